@@ -1,0 +1,87 @@
+"""What the recorder keeps of a request, and what it keeps of a call: the data between the hot path and the encoder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from opentelemetry.propagate import extract
+from opentelemetry.trace import SpanContext, get_current_span
+
+from connector import wire
+from tracer import semconv
+
+
+class RequestContext:
+    """A request's place in its trace, with the parts of its spans that never change, encoded once.
+
+    Attributes:
+        request_id: the engine's id; empty in the context of events that concern no request.
+        request: vLLM's request object on the scheduler's side, else None.
+        begun: whether the request's start has been told; several connectors may hear of it.
+        ended: once the request has ended, a weak reference to vLLM's object.
+        incarnation: how often the id had been used before.
+        epoch: the preemption epoch, as of the last call.
+        next_sequence: number of the request's next event.
+        sampled: False when OpenTelemetry's sampler left the request out.
+        root: 16 bytes of trace id and 8 of the root span's id.
+        has_caller: whether the root is part of a caller's trace.
+        identity: who the spans of this request are about.
+    """
+
+    __slots__ = (
+        "begun", "ended", "epoch", "has_caller", "identity", "incarnation", "next_sequence", "request", "request_id",
+        "root", "sampled", "start_ns",
+    )  # fmt: skip
+
+    def __init__(
+        self, request_id: str, *, start_ns: int, root: bytes, parent: SpanContext | None, sampled: bool
+    ) -> None:
+        self.request_id = request_id
+        self.request: Any = None
+        self.begun = False
+        self.ended: Callable[[], Any] | None = None
+        self.incarnation = 0
+        self.start_ns = start_ns
+        self.sampled = sampled
+        self.epoch = 0
+        self.next_sequence: Callable[[], int] = count().__next__
+        self.root = root
+        self.has_caller = parent is not None
+        trace = wire.field(1, root[:16])
+        caller = wire.field(4, parent.span_id.to_bytes(8, "big")) if parent is not None else b""
+        attributes = (
+            wire.attribute(semconv.REQUEST_ID.key, request_id)
+            + wire.attribute(semconv.EXTERNAL_ID.key, semconv.external_id(request_id))
+            if request_id
+            else b""
+        )
+        root_ids = trace + wire.field(2, root[16:]) + caller
+        self.identity: Identity = (trace, wire.field(4, root[16:]), root_ids, attributes)
+
+
+Identity = tuple[bytes, bytes, bytes, bytes]
+"""What the spans of a request share, as fields of `Span`: the trace's id; the root's id as a parent; trace, span and parent
+id of the root itself; and the attributes that say which request it is."""
+Recorded = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
+"""kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in Unix nanoseconds,
+error, and the values of `semconv.FIELDS[kind]`. Nothing but what `marshal` knows, so that it can leave the process."""
+
+
+def root_ids(engine_id: str, request_id: str, incarnation: int = 0) -> bytes:
+    """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
+
+    `incarnation` tells requests apart that use the same id, one after the other; workers only know of the first.
+    """
+    again = f"\0{incarnation}" if incarnation else ""
+    return hashlib.blake2b(f"{engine_id}\0{request_id}{again}".encode(), digest_size=24).digest()
+
+
+def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:
+    """The caller's span, as vLLM hands on its trace headers; None where there is none, or none that is valid."""
+    if not trace_headers:
+        return None
+    span = get_current_span(extract(trace_headers)).get_span_context()
+    return span if span.is_valid else None

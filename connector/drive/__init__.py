@@ -1,0 +1,1 @@
+"""What drives a real engine: the demo and its tiny model. Needs vLLM; the tracer never imports it."""

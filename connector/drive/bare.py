@@ -1,0 +1,122 @@
+"""The real vLLM scheduler and KV cache manager without a model: thousands of steps a second.
+
+The scheduler, its prefix cache, its preemptions and the connector's scheduler side are vLLM's and the connector's own; only
+the model's answer is made up. Tokens are drawn from the request's own seed, so a run repeats exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from connector.drive import tiny
+
+
+class BareScheduler:
+    """A scheduler over a block pool of `num_blocks`, with or without a connector, driven step by step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connector: Mapping[str, Any] | None = None,
+        *,
+        num_blocks: int = 64,
+        seed: int = 0,
+        **overrides: Any,
+    ) -> None:
+        """`connector` is a `kv_transfer_config`; `overrides` are vLLM engine arguments."""
+        tiny.prepare_environment()
+        tiny.write_model(folder)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.plugins import load_general_plugins
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        load_general_plugins()  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
+        if connector is not None:
+            options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
+        config = EngineArgs(model=str(folder), **options).create_engine_config()
+        config.cache_config.num_gpu_blocks = num_blocks
+        self.config = config
+        self.scheduler = Scheduler(
+            config,
+            _kv_cache(num_blocks),
+            StructuredOutputManager(config),
+            block_size=tiny.BLOCK_SIZE,
+            hash_block_size=tiny.BLOCK_SIZE,
+            log_stats=True,
+        )
+        hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(tiny.BLOCK_SIZE, hash_function)
+        self._seed = seed
+        self.steps = 0
+
+    def add(self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0) -> Any:
+        """Add a request; returns vLLM's object."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+            priority=priority,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request, as when its client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self, observe: Callable[[Any], None] = lambda output: None) -> Any:
+        """One scheduling step with a made-up answer of the model; returns the `SchedulerOutput`.
+
+        `observe` sees it before the answer is taken, while the requests still hold the blocks of the step.
+        """
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output = self.scheduler.schedule()
+        observe(output)
+        ids = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: n for n, request_id in enumerate(ids)},
+            sampled_token_ids=[self._sample(request_id) for request_id in ids],
+        )
+        self.scheduler.update_from_output(output, answer)
+        self.steps += 1
+        return output
+
+    def run(self) -> None:
+        """Step until all requests have ended."""
+        while self.scheduler.has_unfinished_requests():
+            self.step()
+
+    def _sample(self, request_id: str) -> list[int]:
+        """A token, if the step has reached the end of what is known of the request."""
+        request = self.scheduler.requests[request_id]
+        if request.num_computed_tokens < request.num_tokens:
+            return []
+        rng = random.Random(f"{self._seed}/{request_id}/{request.num_tokens}")
+        return [rng.randrange(3, tiny.VOCABULARY)]
+
+
+def _kv_cache(num_blocks: int) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    spec = FullAttentionSpec(block_size=tiny.BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0", "layer.1"], spec)]
+    )

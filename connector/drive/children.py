@@ -1,0 +1,70 @@
+"""Child processes that never outlive their parent, with their logs in files and their deaths in plain words."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PATIENCE_S = 5.0
+"""How long a child may take to end after it was asked to."""
+
+
+class ChildDied(RuntimeError):
+    """A child ended that should not have; the text says which, how, and where its log is."""
+
+
+class Child:
+    """A process in a session of its own, so that a Ctrl-C reaches the parent alone, which ends its children in order."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], talks: bool = False
+    ) -> None:
+        """`talks`: its standard output is read by the parent instead of going to the log."""
+        self.name = name
+        self.log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if talks else file,
+                stderr=file,
+                env=dict(env),
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def check(self) -> None:
+        """Raises ChildDied when the process has ended."""
+        code = self.process.poll()
+        if code is not None:
+            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise ChildDied(
+                f"the {self.name} ended unexpectedly, {how}; the last line of {self.log}: {self.last_line()}"
+            )
+
+    def last_line(self) -> str:
+        """The last line of the log that is not empty."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else "(empty)"
+
+    def end(self) -> None:
+        """Ask it to end, then make it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _die_with_parent() -> None:
+    """Linux: even a parent that was killed takes its children along (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -1,0 +1,93 @@
+"""`kvtrail demo`."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from pathlib import Path
+
+import click
+import httpx
+
+from connector.drive import demo as driver
+from connector.drive.children import ChildDied
+from connector.faults import FAULTS
+from connector.settings import Guard
+
+PORT = click.IntRange(1, 65535)
+
+
+@click.command()
+@click.option(
+    "--once", is_flag=True, help="End after one round, with exit code 0 if all went as it should; for scripts."
+)
+@click.option("--bug", type=click.Choice(list(FAULTS)), help="Inject a known bug into the connector.")
+@click.option(
+    "--guard",
+    type=click.Choice([Guard.OBSERVE.value, Guard.HEAL.value]),
+    default=Guard.OBSERVE.value,
+    show_default=True,
+    help="What to do with an answer that breaks the lookup contract: record it, or replace it by a safe one.",
+)
+@click.option(
+    "--trace-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also append all spans to this file, as OTLP JSON Lines, for `kvtrail audit`.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(".demo"),
+    show_default=True,
+    help="Store, logs and model of the demo.",
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(1, 65535),
+    default=4317,
+    show_default=True,
+    help="The tracer's port for OTLP over gRPC.",
+)
+@click.option(
+    "--http-port",
+    type=click.IntRange(1, 65535),
+    default=4318,
+    show_default=True,
+    help="The tracer's port for api and metrics.",
+)
+@click.option("--dashboard-port", type=PORT, default=8501, show_default=True, help="The dashboard's port.")
+def demo(
+    once: bool,
+    bug: str | None,
+    guard: str,
+    trace_file: Path | None,
+    folder: Path,
+    grpc_port: int,
+    http_port: int,
+    dashboard_port: int,
+) -> None:
+    """Run a real vLLM engine with the OffloadConnector on the CPU, traced live.
+
+    Starts the tracer, the dashboard and the engine, serves requests that share prefixes and preempt each other, prints
+    a summary, and goes on gently until Ctrl-C. No GPU and no download of a model is needed.
+
+    Example: kvtrail demo --bug stale-lookup --guard heal
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise click.ClickException(
+            "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
+        )
+    options = driver.Options(once, bug or "", guard, trace_file, folder, grpc_port, http_port, dashboard_port)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        driver.run(options)
+    except KeyboardInterrupt:
+        click.echo("\nEnded; nothing is left running.")
+        raise SystemExit(130 if once else 0) from None  # Ctrl-C is how a demo ends that was not told to end by itself
+    except httpx.HTTPError as error:
+        raise click.ClickException(
+            f"the tracer does not answer ({type(error).__name__}); its log: {folder}/tracer.log"
+        ) from error
+    except (driver.DemoError, ChildDied, OSError) as error:
+        raise click.ClickException(str(error)) from error

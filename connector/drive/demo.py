@@ -1,0 +1,284 @@
+"""The demo: tracer, dashboard and a real engine, started together, watched, and ended together."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from connector.drive.children import Child, ChildDied
+from connector.drive.engine import Order
+
+READY_WITHIN_S = 60.0
+JUDGED_WITHIN_S = 15.0
+
+
+class DemoError(RuntimeError):
+    """The demo cannot go on; the text says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `kvtrail demo` can be told; see its --help."""
+
+    once: bool
+    bug: str
+    guard: str
+    trace_file: Path | None
+    folder: Path
+    grpc_port: int
+    http_port: int
+    dashboard_port: int
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def page(self) -> str:
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+    @property
+    def engine_dies(self) -> bool:
+        """Whether the engine is expected to die of the bug."""
+        return bool(self.bug) and self.guard != "heal"
+
+
+def run(options: Options) -> None:
+    """Run the demo to its end, or until Ctrl-C.
+
+    Raises:
+        DemoError, ChildDied: see there. All children have ended when this returns or raises.
+    """
+    for port, option in (
+        (options.grpc_port, "--grpc-port"),
+        (options.http_port, "--http-port"),
+        (options.dashboard_port, "--dashboard-port"),
+    ):
+        _require_free(port, option)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with (options.folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoError(f"another demo works in {options.folder}; choose another folder with --folder") from None
+        _run(options)
+
+
+def _run(options: Options) -> None:
+    for old in options.folder.glob("kvtrail.db*"):
+        old.unlink()
+    with ExitStack() as stack:
+        tracer, dashboard = _start_servers(options, stack)
+        watched = [tracer, dashboard]
+        plain = None if options.engine_dies else _engine(options, stack, watched, plain=True)
+        engine = _engine(options, stack, watched)
+        tokens = engine.one_round()
+        if options.engine_dies:
+            _report_death(options, engine)
+        elif tokens is None:
+            raise _died(engine)
+        _summarize(options)
+        if plain is not None and tokens is not None:
+            _compare(tokens, plain)
+        if options.bug:
+            _report_findings(options)
+        click.echo(f"\nThe dashboard: {options.page}   the api: {options.api}/docs   metrics: {options.api}/metrics")
+        if not options.once:
+            _go_on(engine, watched, dies=options.engine_dies)
+
+
+class _Engine:
+    """The engine's process, and what it tells."""
+
+    def __init__(self, child: Child, watched: list[Child], *, quiet: bool) -> None:
+        self.child = child
+        self._watched = watched
+        self._quiet = quiet
+        assert child.process.stdout is not None
+        self._lines: Iterator[bytes] = iter(child.process.stdout)
+
+    def one_round(self) -> dict[str, list[int]] | None:
+        """Follow a round, with progress; the tokens it generated, or None when the engine died in it."""
+        ready = self._next("ready")
+        if ready is None:
+            return None
+        if self._quiet:
+            told = self._next("round")
+        else:
+            with click.progressbar(length=ready["requests"], label="  requests served", show_pos=True) as bar:
+                told = self._next("round", lambda done: bar.update(done - bar.pos))
+        return None if told is None else told["tokens"]
+
+    def _next(self, kind: str, progress: Callable[[int], None] | None = None) -> dict[str, Any] | None:
+        for line in self._lines:
+            for other in self._watched:
+                other.check()
+            told: dict[str, Any] = json.loads(line)
+            if told["kind"] == kind:
+                return told
+            if told["kind"] == "progress" and progress is not None:
+                progress(told["done"])
+        return None
+
+
+def _start_servers(options: Options, stack: ExitStack) -> tuple[Child, Child]:
+    folder = options.folder
+    click.echo("Starting the tracer and the dashboard ...")
+    ports = ["--grpc-port", str(options.grpc_port), "--http-port", str(options.http_port)]
+    trace = ["--trace-file", str(options.trace_file)] if options.trace_file else []
+    tracer = Child(
+        "tracer",
+        ["-m", "tracer.cli", "serve", "--store", str(folder / "kvtrail.db"), *ports, *trace],
+        log=folder / "tracer.log",
+        env=os.environ,
+    )
+    stack.callback(tracer.end)
+    dashboard = Child(
+        "dashboard",
+        ["-m", "tracer.cli", "dashboard", "--tracer", options.api, "--port", str(options.dashboard_port)],
+        log=folder / "dashboard.log",
+        env=os.environ,
+    )
+    stack.callback(dashboard.end)
+    _wait_for(f"{options.api}/api/health", tracer)
+    _wait_for(f"{options.page}/_stcore/health", dashboard)
+    click.echo(f"The dashboard is at {options.page}")
+    return tracer, dashboard
+
+
+def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: bool = False) -> _Engine:
+    if not plain:
+        bug = f" and the bug {options.bug!r} (guard: {options.guard})" if options.bug else ""
+        click.echo(f"Starting a real vLLM engine on the CPU with the OffloadConnector{bug} ...")
+    name = "plain engine" if plain else "engine"
+    order = Order(
+        model=str(options.folder / "model"),
+        bug=options.bug,
+        guard=options.guard,
+        plain=plain,
+        rounds=1 if plain or options.once or options.engine_dies else 0,
+    )
+    env = {
+        **os.environ,
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"http://127.0.0.1:{options.grpc_port}",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
+        "OTEL_SERVICE_NAME": os.environ.get("OTEL_SERVICE_NAME", "vllm-demo"),
+    }
+    child = Child(
+        name,
+        ["-m", "connector.drive.engine", order.to_json()],
+        log=options.folder / f"{name.replace(' ', '-')}.log",
+        env=env,
+        talks=True,
+    )
+    stack.callback(child.end)
+    return _Engine(child, watched, quiet=plain)
+
+
+def _report_death(options: Options, engine: _Engine) -> None:
+    engine.child.process.wait(READY_WITHIN_S)
+    log = engine.child.log.read_text(errors="replace")
+    errors = re.findall(r"^(?:\[rank\d+\]: )?(\w+(?:Error|Breach): .*)$", log, flags=re.MULTILINE)
+    if not errors:
+        raise DemoError(f"the engine did not die of the bug, as it should have; its log: {engine.child.log}")
+    click.secho("The engine died, as in LMCache #2158:", fg="red")
+    click.echo(f"  {errors[-1]}")
+
+
+def _summarize(options: Options) -> None:
+    totals = httpx.get(f"{options.api}/api/overview").json()["totals"]
+    click.echo(
+        "\nSummary\n"
+        f"  requests            {totals['requests']:>9,}\n"
+        f"  lookups             {totals['lookups']:>9,}\n"
+        f"  tokens matched      {totals['matched']:>9,}   longest match of each request\n"
+        f"  tokens loaded       {totals['loaded']:>9,}   from host memory into KV blocks\n"
+        f"  tokens stored       {totals['stored']:>9,}   from KV blocks into host memory\n"
+        f"  preemptions         {totals['preemptions']:>9,}\n"
+        f"  findings            {totals['findings']:>9,}"
+    )
+
+
+def _compare(tokens: dict[str, list[int]], plain: _Engine) -> None:
+    expected = plain.one_round()
+    if expected is None:
+        raise _died(plain)
+    if tokens != expected:
+        raise DemoError("the generated tokens differ from those of an engine without a connector")
+    click.echo("  The generated tokens are the same as those of an engine without a connector.")
+
+
+def _died(engine: _Engine) -> ChildDied:
+    """Why an engine stopped telling before its round had ended."""
+    engine.child.process.wait(READY_WITHIN_S)
+    try:
+        engine.child.check()
+    except ChildDied as died:
+        return died
+    return ChildDied(f"the {engine.child.name} stopped telling; its log: {engine.child.log}")
+
+
+def _report_findings(options: Options) -> None:
+    deadline = time.monotonic() + JUDGED_WITHIN_S
+    while not (found := httpx.get(f"{options.api}/api/findings").json()):
+        if time.monotonic() > deadline:
+            raise DemoError("the tracer has no finding, although the bug was there")
+        time.sleep(0.2)
+    for finding in found:
+        times = "once" if finding["count"] == 1 else f"{finding['count']} times"
+        healed = f", {finding['healed']} of them healed by the guard" if finding["healed"] else ""
+        click.secho(f"\n{finding['title']} ({finding['rule']}, {times}{healed})", fg="yellow")
+        click.echo(click.wrap_text(finding["explanation"], 100, "  ", "  "))
+        click.echo(f"  {options.page}/request?id={finding['request']}")
+
+
+def _go_on(engine: _Engine, watched: list[Child], *, dies: bool) -> None:
+    once = "The engine is gone; the dashboard stays" if dies else "The dashboard stays"
+    repeating = engine.child.process.poll() is None
+    click.echo("The workload repeats gently" if repeating else once, nl=False)
+    click.echo(" until Ctrl-C.")
+    if repeating:
+        # Its progress is of no interest any more, but a full pipe would stop it.
+        threading.Thread(target=lambda: [None for _ in engine._lines], daemon=True).start()
+        watched = [*watched, engine.child]
+    while True:
+        for child in watched:
+            child.check()
+        time.sleep(0.5)
+
+
+def _require_free(port: int, option: str) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise DemoError(
+                f"port {port} on 127.0.0.1 is taken ({error.strerror}); choose another with {option}"
+            ) from None
+
+
+def _wait_for(url: str, child: Child) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < deadline:
+        child.check()
+        try:
+            if httpx.get(url, timeout=1).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise DemoError(f"the {child.name} did not answer within {READY_WITHIN_S:.0f} s; its log: {child.log}")

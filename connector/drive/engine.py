@@ -1,0 +1,115 @@
+"""The demo's engine, a process of its own, since the bug that it may be given kills it.
+
+`python -m connector.drive.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output, and runs
+until it is done, or until its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from connector.drive import tiny, workload
+
+GENTLY_S = 5.0
+"""Pause between two rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to run.
+
+    Attributes:
+        model: folder for the model.
+        bug: a fault of `connector.faults`, or empty.
+        guard: `observe`, `heal` or `raise`.
+        plain: without any connector: the tokens to compare with.
+        rounds: how often; 0 is until standard input closes.
+    """
+
+    model: str
+    bug: str = ""
+    guard: str = "observe"
+    plain: bool = False
+    rounds: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def connector(self) -> dict[str, Any] | None:
+        """The `kv_transfer_config`."""
+        if self.plain:
+            return None
+        extra = {"kvtrail": {"guard": self.guard}}
+        if not self.bug:
+            return {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
+        return {
+            "kv_connector": f"Faulty:{self.bug}:OffloadConnector",
+            "kv_connector_module_path": "connector",
+            "kv_connector_extra_config": extra,
+        }
+
+
+def main() -> None:
+    """Run an order. Each pass but a round's first must load from the host, since vLLM's own prefix cache is reset."""
+    order = Order(**json.loads(sys.argv[1]))
+    tell = _Teller()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    llm = tiny.build(Path(order.model), order.connector())
+    jobs = workload.stale_lookup() if order.bug else workload.shared_prefixes()
+    passes = 1 if order.bug else 2
+    tell(kind="ready", requests=len(jobs) * passes)
+    number = 0
+    while order.rounds == 0 or number < order.rounds:
+        number += 1
+        tokens = {}
+        for part in range(passes):
+            llm.reset_prefix_cache()
+            named = [
+                workload.Job(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs
+            ]
+            tokens.update(workload.run(llm, named, partial(_served, tell, part * len(jobs))))
+        if not order.plain:
+            _flush()
+        tell(kind="round", number=number, tokens=tokens)
+        if order.rounds == 0:
+            time.sleep(GENTLY_S)
+
+
+def _served(tell: _Teller, before: int, now: int) -> None:
+    tell(kind="progress", done=before + now)
+
+
+def _flush() -> None:
+    from connector.recorder import recorders
+
+    for recorder in recorders():
+        recorder.flush()
+
+
+class _Teller:
+    """Writes to what standard output was; standard output itself now goes where errors go, since vLLM logs to it."""
+
+    def __init__(self) -> None:
+        self._channel = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+
+    def __call__(self, **what: Any) -> None:
+        print(json.dumps(what), file=self._channel, flush=True)
+
+
+def _end_with_parent() -> None:
+    """Standard input closes when the parent goes away, however it went."""
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""From a name to a connector class, and the entry point that tells vLLM the names."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+TRACED = "Traced"
+PLAIN_OFFLOAD = "UntracedOffloadConnector"
+OURS = ("OffloadConnector", PLAIN_OFFLOAD)
+
+
+@cache
+def resolve(name: str) -> Any:
+    """The class of one of the names that the package's docstring lists.
+
+    Raises:
+        AttributeError: no such connector, or no such fault; the text says what is known. It is an AttributeError because
+            vLLM, like Python, asks for the class as an attribute of the module.
+    """
+    from connector import faults
+    from connector.traced import traced
+
+    if name.startswith("Faulty:"):
+        fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
+        fault = faults.FAULTS.get(fault_name)
+        if fault is None:
+            raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(faults.FAULTS)}")
+        return traced(faults.inject(fault, _plain(plain)))
+    cls = _plain(name.removeprefix(TRACED).removeprefix(":"))
+    return cls if name == PLAIN_OFFLOAD else traced(cls)
+
+
+def _plain(name: str) -> type:
+    """The untraced class of a connector: ours, `module:Class`, or a name of vLLM's registry."""
+    module, colon, attribute = name.rpartition(":")
+    if colon:
+        return _member(module, attribute)
+    if name in OURS:
+        return _member("connector.offload", PLAIN_OFFLOAD)
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        return KVConnectorFactory.get_connector_class_by_name(name)
+    except ValueError:
+        known = ", ".join(sorted(KVConnectorFactory._registry))
+        raise AttributeError(
+            f"kvtrail: vLLM knows no connector {name!r}. It knows: {known}. For a class of your own, say"
+            f" 'Traced:<module>:<class>' with kv_connector_module_path 'connector'."
+        ) from None
+
+
+def _member(module: str, attribute: str) -> type:
+    try:
+        cls: type = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise AttributeError(f"kvtrail: cannot trace {module}:{attribute}: {error}") from error
+    return cls
+
+
+def register() -> None:
+    """vLLM's `vllm.general_plugins` entry point: make the names known. It may be called several times in a process."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    registry = KVConnectorFactory._registry
+    plain = [name for name in registry if not name.startswith(TRACED) and name not in OURS]
+    names = ["OffloadConnector", *(TRACED + name for name in plain)]
+    for name in names:
+        if name not in registry:
+            KVConnectorFactory.register_connector(name, "connector", name)
+    if PLAIN_OFFLOAD not in registry:
+        KVConnectorFactory.register_connector(PLAIN_OFFLOAD, "connector.offload", PLAIN_OFFLOAD)

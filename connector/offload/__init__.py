@@ -1,0 +1,105 @@
+"""OffloadConnector: real offload of KV blocks to host memory, correct by construction.
+
+`scheduler` decides, `plan` carries the decision to the workers, `host_memory` copies; `index` is the LRU, `config` the
+checked configuration. This file is vLLM's interface to them, without tracing: `connector.OffloadConnector` is this class
+traced, in the same way as any other connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from connector.offload.config import from_vllm
+from connector.offload.host_memory import HostMemory
+from connector.offload.plan import Copy, OffloadPlan
+from connector.offload.scheduler import OffloadScheduler
+from connector.probes import Evicted, Moved
+
+
+class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
+    """Chunks of KV in host memory, looked up by the longest stored prefix and saved as soon as they are computed."""
+
+    _cache_hit_source = CacheHitSource.HOST
+    answered_from_memory = False
+    """Whether the last lookup was answered without looking. Never here; a known fault (`connector.faults`) does it."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        config = from_vllm(vllm_config, kv_cache_config)
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = OffloadScheduler(config, drafts=vllm_config.speculative_config is not None)
+        else:
+            self._memory = HostMemory(config, num_blocks=kv_cache_config.num_blocks)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a cache: a store that is lost is a later miss
+
+    # Scheduler's side.
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.new_tokens(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        (block_ids,) = blocks.get_block_ids()
+        self._scheduler.admitted(request, num_external_tokens, block_ids)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self._scheduler.end_step(scheduler_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._scheduler.finished(request)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished(request, block_ids[0])
+
+    def reset_cache(self) -> bool:
+        self._scheduler.reset()
+        return True
+
+    # Worker's side.
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._memory.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._memory.load(self._bound_plan().loads)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """All layers are loaded before the forward pass begins."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """All layers are stored when the forward pass has ended."""
+
+    def wait_for_save(self) -> None:
+        self._memory.store(self._bound_plan().stores)
+
+    # What a probe may read.
+
+    @property
+    def last_matched(self) -> int:
+        """Length of the stored prefix that the last lookup found, in tokens."""
+        return self._scheduler.last_matched
+
+    def take_evicted(self) -> list[Evicted]:
+        """The chunks that left host memory since the last call."""
+        return self._scheduler.take_evicted() if self._scheduler.has_evicted else []
+
+    def moved(self, copies: Iterable[Copy]) -> list[Moved]:
+        """Copies of a plan, with their bytes."""
+        return [Moved(c.request_id, c.start, c.count, len(c.blocks), self._memory.bytes_of(c)) for c in copies]
+
+    def _bound_plan(self) -> OffloadPlan:
+        return cast(OffloadPlan, self._get_connector_metadata())

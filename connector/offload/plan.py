@@ -1,0 +1,36 @@
+"""What the scheduler's side tells the workers to copy in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy between a request's KV blocks and a part of a chunk's slot.
+
+    Attributes:
+        request_id: whose tokens they are.
+        start: position of the first token.
+        count: tokens that the copy is for; the last block may hold one more (see `OffloadScheduler.admitted`).
+        slot: the chunk's slot in host memory.
+        first: number of the first block inside the chunk.
+        blocks: the KV blocks, in the order of their tokens.
+    """
+
+    request_id: str
+    start: int
+    count: int
+    slot: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass
+class OffloadPlan(KVConnectorMetadata):
+    """The copies of one step. All loads come before the forward pass, all stores after it."""
+
+    loads: list[Copy] = field(default_factory=list)
+    stores: list[Copy] = field(default_factory=list)

@@ -1,0 +1,162 @@
+"""The scheduler's side of the OffloadConnector: what is held, what is new, what is to be copied.
+
+Why the accounting holds: nothing is remembered that could grow old. A lookup always walks the index and always
+subtracts the computed tokens that it was asked about; between the lookup of a scheduling pass and the allocation that
+follows it nothing can be evicted, because stores are planned only at the end of the pass; and the block tables are the
+scheduler's own. Workers run steps in order, loads before the forward pass and stores after it, so a slot that is given
+to another chunk is read for the last time before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from connector.offload.config import OffloadConfig
+from connector.offload.index import ChunkIndex
+from connector.offload.plan import Copy, OffloadPlan
+from connector.probes import Evicted
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A live request: vLLM's object, how much of it was matched, asked and stored.
+
+    Attributes:
+        matched: tokens of the longest stored prefix at the last lookup.
+        computed: computed tokens that the last lookup was asked about.
+        stored: tokens from its start that have been stored, or were there already, in this epoch.
+        epoch: the preemption epoch that `stored` belongs to.
+    """
+
+    request: Any
+    matched: int = 0
+    computed: int = 0
+    stored: int = 0
+    epoch: int = 0
+
+
+class OffloadScheduler:
+    """Bookkeeping of one engine. Every count is in tokens."""
+
+    def __init__(self, config: OffloadConfig, *, drafts: bool) -> None:
+        """`drafts`: the engine runs speculative tokens, so a step's last tokens may still be rejected."""
+        self._config = config
+        self._drafts = drafts
+        self._index: ChunkIndex[bytes] = ChunkIndex(config.slots)
+        self._tracked: dict[str, _Tracked] = {}
+        self._plan = OffloadPlan()
+        self._evicted: list[Evicted] = []
+        self.last_matched = 0
+        """Length of the stored prefix that the last lookup found."""
+
+    def new_tokens(self, request: Any, computed: int) -> int:
+        """How many tokens beyond `computed` can be loaded. Asking changes nothing."""
+        tracked = self._track(request)
+        tracked.matched = self._index.longest_prefix(self._keys(request)) * self._config.chunk_size
+        tracked.computed = computed
+        self.last_matched = tracked.matched
+        return self._loadable(tracked)
+
+    def admitted(self, request: Any, external: int, block_ids: Sequence[int]) -> None:
+        """Plan the load of `external` tokens after the computed ones, into the request's blocks.
+
+        On a full hit the last token is left to be computed, so the last block is loaded whole and its last token is
+        written once more by the forward pass, with the same value.
+        """
+        if external == 0:
+            return
+        tracked = self._track(request)
+        full_hit = tracked.matched >= request.num_tokens
+        if external > self._loadable(tracked):
+            raise AssertionError(
+                f"Mismatch in tokens to load: {external} vs {tracked.matched} (tokens in the cache)"
+                f" - {tracked.computed} (tokens in vllm) - {int(full_hit)} (last token of a full hit, computed again)"
+                f" for request {request.request_id}"
+            )
+        size, block = self._config.chunk_size, self._config.block_size
+        keys = self._keys(request)
+        end = tracked.computed + external
+        for start in range(tracked.computed // size * size, end, size):
+            first, last = max(start, tracked.computed), min(start + size, end)
+            blocks = tuple(block_ids[first // block : -(-last // block)])
+            slot = self._index.use(keys[start // size])
+            self._plan.loads.append(
+                Copy(request.request_id, first, last - first, slot, (first - start) // block, blocks)
+            )
+
+    def end_step(self, scheduler_output: Any) -> OffloadPlan:
+        """Plan the stores of this step, and hand out its plan."""
+        computed_before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+        running = scheduler_output.scheduled_cached_reqs
+        computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
+        for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
+            computed = computed_before[request_id] + (0 if self._drafts else scheduled)
+            self._store_up_to(computed, self._tracked[request_id], scheduler_output.kv_connector_block_state)
+        plan, self._plan = self._plan, OffloadPlan()
+        return plan
+
+    def finished(self, request: Any) -> None:
+        """Forget a request; what is stored of it stays."""
+        self._tracked.pop(request.request_id, None)
+
+    def reset(self) -> None:
+        """Forget all chunks."""
+        self._index.clear()
+        for tracked in self._tracked.values():
+            tracked.stored = tracked.matched = 0
+
+    def take_evicted(self) -> list[Evicted]:
+        """The chunks that left since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    @property
+    def has_evicted(self) -> bool:
+        """Whether `take_evicted` would give any."""
+        return bool(self._evicted)
+
+    def _track(self, request: Any) -> _Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or tracked.request is not request:
+            tracked = self._tracked[request.request_id] = _Tracked(request)
+        return tracked
+
+    def _keys(self, request: Any) -> list[bytes]:
+        """Keys of the request's full chunks: the hash that vLLM gave each chunk's last block.
+
+        vLLM chains its block hashes and mixes adapter, multimodal inputs and cache salt into them, so equal keys mean
+        equal prefixes of the same kind.
+        """
+        per_chunk = self._config.blocks_per_chunk
+        return list(islice(request.block_hashes, per_chunk - 1, None, per_chunk))
+
+    def _loadable(self, tracked: _Tracked) -> int:
+        """The lookup's contract: max(0, min(h, N - 1) - c); see `tracer.contract`."""
+        total: int = tracked.request.num_tokens
+        return max(0, min(tracked.matched, total - 1) - tracked.computed)
+
+    def _store_up_to(self, computed: int, tracked: _Tracked, block_state: Any) -> None:
+        request, size, block = tracked.request, self._config.chunk_size, self._config.block_size
+        if tracked.epoch != request.num_preemptions:
+            tracked.epoch, tracked.stored = request.num_preemptions, 0
+        if computed < tracked.stored + size:
+            return
+        keys = self._keys(request)
+        block_ids = None
+        while computed >= tracked.stored + size and tracked.stored // size < len(keys):
+            start = tracked.stored
+            key = keys[start // size]
+            tracked.stored += size
+            if key in self._index:
+                self._index.use(key)
+                continue
+            if block_ids is None:
+                (block_ids,) = block_state.get_block_ids(request.request_id)
+            slot, evicted = self._index.add(key)
+            if evicted is not None:
+                self._evicted.append(Evicted(evicted.hex()[:16], size, self._config.chunk_bytes))
+            blocks = tuple(block_ids[start // block : (start + size) // block])
+            self._plan.stores.append(Copy(request.request_id, start, size, slot, 0, blocks))

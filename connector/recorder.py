@@ -1,0 +1,311 @@
+"""The hot path: an event is one tuple appended to a bounded ring; a thread turns tuples into OTLP and sends them.
+
+Nothing here ever blocks or breaks the caller. When the tracer is slow, hung or absent, the ring fills, further events are
+dropped and counted, and their sequence numbers are missing in the trace, so the tracer knows that it does not know.
+
+One recorder serves a process: the scheduler's and the worker's connector of a single-process engine share it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from opentelemetry.sdk.environment_variables import (
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
+    OTEL_BSP_MAX_QUEUE_SIZE,
+    OTEL_BSP_SCHEDULE_DELAY,
+    OTEL_SDK_DISABLED,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
+from connector import outlet, transport
+from connector.context import Recorded, RequestContext, caller_of, root_ids
+from tracer import semconv
+from tracer.semconv import Kind
+
+logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
+
+MAX_REQUESTS = 65_536
+"""Requests remembered at once; the oldest is forgotten first, and begins a new trace if it comes back."""
+MAX_ENDED = 4096
+"""Ended requests remembered for what comes late."""
+HEARTBEAT_S = 5.0
+COMPLAIN_EVERY_S = 60.0
+
+
+class Recorder:
+    """Records events and exports them. Create it with `of_process`; `record` and `context` are the hot path."""
+
+    def __init__(self, engine_id: str, resource: dict[str, Any], out: outlet.Outlet) -> None:
+        self.id = secrets.token_hex(8)
+        self.engine_id = engine_id
+        self.dropped = 0
+        """Events lost so far: dropped at a full ring, or given up after a failed export."""
+        self._limit = _positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
+        self._batch = _positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
+        self._wake_at = min(self._batch, self._limit // 2)
+        self._delay_s = _positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
+        own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
+        provider = TracerProvider(resource=_resource({**own, **resource}), shutdown_on_exit=False)
+        self._sampler = provider.sampler
+        self._outlet = out
+        out.open(provider.resource.attributes, secrets.randbits(63))
+        self._ring: deque[Recorded] = deque()
+        self._next_sequence = count().__next__
+        self._recorded = 0
+        self._requests: OrderedDict[str, RequestContext] = OrderedDict()
+        self._ended: OrderedDict[str, RequestContext] = OrderedDict()
+        self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
+        self._wake = threading.Event()
+        self._flushed = threading.Condition()
+        self._tickets = self._last_ticket = 0
+        self._closing = False
+        self._complained_s = float("-inf")
+        self._beat_s = float("-inf")
+        self._said_goodbye = False
+        self._thread = threading.Thread(target=self._run, name=transport.THREAD_NAME, daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def context(self, request: Any) -> RequestContext:
+        """The context of one of vLLM's requests, on the scheduler's side, brought to its current epoch."""
+        context = self._requests.get(request.request_id)
+        if context is None or context.request is not request:
+            context = self._meet(request)
+        context.epoch = request.num_preemptions
+        return context
+
+    def context_of_id(self, request_id: str) -> RequestContext:
+        """The context of a request of which only the id is known, as on a worker's side."""
+        return self._requests.get(request_id) or self._ended.get(request_id) or self._open(request_id, None)
+
+    def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
+        """Take over a request's place in its caller's trace, as another process has decided it."""
+        if request_id not in self._requests:
+            context = RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=None, sampled=sampled)
+            self._remember(context)
+
+    def end(self, context: RequestContext) -> None:
+        """The request has ended. Its context is kept for a while: what comes late goes on with its numbers, and so does a
+        request that uses the id again, so that the tracer can tell the two apart."""
+        if self._requests.pop(context.request_id, None) is not None:
+            context.ended, context.request = _reference(context.request), None
+            self._ended[context.request_id] = context
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+
+    def record(
+        self,
+        kind: str,
+        source: bytes,
+        context: RequestContext | None,
+        start_ns: int,
+        end_ns: int,
+        values: tuple[Any, ...],
+        error: str | None = None,
+    ) -> None:
+        """Record one event; `values` are those of `semconv.FIELDS[kind]`, in that order. Never blocks, never raises."""
+        if context is None:
+            context = self._no_request
+        elif not context.sampled:
+            return
+        sequence = self._next_sequence()
+        request_sequence = context.next_sequence()
+        held = len(self._ring)
+        if held >= self._limit:
+            self.dropped += 1
+            return
+        if held == self._wake_at:
+            self._wake.set()
+        self._ring.append(
+            (kind, source, context.identity, sequence, request_sequence, context.epoch, start_ns, end_ns, error, values)
+        )
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until everything recorded so far has been sent; False when the time was not enough."""
+        with self._flushed:
+            self._last_ticket += 1
+            ticket = self._last_ticket
+            self._wake.set()
+            return self._flushed.wait_for(lambda: self._tickets >= ticket, timeout_s)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        self._outlet.close()  # what hangs in it is given up
+        self._thread.join(timeout_s / 4)
+        atexit.unregister(self.close)
+
+    def _meet(self, request: Any) -> RequestContext:
+        """A request object that has no open context: a new one, one that a worker named first, or one that has ended and
+        is spoken of by another child of a MultiConnector."""
+        held, ended = self._requests.get(request.request_id), self._ended.get(request.request_id)
+        if held is not None and held.request is None:
+            held.request = request
+            return held
+        if ended is not None and ended.ended is not None and ended.ended() is request:
+            return ended
+        context = self._open(request.request_id, request, incarnation=0 if ended is None else ended.incarnation + 1)
+        if ended is not None:
+            context.next_sequence = ended.next_sequence
+        return context
+
+    def _open(self, request_id: str, request: Any, *, incarnation: int = 0) -> RequestContext:
+        parent = caller_of(getattr(request, "trace_headers", None))
+        root = root_ids(self.engine_id, request_id, incarnation)
+        if parent is not None:
+            root = parent.trace_id.to_bytes(16, "big") + root[16:]
+        carrier = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
+        sampled = self._sampler.should_sample(carrier, int.from_bytes(root[:16], "big"), Kind.REQUEST)
+        context = RequestContext(
+            request_id,
+            start_ns=time.time_ns(),
+            root=root,
+            parent=parent,
+            sampled=sampled.decision is Decision.RECORD_AND_SAMPLE,
+        )
+        context.request, context.incarnation = request, incarnation
+        self._remember(context)
+        return context
+
+    def _remember(self, context: RequestContext) -> None:
+        if len(self._requests) >= MAX_REQUESTS:
+            self._requests.popitem(last=False)
+        self._requests[context.request_id] = context
+
+    # Everything below runs on the recorder's own thread.
+
+    def _run(self) -> None:
+        unsent: list[Recorded] = []
+        while True:
+            self._wake.wait(self._delay_s)
+            self._wake.clear()
+            closing, ticket = self._closing, self._last_ticket  # read first: what came before them is in the ring
+            sent = True
+            while sent and (unsent or (unsent := self._take()) or (unsent := self._beat(closing))):
+                sent = self._send(unsent)
+                if sent:
+                    unsent = []
+            if not sent and (closing or len(self._ring) >= self._limit):
+                self.dropped += len(unsent)  # old news make room for new ones
+                unsent = []
+            if not sent and closing:
+                self._give_up()
+            if sent:
+                with self._flushed:
+                    self._tickets = ticket
+                    self._flushed.notify_all()
+            if closing:
+                return
+
+    def _take(self) -> list[Recorded]:
+        taken: list[Recorded] = []
+        while self._ring and len(taken) < self._batch:
+            taken.append(self._ring.popleft())
+        return taken
+
+    def _send(self, events: list[Recorded]) -> bool:
+        try:
+            sent = self._outlet.send(events)
+        except Exception:
+            logger.exception("kvtrail: %d events could not be encoded and are lost", len(events))
+            self.dropped += len(events)
+            return True
+        self._recorded += len(events) if sent else 0
+        now = time.monotonic()
+        if not sent and now - self._complained_s > COMPLAIN_EVERY_S:
+            self._complained_s = now
+            logger.warning(
+                "kvtrail: no tracer answers at %s; %d events wait, %d were dropped. The engine goes on undisturbed."
+                " Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
+                self._outlet.endpoint,
+                len(self._ring) + len(events),
+                self.dropped,
+            )
+        return sent
+
+    def _give_up(self) -> None:
+        self.dropped += len(self._ring)
+        self._ring.clear()
+
+    def _beat(self, closing: bool) -> list[Recorded]:
+        now = time.monotonic()
+        if now - self._beat_s < (0.0 if closing and not self._said_goodbye else HEARTBEAT_S):
+            return []
+        self._beat_s, self._said_goodbye = now, closing
+        at_ns = time.time_ns()
+        context, values = self._no_request, (self._recorded + self.dropped, self.dropped, closing)
+        return [
+            (
+                Kind.HEARTBEAT.value,
+                b"",
+                context.identity,
+                self._next_sequence(),
+                context.next_sequence(),
+                0,
+                at_ns,
+                at_ns,
+                None,
+                values,
+            )
+        ]
+
+
+def _positive(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "").strip() or str(default)
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"kvtrail: {variable} is {text!r}; it must be a whole number above 0")
+    return int(text)
+
+
+def _reference(request: Any) -> Callable[[], Any] | None:
+    return None if request is None else weakref.ref(request)
+
+
+def _resource(attributes: dict[str, Any]) -> Resource:
+    resource = Resource.create(attributes)  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES included
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
+        return resource.merge(Resource({"service.name": "vllm"}))
+    return resource
+
+
+_recorders: dict[tuple[int, str], Recorder | None] = {}
+_lock = threading.Lock()
+
+
+def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
+    """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true.
+
+    Raises:
+        ValueError, ImportError: the OTLP variables ask for what there is not; see `outlet.from_environment`.
+    """
+    key = (os.getpid(), engine_id)
+    with _lock:
+        if key not in _recorders:
+            if os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
+                _recorders[key] = None
+            else:
+                _recorders[key] = Recorder(engine_id, resource, outlet.from_environment())
+        return _recorders[key]
+
+
+def recorders() -> list[Recorder]:
+    """The recorders of this process, for those who want to flush them or to read their losses."""
+    return [recorder for (pid, _), recorder in _recorders.items() if recorder is not None and pid == os.getpid()]

@@ -1,0 +1,61 @@
+"""What a user can set on a traced connector: `kv_connector_extra_config["kvtrail"]`, or `KVTRAIL_<NAME>` in the environment.
+
+Where the spans go is set by OpenTelemetry's own variables: `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_PROTOCOL`,
+`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, `OTEL_SDK_DISABLED`, `OTEL_BSP_*` and so on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+
+class Guard(StrEnum):
+    """What happens when a lookup's answer breaks the contract of `tracer.contract`."""
+
+    OBSERVE = "observe"
+    """Record it; the scheduler gets the answer as it is."""
+    HEAL = "heal"
+    """Record it; the scheduler gets 0 new tokens, which is always safe: vLLM computes them itself."""
+    RAISE = "raise"
+    """Record it and stop the engine at once; for tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one traced connector.
+
+    guard: what to do with an answer that breaks the lookup contract: `observe` (default), `heal` or `raise`.
+    """
+
+    guard: Guard = Guard.OBSERVE
+
+    @classmethod
+    def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
+        """Settings from the configuration, then from the environment, then the defaults.
+
+        Raises:
+            ValueError: an unknown name, or a value that the setting does not take; the text says which and what is known.
+        """
+        known = [field.name for field in fields(cls)]
+        if given is None:
+            given = {}
+        if not isinstance(given, Mapping):
+            raise ValueError(f"kvtrail: 'kvtrail' in kv_connector_extra_config must be a mapping, not {given!r}")
+        if unknown := sorted(set(given) - set(known)):
+            raise ValueError(f"kvtrail: unknown setting {unknown[0]!r}; known: {', '.join(known)}")
+        values: dict[str, Any] = {
+            name: value
+            for name in known
+            if (value := given.get(name, environ.get(f"KVTRAIL_{name.upper()}") or None)) is not None
+        }
+        if "guard" in values:
+            try:
+                values["guard"] = Guard(values["guard"])
+            except ValueError:
+                choices = ", ".join(Guard)
+                raise ValueError(f"kvtrail: guard is {values['guard']!r}; it can be {choices}") from None
+        return cls(**values)

@@ -1,0 +1,203 @@
+"""`Traced<X>`: a subclass of any connector class X that records what the scheduler and X say to each other.
+
+A subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
+`get_required_kvcache_layout`, `build_prom_metrics`, ...): a subclass answers all of it as X does, today's questions and
+tomorrow's. The per-layer calls are not touched at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from time import time_ns
+from typing import Any
+
+from connector import guard, wire
+from connector.probes import probe_for
+from connector.recorder import of_process
+from connector.settings import Guard, Settings
+from connector.teller import Teller
+from tracer import semconv
+from tracer.semconv import Kind
+
+logger = logging.getLogger("vllm.kvtrail")
+
+UNTRACED = "Untraced"
+"""A connector of ours is named for what it lacks; traced, it loses the prefix."""
+NAME_BOUND = re.compile("^(Multi|Nixl|Mooncake|MoRIIO|HiSparse)")
+"""Connectors that vLLM 0.32 compares by name (`KVTransferConfig.has_connector`, `supports_hma_config`)."""
+
+_instances = count()
+
+
+class Tracing:
+    """Mixed in before a connector class. Every method calls the connector's own and returns its answer unchanged; only a
+    guard that the user asked for replaces a lookup's answer.
+    """
+
+    # A connector's constructor may call its own methods, and its destructor runs even if the constructor failed.
+    _kvtrail = Teller()
+    _kvtrail_guard = Guard.OBSERVE
+    _kvtrail_finishing = False
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        transfer = vllm_config.kv_transfer_config
+        settings = Settings.read((transfer.kv_connector_extra_config or {}).get("kvtrail"))
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        plain = next(base for base in type(self).__mro__[1:] if not issubclass(base, Tracing))
+        name = plain.__name__.removeprefix(UNTRACED)
+        if transfer.kv_connector == f"Traced{name}" and NAME_BOUND.search(name):
+            logger.warning(
+                "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
+                " with kv_connector_module_path 'connector'",
+                *(name, transfer.kv_connector, name),
+            )
+        source = {
+            semconv.CONNECTOR.key: name,
+            semconv.CONNECTOR_ID.key: str(next(_instances)),
+            semconv.ROLE.key: role.name.lower(),
+            semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
+        }
+        self._kvtrail_guard = settings.guard
+        self._kvtrail = Teller(
+            of_process(str(transfer.engine_id), _resource(vllm_config)),
+            name=name,
+            source=b"".join(wire.attribute(key, value) for key, value in source.items()),
+            probe=probe_for(plain),
+        )
+
+    # Scheduler's side.
+
+    def on_new_request(self, request: Any) -> Any:
+        result = super().on_new_request(request)  # type: ignore[misc]
+        self._kvtrail.begun(request)
+        return result
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        start_ns, total = time_ns(), request.num_tokens
+        try:
+            returned, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+        except BaseException as error:
+            asked = (total, num_computed_tokens, None, None, None, None, None)
+            self._kvtrail.failed(Kind.LOOKUP, request, start_ns, asked, error)
+            raise
+        end_ns = time_ns()
+        matched, cached = self._kvtrail.see(self, request)
+        answer, answer_async, refused = returned, is_async, None
+        if self._kvtrail_guard is not Guard.OBSERVE and guard.breaks(
+            total, num_computed_tokens, matched, returned, is_async
+        ):
+            answer, answer_async, refused = *guard.SAFE_ANSWER, returned
+        values = (total, num_computed_tokens, matched, answer, is_async, cached, refused)
+        self._kvtrail.lookup(request, start_ns, end_ns, values)
+        if refused is not None and self._kvtrail_guard is Guard.RAISE:
+            raise guard.ContractBreach(guard.message(request.request_id, total, num_computed_tokens, matched, refused))
+        return answer, answer_async
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
+        start_ns = time_ns()
+        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks))
+        try:
+            result = super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
+        except BaseException as error:
+            self._kvtrail.failed(Kind.ALLOC, request, start_ns, values, error)
+            raise
+        self._kvtrail.alloc(request, start_ns, values)
+        return result
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        metadata = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+        self._kvtrail.step(self, scheduler_output, metadata)
+        return metadata
+
+    def update_connector_output(self, connector_output: Any) -> Any:
+        result = super().update_connector_output(connector_output)  # type: ignore[misc]
+        if getattr(connector_output, "finished_recving", None) or getattr(connector_output, "finished_sending", None):
+            self._kvtrail.completions(connector_output)
+        return result
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
+        return self._kvtrail_finish(request, super().request_finished, block_ids)  # type: ignore[misc]
+
+    def reset_cache(self) -> bool | None:
+        succeeded: bool | None = super().reset_cache()  # type: ignore[misc]
+        self._kvtrail.reset(succeeded)
+        return succeeded
+
+    # Worker's side.
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> Any:
+        start_ns = time_ns()
+        result = super().start_load_kv(forward_context, **kwargs)  # type: ignore[misc]
+        if self._kvtrail.sees_transfers:
+            self._kvtrail.loaded(self, start_ns)
+        return result
+
+    def wait_for_save(self) -> Any:
+        start_ns = time_ns()
+        result = super().wait_for_save()  # type: ignore[misc]
+        if self._kvtrail.sees_transfers:
+            self._kvtrail.stored(self, start_ns)
+        return result
+
+    # Both.
+
+    def shutdown(self) -> Any:
+        try:
+            return super().shutdown()  # type: ignore[misc]
+        finally:
+            self._kvtrail.flush()
+
+    def _kvtrail_finish(self, request: Any, plain: Callable[..., tuple[bool, Any]], block_ids: Any) -> tuple[bool, Any]:
+        if self._kvtrail_finishing:  # a connector may call the one from the other
+            return plain(request, block_ids)
+        self._kvtrail_finishing = True
+        try:
+            delayed, params = plain(request, block_ids)
+        finally:
+            self._kvtrail_finishing = False
+        self._kvtrail.ended(request, delayed)
+        return delayed, params
+
+
+class TracingHMA(Tracing):
+    """For connectors that support vLLM's hybrid memory allocator, which end a request through another method."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        return self._kvtrail_finish(request, super().request_finished_all_groups, block_ids)  # type: ignore[misc]
+
+
+@cache
+def traced(cls: type) -> type:
+    """The traced subclass of a connector class, always the same for the same class.
+
+    Raises:
+        TypeError: `cls` is not a `KVConnectorBase_V1`.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, supports_hma
+
+    if not (isinstance(cls, type) and issubclass(cls, KVConnectorBase_V1)):
+        raise TypeError(f"kvtrail: {cls!r} is no KVConnectorBase_V1 class and cannot be traced")
+    if issubclass(cls, Tracing):
+        return cls
+    mixin = TracingHMA if supports_hma(cls) else Tracing
+    name = cls.__name__.removeprefix(UNTRACED) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
+    return type(name, (mixin, cls), {"__module__": "connector", "__qualname__": name, "__doc__": cls.__doc__})
+
+
+def _count_blocks(blocks: Any) -> int | None:
+    groups = getattr(blocks, "blocks", None)
+    return None if groups is None else sum(len(group) for group in groups)
+
+
+def _resource(vllm_config: Any) -> dict[str, Any]:
+    import vllm
+
+    return {
+        semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size),
+        semconv.MODEL.key: str(getattr(vllm_config.model_config, "model", "")),
+        semconv.ENGINE_VERSION.key: vllm.__version__,
+    }

@@ -1,0 +1,70 @@
+"""`kvtrail dashboard`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from dashboard.client import DEFAULT_URL
+
+TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
+"""How the pages, which run in Streamlit's process, get to know the tracer's address."""
+
+
+@click.command()
+@click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+def dashboard(tracer: str, host: str, port: int) -> None:
+    """Show live request timelines in the browser.
+
+    Example: kvtrail dashboard --tracer http://127.0.0.1:4318 --port 8501
+    """
+    if find_spec("streamlit") is None:
+        raise click.ClickException("`kvtrail dashboard` needs streamlit: pip install 'kvtrail[dashboard]'")
+    if not tracer.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{tracer!r} is no address: write http://HOST:PORT", param_hint="--tracer")
+    _check_port(host, port)
+    click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
+    # Replacing this process, not starting another: signals then reach Streamlit itself, and nothing can be left over.
+    os.execve(sys.executable, arguments(host, port), {**os.environ, TRACER_VARIABLE: tracer})
+
+
+def arguments(host: str, port: int) -> list[str]:
+    """Streamlit's command line."""
+    options = {
+        "server.address": host,
+        "server.port": str(port),
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "viewer",
+        "logger.hideWelcomeMessage": "true",
+        # Otherwise every bare string in a page, such as a constant's docstring, would be printed on it.
+        "runner.magicEnabled": "false",
+        # Red is kept for what is wrong. Set for both themes: one colour for all would switch the dark one off.
+        "theme.light.primaryColor": "#2563eb",
+        "theme.dark.primaryColor": "#3b82f6",
+    }
+    app = Path(__file__).with_name("app.py")
+    flags = [text for name, value in options.items() for text in (f"--{name}", value)]
+    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+
+
+def _check_port(host: str, port: int) -> None:
+    """Streamlit would say it less clearly, and only after seconds."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise click.ClickException(
+                f"cannot listen on {host}:{port} ({error.strerror}). Choose another: --port"
+            ) from error

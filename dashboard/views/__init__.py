@@ -1,0 +1,1 @@
+"""The pages, one a file, and the parts that they share."""

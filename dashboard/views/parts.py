@@ -1,0 +1,78 @@
+"""What the pages share: the client, reading with the banner for a tracer that is away, and a finding in words."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import streamlit as st
+
+from dashboard import wording
+from dashboard.client import DEFAULT_URL, Row, Tracer, TracerAway
+from dashboard.command import TRACER_VARIABLE
+
+EVERY_S = 2
+"""How often a page asks the tracer again."""
+
+Answer = TypeVar("Answer")
+
+
+@st.cache_resource
+def tracer() -> Tracer:
+    """The one client, shared by all sessions."""
+    return Tracer(os.environ.get(TRACER_VARIABLE, DEFAULT_URL))
+
+
+def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
+    """The tracer's answer. While it is away: a banner, and the last answer, if it was to the same question (`key`).
+
+    Keeping the last answer on the page means that nobody loses what they were reading to a restart of the tracer.
+    """
+    # An element of its own in either case, so that what follows keeps its place and is not drawn anew.
+    banner = st.empty()
+    try:
+        answer = ask()
+    except TracerAway as away:
+        asked, kept = st.session_state.get("last_answer", (None, None))
+        last: Answer | None = kept if asked == key else None
+        stale = "" if last is None else " Below is what was last known."
+        banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
+        return last
+    # One place for all questions: a search that is typed asks many, and their answers would pile up.
+    st.session_state["last_answer"] = (key, answer)
+    return answer
+
+
+def finding_card(finding: Row, *, linked: bool) -> None:
+    """A finding in words: what, how bad, how often, and the explanation; `linked` leads to its request."""
+    now_ns = time.time_ns()
+    with st.container(border=True, gap="small"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.badge(finding["severity"], color=wording.SEVERITY_COLORS.get(finding["severity"], "gray"))  # type: ignore[arg-type]
+            st.markdown(f"**{wording.plain(finding['title'])}**", width="content")
+        span = f"{wording.clock(finding['first_ns'], now_ns=now_ns)} UTC"
+        if finding["count"] > 1:
+            span = f"from {span} to {wording.clock(finding['last_ns'], now_ns=now_ns)} UTC"
+        st.caption(
+            f"rule {finding['rule']}, epoch {finding['epoch']}, seen {wording.ending(finding['count'])}, {span},"
+            f" {wording.healed(finding)}"
+        )
+        st.markdown(wording.plain(finding["explanation"]))
+        if linked:
+            st.page_link(
+                "views/request.py",
+                label=f"Open request {wording.plain(finding['request'])}",
+                icon=":material/arrow_forward:",
+                query_params={"id": finding["request"], "engine": finding["engine"]},
+            )
+        else:
+            with st.expander("What to do, and the numbers"):
+                st.markdown(wording.plain(finding["hint"]))
+                numbers = {name.replace("_", " "): _number(value) for name, value in finding["numbers"].items()}
+                st.table([numbers], border="horizontal", hide_index=True, width="content")
+
+
+def _number(value: object) -> str:
+    return wording.count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,39 @@
+"""What all tests share: vLLM's settings, and real tracers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import Tracer, serve
+
+# vLLM's settings must stand before anything imports it.
+from connector.drive.tiny import prepare_environment
+
+prepare_environment()
+# What a test records without saying where it goes must not end up in a tracer that somebody runs on this machine.
+os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+
+
+@pytest.fixture
+def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
+    """Starts real tracers; each is ended by its id when the test ends, however it ends."""
+    started: list[Tracer] = []
+
+    def start(*arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
+        started.append(serve(tmp_path, *arguments, store=store, grpc_port=grpc_port))
+        return started[-1]
+
+    yield start
+    for tracer in started:
+        tracer.end()
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+    """One tracer for the tests of a module that do not mind each other's requests."""
+    tracer = serve(tmp_path_factory.mktemp("tracer"))
+    yield tracer
+    tracer.end()

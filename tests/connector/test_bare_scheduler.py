@@ -1,0 +1,237 @@
+"""The connector on the bare real scheduler: random workloads, with the rules as the oracle.
+
+Preemptions, retries, aborts, resets of the prefix cache, priorities and full hits come in every run; whatever the rules
+say of a correct connector is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory import Memory
+
+from connector import outlet, recorder
+from connector.drive.bare import BareScheduler
+from connector.drive.workload import shared_prefixes, stale_lookup
+from connector.offload.config import OffloadConfig
+from connector.offload.scheduler import OffloadScheduler
+from tracer.detect import Detector
+from tracer.events import Event
+from tracer.findings import Verdict
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
+    """What the recorders of this test have sent."""
+    memory = Memory()
+    monkeypatch.setattr(outlet, "from_environment", lambda: outlet.InProcess(memory))
+
+    def read() -> list[Event]:
+        for each in recorder.recorders():
+            assert each.flush()
+            assert each.dropped == 0
+        return memory.events()
+
+    yield read
+    for each in recorder.recorders():
+        each.close()
+    recorder._recorders.clear()
+
+
+def scheduler(folder: Path, name: str, extra: dict[str, Any] | None = None, **options: Any) -> BareScheduler:
+    connector = {"kv_connector": name, "kv_connector_extra_config": extra or {}}
+    if ":" in name:
+        connector["kv_connector_module_path"] = "connector"
+    return BareScheduler(folder / "model", connector, **options)
+
+
+def storm(bare: BareScheduler, *, seed: int, requests: int = 300) -> None:
+    """Requests that share prefixes, come at random, are aborted at random, while caches are reset at random."""
+    rng = random.Random(seed)
+    heads = [[rng.randrange(3, 512) for _ in range(32 * rng.randrange(4, 20))] for _ in range(4)]
+    heads.append([rng.randrange(3, 512) for _ in range(512)])  # by itself a full hit, the second time
+    live: list[str] = []
+    added = 0
+    while added < requests or bare.scheduler.has_unfinished_requests():
+        if added < requests and rng.random() < 0.2:
+            head = rng.choice(heads)
+            tail = (
+                []
+                if len(head) == 512 and rng.random() < 0.7
+                else [rng.randrange(3, 512) for _ in range(rng.randrange(200))]
+            )
+            live.append(f"storm-{added}")
+            bare.add(live[-1], head + tail, rng.randrange(1, 80), priority=rng.randrange(3))
+            added += 1
+        if live and rng.random() < 0.01:
+            bare.abort(live.pop(rng.randrange(len(live))))
+        if rng.random() < 0.01:
+            bare.scheduler.reset_prefix_cache(
+                reset_running_requests=rng.random() < 0.5, reset_connector=rng.random() < 0.3
+            )
+        bare.step()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("extra", [{}, {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}], ids=["default", "small"])
+def test_a_correct_connector_is_never_accused(
+    tmp_path: Path, recorded: Callable[[], list[Event]], extra: dict[str, Any], seed: int
+) -> None:
+    policy = "priority" if seed % 2 else "fcfs"
+    bare = scheduler(tmp_path, "OffloadConnector", extra, seed=seed, scheduling_policy=policy)
+    storm(bare, seed=seed)
+    told = recorded()
+    detector = Detector()
+    detector.feed(told)
+    detector.settle()
+    assert detector.findings == {}
+    assert detector.missing == 0
+    verdicts = {detector.verdict(account) for account in detector.ledger.accounts.values()}
+    assert Verdict.DRIFT not in verdicts
+    assert Verdict.OK in verdicts
+    preempts = [event for event in told if event.kind == "kv.preempt"]
+    assert len({(e.request, e.epoch) for e in preempts}) == len(preempts), "a preemption begins an epoch of its own"
+    assert all(e.epoch >= 1 for e in preempts)
+    kinds = {event.kind for event in told}
+    assert {"kv.lookup", "kv.alloc", "kv.schedule", "kv.preempt", "kv.request", "kv.reset"} <= kinds
+    if extra:
+        assert "kv.evict" in kinds
+    assert all(a.ended_ns is not None for a in detector.ledger.accounts.values())
+
+
+def judged(events: list[Event]) -> Detector:
+    detector = Detector()
+    detector.feed(events)
+    detector.settle()
+    assert detector.missing == 0
+    return detector
+
+
+@pytest.mark.parametrize("outer", ["MultiConnector", "TracedMultiConnector"])
+def test_the_children_of_a_multiconnector_are_not_mistaken_for_each_other(
+    tmp_path: Path, recorded: Callable[[], list[Event]], outer: str
+) -> None:
+    """Two traced children with different chunks answer differently; vLLM takes the first answer that is no 0."""
+    children = [
+        {"kv_connector": "OffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"chunk_size": size}}
+        for size in (64, 32)
+    ]
+    bare = scheduler(tmp_path, outer, {"connectors": children}, disable_hybrid_kv_cache_manager=True)
+    rng = random.Random(0)
+    head = [rng.randrange(3, 512) for _ in range(300)]
+    for number in range(8):
+        bare.add(f"r-{number}", head + [rng.randrange(3, 512) for _ in range(50)], 5)
+        bare.run()
+        bare.scheduler.reset_prefix_cache()
+    told = recorded()
+    assert len({e.connector_id for e in told if e.kind == "kv.lookup"}) == (2 if outer == "MultiConnector" else 3)
+    detector = judged(told)
+    assert detector.findings == {}
+    assert {detector.verdict(a) for a in detector.ledger.accounts.values()} == {Verdict.OK}
+    assert len([e for e in told if e.kind == "kv.request"]) == 8
+    assert detector.verdicts["alloc-mismatch", Verdict.OK] > 0
+
+
+def test_an_id_that_is_used_again_is_another_request(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+    bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 64})
+    prompt = list(range(3, 303))
+    for _ in range(3):
+        bare.add("same", prompt, 4)
+        bare.run()
+        bare.scheduler.reset_prefix_cache()
+    told = recorded()
+    detector = judged(told)
+    assert detector.findings == {}
+    (account,) = detector.ledger.accounts.values()
+    assert (account.lookups, account.returned, detector.verdict(account)) == (1, 256, Verdict.OK)
+    assert len({e.trace_id for e in told if e.request == "same"}) == 3
+
+
+def test_the_injected_stale_lookup_is_found_on_the_real_scheduler(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
+    bare = scheduler(tmp_path, "Faulty:stale-lookup:OffloadConnector")
+    for job in stale_lookup():
+        bare.add(job.id, list(job.prompt), job.max_tokens)
+    with pytest.raises(AssertionError, match="Mismatch in tokens to load"):
+        bare.run()
+    detector = Detector()
+    detector.feed(recorded())
+    (held,) = detector.findings.values()
+    (finding,) = held.values()
+    assert finding.rule == "stale-lookup"
+    assert finding.numbers["returned"] > finding.numbers["at_most"] == 0
+    assert finding.healed == 0
+
+
+def test_under_heal_the_scheduler_finishes_everything(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+    bare = scheduler(tmp_path, "Faulty:stale-lookup:OffloadConnector", {"kvtrail": {"guard": "heal"}})
+    for seed in range(5):
+        for job in [*stale_lookup(seed=seed), *shared_prefixes(seed=seed)]:
+            bare.add(f"{seed}-{job.id}", list(job.prompt), job.max_tokens)
+        bare.run()
+        bare.scheduler.reset_prefix_cache()
+    detector = Detector()
+    detector.feed(recorded())
+    found = [f for held in detector.findings.values() for f in held.values()]
+    assert {f.rule for f in found} == {"stale-lookup"}
+    assert all(f.healed == f.count for f in found)
+    assert {a.outcome for a in detector.ledger.accounts.values()} == {"length_capped"}
+
+
+def test_the_offload_scheduler_stores_only_what_is_computed(tmp_path: Path) -> None:
+    """No plan stores a token at or beyond the end of its step, and every block it names is the request's own."""
+    bare = scheduler(tmp_path, "UntracedOffloadConnector", {"chunk_size": 64})
+    rng = random.Random(1)
+    for number in range(20):
+        bare.add(f"r-{number}", [rng.randrange(3, 512) for _ in range(rng.randrange(100, 900))], 40)
+    stored = 0
+    while bare.scheduler.has_unfinished_requests():
+        tables: dict[str, tuple[int, list[int]]] = {}
+        output = bare.step(observe=lambda out, into=tables: into.update(tables_of(bare, out)))  # type: ignore[misc]
+        for copy in output.kv_connector_metadata.stores:
+            end_of_step, table = tables[copy.request_id]
+            assert copy.start + copy.count <= end_of_step
+            assert list(copy.blocks) == table[copy.start // 32 : (copy.start + copy.count) // 32]
+            stored += 1
+    assert stored > 50
+
+
+def test_after_a_preemption_what_was_evicted_meanwhile_is_stored_again() -> None:
+    """One slot: another request's chunk takes it while the first is preempted."""
+    config = OffloadConfig(chunk_size=32, block_size=32, block_bytes=1, slots=1)
+    offload = OffloadScheduler(config, drafts=False)
+    first, other = (
+        SimpleNamespace(request_id=i, block_hashes=[i.encode()], num_tokens=40, num_preemptions=0) for i in "ab"
+    )
+
+    def step(request: Any, computed: int) -> list[str]:
+        offload.new_tokens(request, 0)
+        new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=0)
+        output = SimpleNamespace(
+            scheduled_new_reqs=[new],
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+            num_scheduled_tokens={request.request_id: computed},
+            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda _: ([7, 8],)),
+        )
+        return [copy.request_id for copy in offload.end_step(output).stores]
+
+    assert step(first, 40) == ["a"]
+    assert step(other, 40) == ["b"]
+    first.num_preemptions = 1
+    assert step(first, 40) == ["a"]
+    assert step(first, 40) == []
+
+
+def tables_of(bare: BareScheduler, output: Any) -> dict[str, tuple[int, list[int]]]:
+    """For each request of a step: its computed tokens after it, and its block table."""
+    manager, requests = bare.scheduler.kv_cache_manager, bare.scheduler.requests
+    return {
+        request_id: (requests[request_id].num_computed_tokens, manager.get_block_ids(request_id)[0])
+        for request_id in output.num_scheduled_tokens
+    }

@@ -1,0 +1,72 @@
+"""The hand-made protobuf is what protobuf itself reads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from history import history
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+from wire import as_request, encoded
+
+from connector import wire
+from connector.context import RequestContext, root_ids
+from connector.encode import Encoder
+from tracer import events, otlp
+from tracer.semconv import Kind
+
+STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
+LOST = {"span_id", "trace_id", "external"}  # made by the encoder
+
+
+@given(
+    st.one_of(
+        st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(), st.floats(allow_nan=False, allow_infinity=False)
+    )
+)
+def test_any_value_survives(value: bool | int | str | float) -> None:
+    read = KeyValue.FromString(wire.key_value("key", value))
+    assert read.key == "key"
+    assert otlp.value(read.value) == value
+    assert type(otlp.value(read.value)) is type(value)
+
+
+def test_a_story_survives_the_wire() -> None:
+    told = history(STORY)
+    read = [events.from_span(span) for span in otlp.spans(as_request(told))]
+    for before, after in zip(told, read, strict=True):
+        assert after is not None
+        assert {k: v for k, v in asdict(before).items() if k not in LOST} == {
+            k: v for k, v in asdict(after).items() if k not in LOST
+        }
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 127, 128, 16_383, 16_384, 16_385, 2**21, 2**21 - 1, 2**35 + 12_345])
+def test_sequence_numbers_of_any_size(sequence: int) -> None:
+    (event,) = history("end")[-1:]
+    event.sequence = sequence
+    (span,) = otlp.spans(as_request([event]))
+    assert span.attributes["kvtrail.recorder.sequence"] == sequence
+
+
+def test_span_ids_are_unique_and_the_root_is_the_parent() -> None:
+    request = ExportTraceServiceRequest.FromString(encoded(history(STORY)))
+    spans: list[ProtoSpan] = list(request.resource_spans[0].scope_spans[0].spans)
+    assert len({span.span_id for span in spans}) == len(spans)
+    (root,) = [span for span in spans if span.name == Kind.REQUEST]
+    assert {span.parent_span_id for span in spans if span is not root} == {root.span_id}
+    assert root.parent_span_id == b""
+    assert all(span.kind == ProtoSpan.SPAN_KIND_INTERNAL for span in spans)
+
+
+def test_values_are_forgotten_before_they_fill_the_memory() -> None:
+    encoder = Encoder({}, 1)
+    context = RequestContext("r", start_ns=0, root=root_ids("e", "r"), parent=None, sampled=True)
+    for number in range(20_000):
+        encoder.spans([(Kind.REQUEST_START.value, b"", context.identity, number, number, 0, 0, 0, None, (number,))])
+    (remembered,) = encoder._kinds[Kind.REQUEST_START.value][1]
+    assert len(remembered) <= 8192

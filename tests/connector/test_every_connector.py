@@ -1,0 +1,541 @@
+"""Every connector that vLLM registers, traced: the traced class answers as the plain one does.
+
+Nothing here names a method or a connector that could be missed: the connectors come from vLLM's registry, the methods from
+`KVConnectorBase_V1` (and `SupportsHMA`) by inspection. A class whose third-party package is not installed is reported by a
+skip for that class.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory import Memory
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+import vllm.plugins
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import Counter, Gauge, Histogram
+from vllm import SamplingParams
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+    supports_hma,
+)
+from vllm.utils.func_utils import supports_kw
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request, RequestStatus
+
+import connector
+from connector import faults, names
+from connector.outlet import InProcess
+from connector.probes import Probe, probe_for
+from connector.recorder import Recorder
+from connector.traced import Tracing, TracingHMA, traced
+from tracer import events, otlp
+
+names.register()
+OURS = "UntracedOffloadConnector"
+PLAIN = sorted(n for n in KVConnectorFactory._registry if not n.startswith(names.TRACED) and n != "OffloadConnector")
+"""The untraced connectors: vLLM's own, and ours, by their names in vLLM's registry."""
+
+INTERFACE: dict[str, Any] = {
+    name: attribute
+    for owner in (SupportsHMA, KVConnectorBase_V1)
+    for name, attribute in inspect.getmembers_static(owner)
+    if not name.startswith("_")
+}
+"""Everything public that vLLM may ask of a connector, as it stands in vLLM's own base classes."""
+
+MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")}
+OVERRIDDEN = sorted(MIXED_IN & set(INTERFACE))
+CLASS_METHODS = sorted(n for n, a in INTERFACE.items() if isinstance(a, classmethod | staticmethod))
+PROPERTIES = sorted(n for n, a in INTERFACE.items() if isinstance(a, property))
+PER_LAYER = ("wait_for_layer_load", "save_kv_layer")
+
+
+# The connectors.
+
+
+@cache
+def plain_or_error(name: str) -> type | Exception:
+    try:
+        return KVConnectorFactory.get_connector_class_by_name(name)
+    except Exception as error:
+        return error
+
+
+HERE = [name for name in PLAIN if isinstance(plain_or_error(name), type)]
+"""The connectors that can be imported here; `test_can_be_imported` reports the others."""
+CALLS = [(name, method) for name in HERE for method in OVERRIDDEN if hasattr(plain_or_error(name), method)]
+"""Each connector with each of its methods that tracing overrides; only those with HMA have all of them."""
+
+
+@pytest.fixture(params=HERE)
+def name(request: pytest.FixtureRequest) -> str:
+    """A connector's name in vLLM's registry."""
+    return str(request.param)
+
+
+@pytest.fixture
+def plain(name: str) -> type:
+    return plain_or_error(name)
+
+
+def traced_name(name: str) -> str:
+    return "OffloadConnector" if name == OURS else f"Traced{name}"
+
+
+@pytest.fixture
+def cls(name: str) -> type:
+    return getattr(connector, traced_name(name))
+
+
+# What it takes to call them.
+
+
+def transfer_config(name: str, **more: Any) -> KVTransferConfig:
+    return KVTransferConfig(kv_connector=name, kv_role="kv_both", engine_id="engine", **more)
+
+
+@cache
+def vllm_config() -> VllmConfig:
+    child = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    transfer = transfer_config("ExampleConnector", kv_connector_extra_config={"connectors": [child]})
+    return VllmConfig(kv_transfer_config=transfer, cache_config=CacheConfig(block_size=32))
+
+
+class Metric:
+    """Stands in for the three kinds of Prometheus metrics, and registers nowhere."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def labels(self, *args: Any, **kwargs: Any) -> Metric:
+        return self
+
+
+_numbers = itertools.count()
+
+
+def request_of_vllm() -> Request:
+    """A finished request of vLLM's own class: finished, so that it can serve every call."""
+    request = Request(f"request-{next(_numbers)}-0123abcd", [5] * 100, SamplingParams(max_tokens=4), None)
+    request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+    return request
+
+
+def scheduler_output() -> SchedulerOutput:
+    """A step in which one request is new, one runs, one resumes and one is preempted."""
+    output = SchedulerOutput.make_empty()
+    output.scheduled_new_reqs = [SimpleNamespace(req_id="new", num_computed_tokens=32)]
+    cached = output.scheduled_cached_reqs
+    cached.req_ids, cached.num_computed_tokens, cached.resumed_req_ids = ["runs", "resumes"], [64, 0], {"resumes"}
+    output.num_scheduled_tokens = {"new": 68, "runs": 1, "resumes": 100}
+    output.preempted_req_ids = {"preempted"}
+    return output
+
+
+ARGUMENTS: dict[str, Callable[[], Any]] = {
+    "request": request_of_vllm,
+    "num_computed_tokens": lambda: 32,
+    "num_external_tokens": lambda: 64,
+    "blocks": lambda: KVCacheBlocks(([KVCacheBlock(1), KVCacheBlock(2)],)),
+    "scheduler_output": scheduler_output,
+    "connector_output": lambda: KVConnectorOutput(finished_sending={"sent"}, finished_recving={"received"}),
+    "vllm_config": vllm_config,
+    "extra_config": lambda: {"connectors": [{"kv_connector": "ExampleConnector"}], "use_layerwise": True},
+    "data": dict,
+    "metric_types": lambda: dict.fromkeys((Counter, Gauge, Histogram), Metric),
+    "labelnames": lambda: ["model_name", "engine"],
+    "per_engine_labelvalues": lambda: {0: ["model", "0"]},
+}
+"""What a call gets, by the name of the parameter; an object of no type where nothing is known of it."""
+
+
+def arguments(method: str) -> dict[str, Any]:
+    """Arguments for a method, by the signature that the interface gives it."""
+    parameters = inspect.signature(getattr(owner_of(method), method)).parameters.values()
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name != "self"]
+    given = {p.name: ARGUMENTS.get(p.name, object)() for p in named}
+    return given | ({"an_extra": object()} if any(p.kind is p.VAR_KEYWORD for p in parameters) else {})
+
+
+def owner_of(method: str) -> type:
+    return KVConnectorBase_V1 if hasattr(KVConnectorBase_V1, method) else SupportsHMA
+
+
+def answers(method: str) -> list[Any]:
+    """Answers of the shape that the interface promises; of a method that promises nothing, an object of no type."""
+    promised = str(inspect.signature(getattr(owner_of(method), method)).return_annotation)
+    if promised.startswith("tuple[int | None, bool]"):
+        return [(0, False), (16, True), (None, False), (1_000_000, False)]  # the last breaks the contract
+    if promised.startswith("tuple[bool, dict"):
+        return [(True, {"host": object()}), (False, None)]
+    return [True, False, None] if promised == "bool | None" else [object(), None]
+
+
+@pytest.fixture(params=["recorded", "not recorded"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory | None]:
+    """Tracing with a real recorder that sends to this memory, and tracing switched off (None).
+
+    In the end, nothing that was recorded may have been lost or be unreadable.
+    """
+    monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
+    sender = Memory() if request.param == "recorded" else None
+    recorder = None if sender is None else Recorder("engine", {}, InProcess(sender))
+    monkeypatch.setattr("connector.traced.of_process", lambda *_: recorder)
+    yield sender
+    if recorder is not None:
+        recorder.close()
+        spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
+        assert recorder.dropped == 0
+        assert [s.name for s in spans if events.from_span(s) is None] == []
+
+
+class Stub:
+    """The plain class with one method that keeps its arguments and answers, or raises, as it is told."""
+
+    def __init__(self, plain: type, method: str, *answers: Any) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.created_with: tuple[Any, ...] = ()
+        left = iter(answers)
+        signature = inspect.signature(getattr(owner_of(method), method))
+
+        def init(_: Any, *args: Any) -> None:
+            self.created_with = args
+
+        def stub(connector: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(connector, *args, **kwargs).arguments
+            del given["self"]
+            more = given.pop("kwargs", {})
+            self.calls.append({**given, **more})
+            answer = next(left)
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        own = {"__init__": init, method: stub, "__del__": lambda _: None}  # there is nothing to release
+        self.cls = type(plain.__name__, (plain,), own)
+
+    def traced(self) -> Any:
+        return traced(self.cls)(vllm_config(), KVConnectorRole.SCHEDULER, None)
+
+
+def same(these: dict[str, Any], those: dict[str, Any]) -> bool:
+    """The same arguments: the very objects."""
+    return these.keys() == those.keys() and all(these[key] is those[key] for key in these)
+
+
+def outcome(call: Callable[[], Any]) -> tuple[type, str, Any]:
+    """What a call comes to, comparable: a value by its type and itself, an exception by its type and text."""
+    try:
+        value = call()
+    except Exception as error:
+        return type(error), str(error), None
+    return type(value), "", value if type(value).__eq__ is not object.__eq__ else None
+
+
+# The list of connectors.
+
+
+def is_not_installed(error: Exception) -> bool:
+    """True when a third-party package is not there; an ImportError for any other reason is a failure."""
+    package = (getattr(error, "name", None) or "").partition(".")[0]
+    known = ("", "vllm", "connector", "tracer")
+    return isinstance(error, ImportError) and package not in known and importlib.util.find_spec(package) is None
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_can_be_imported(name: str) -> None:
+    """Each connector of the registry is tested below, or it is skipped here because a package of its own is not installed;
+    then the traced class says which, as the plain one does."""
+    found = plain_or_error(name)
+    if isinstance(found, type):
+        assert name in HERE
+        return
+    assert is_not_installed(found), f"{name}: {found!r}"
+    with pytest.raises(ImportError) as caught:
+        getattr(connector, traced_name(name))
+    assert (caught.value.name, str(caught.value)) == (found.name, str(found))
+    pytest.skip(f"{name} cannot be imported here: {found}")
+
+
+# The class: what vLLM asks before there is an object.
+
+
+def test_the_traced_class_is_a_subclass_that_can_be_found(name: str, plain: type, cls: type) -> None:
+    """A true subclass, the same each time, importable by the name and module that it gives itself."""
+    assert issubclass(cls, plain)
+    assert cls is not plain
+    assert cls is getattr(connector, traced_name(name))
+    assert cls.__module__ == "connector"
+    assert getattr(connector, cls.__name__) is cls
+
+
+def test_the_factory_finds_it_by_name(name: str, cls: type) -> None:
+    """By the registered name, by module path, and by the class's own name, which MultiConnector files its statistics
+    under."""
+    assert KVConnectorFactory.get_connector_class(transfer_config(traced_name(name))) is cls
+    by_module = transfer_config(traced_name(name), kv_connector_module_path="connector")
+    assert KVConnectorFactory.get_connector_class(by_module) is cls
+    assert KVConnectorFactory.get_connector_class_by_name(cls.__name__) is cls
+
+
+def test_vllm_sees_the_same_kind_of_class(plain: type, cls: type) -> None:
+    """HMA support, what is abstract, and the third argument of the constructor, as the factory checks it."""
+    assert supports_hma(cls) == supports_hma(plain)
+    assert cls.__abstractmethods__ == plain.__abstractmethods__
+    assert supports_kw(cls, "kv_cache_config")
+
+
+def with_a_child_without_hma(name: str, **more: Any) -> KVTransferConfig:
+    child = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+    return transfer_config(name, kv_connector_extra_config={"connectors": [child]}, **more)
+
+
+@pytest.mark.parametrize("name", [n for n in HERE if n != "MultiConnector"])
+def test_hma_support_of_the_configuration_is_the_same(name: str) -> None:
+    """`supports_hma_config` is what decides whether vLLM switches its hybrid memory allocator off."""
+    on_traced = KVConnectorFactory.supports_hma_config(with_a_child_without_hma(traced_name(name)))
+    assert on_traced == KVConnectorFactory.supports_hma_config(with_a_child_without_hma(name))
+
+
+@pytest.mark.parametrize("name", [n for n in HERE if n != OURS])
+def test_a_connector_can_be_traced_under_its_own_name(name: str, cls: type) -> None:
+    """vLLM asks some things by the configured name (`kv_connector == "MultiConnector"`, `has_connector("NixlConnector")`);
+    with the plain name and kv_connector_module_path "connector" it gets the traced class and the same answers."""
+    own_name = with_a_child_without_hma(name, kv_connector_module_path="connector")
+    assert KVConnectorFactory.get_connector_class(own_name) is cls
+    plainly = KVConnectorFactory.supports_hma_config(with_a_child_without_hma(name))
+    assert KVConnectorFactory.supports_hma_config(own_name) == plainly
+    assert own_name.has_connector(name)
+
+
+def test_everything_else_is_the_plain_classs_own(plain: type, cls: type) -> None:
+    """Each attribute of the plain class, private ones included, is the very same object on the traced class, but for the
+    methods that tracing overrides; and tracing adds no name that a connector could have."""
+    of_plain = {n: a for n, a in inspect.getmembers_static(plain) if not n.startswith("__") and n != "_abc_impl"}
+    of_traced = {n: a for n, a in inspect.getmembers_static(cls) if not n.startswith("__") and n != "_abc_impl"}
+    changed = {n for n in of_plain if of_traced[n] is not of_plain[n]}
+    assert changed == {n for n in OVERRIDDEN if n in of_plain}
+    assert [n for n in of_traced.keys() - of_plain.keys() if not n.startswith("_kvtrail")] == []
+    assert [n for n in of_plain if n.startswith("_kvtrail")] == []
+
+
+def test_tracing_overrides_plain_methods_of_the_interface_only() -> None:
+    """No public name of the mixins is unknown to vLLM; none replaces a classmethod, a property or a per-layer call."""
+    assert MIXED_IN - set(INTERFACE) == set()
+    assert [n for n in OVERRIDDEN if not inspect.isfunction(INTERFACE[n])] == []
+    assert not set(PER_LAYER) & MIXED_IN
+
+
+@pytest.mark.parametrize("method", PER_LAYER)
+def test_per_layer_calls_are_the_plain_classs_functions(plain: type, cls: type, method: str) -> None:
+    """Not a single Python call is added where vLLM calls once per layer."""
+    assert getattr(cls, method) is getattr(plain, method)
+    assert inspect.isfunction(getattr(cls, method))
+
+
+@pytest.mark.parametrize("method", CLASS_METHODS)
+def test_class_methods_answer_the_same(plain: type, cls: type, method: str) -> None:
+    """The traced class says what the plain class says: layout, graph mode, statistics and metrics."""
+    given = arguments(method)
+    of_plain = outcome(lambda: getattr(plain, method)(**given))
+    assert outcome(lambda: getattr(cls, method)(**given)) == of_plain
+
+
+@pytest.mark.parametrize("name_of", PROPERTIES)
+def test_properties_answer_the_same(plain: type, cls: type, name_of: str) -> None:
+    """Properties, asked of objects with the same state."""
+
+    def ask(of: type) -> Any:
+        asked = object.__new__(of)
+        vars(asked).update(_role=KVConnectorRole.WORKER, _kv_transfer_config=vllm_config().kv_transfer_config)
+        vars(asked).update(_connectors=[])
+        return getattr(asked, name_of)
+
+    assert outcome(lambda: ask(cls)) == outcome(lambda: ask(plain))
+
+
+def test_each_class_has_a_probe(plain: type) -> None:
+    """The probe that the constructor of a traced connector looks up is there."""
+    assert isinstance(probe_for(plain), Probe)
+
+
+# The object: what tracing overrides.
+
+
+def test_the_constructor_hands_on_its_arguments(plain: type, memory: Memory | None) -> None:
+    """Configuration, role and cache configuration reach the plain class's constructor as they are."""
+    stub = Stub(plain, "wait_for_save")
+    given = (vllm_config(), KVConnectorRole.WORKER, object())
+    traced(stub.cls)(*given)
+    assert len(stub.created_with) == 3
+    assert all(these is those for these, those in zip(stub.created_with, given, strict=True))
+
+
+@pytest.mark.parametrize(("name", "method"), CALLS)
+@pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
+def test_overridden_methods_pass_and_answer_the_same(
+    plain: type, memory: Memory | None, method: str, by_name: bool
+) -> None:
+    """Each overridden method calls the plain one exactly once, with the very same arguments, and gives its answer."""
+    expected = answers(method)
+    stub = Stub(plain, method, *expected)
+    on = stub.traced()
+    for number, answer in enumerate(expected):
+        given = arguments(method)
+        extra = {key: given[key] for key in given if key == "an_extra"}
+        positional = [] if by_name else [given[key] for key in given if key not in extra]
+        result = getattr(on, method)(*positional, **(given if by_name else extra))
+        assert (type(result), result) == (type(answer), answer)
+        assert len(stub.calls) == number + 1
+        assert same(stub.calls[number], given)
+
+
+@pytest.mark.parametrize(("name", "method"), CALLS)
+@pytest.mark.parametrize("error_class", [ValueError, KeyboardInterrupt])
+def test_overridden_methods_raise_the_same(
+    plain: type, memory: Memory | None, method: str, error_class: type[BaseException]
+) -> None:
+    """The very exception of the plain method comes out, with nothing chained to it; and the next call is served."""
+    error, answer = error_class("the connector's own"), answers(method)[0]
+    stub = Stub(plain, method, error, answer)
+    on = stub.traced()
+    given = arguments(method)
+    with pytest.raises(error_class) as caught:
+        getattr(on, method)(**given)
+    assert caught.value is error
+    assert (error.__cause__, error.__context__) == (None, None)
+    assert same(stub.calls[0], given)
+    assert getattr(on, method)(**given) == answer
+
+
+@pytest.mark.parametrize(("name", "method"), CALLS)
+def test_calls_during_construction_are_the_plain_classs(plain: type, method: str) -> None:
+    """A connector may call its own methods in its constructor, and in `__del__` after a constructor that failed: tracing
+    has not begun then, and must not be in the way."""
+    answer = answers(method)[0]
+    stub = Stub(plain, method, answer)
+    unfinished = object.__new__(traced(stub.cls))
+    assert getattr(unfinished, method)(**arguments(method)) == answer
+
+
+def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That answers are the same is worth something only while tracing really happens: each of these leaves a span."""
+    expected = {
+        "on_new_request": "kv.request.start",
+        "get_num_new_matched_tokens": "kv.lookup",
+        "update_state_after_alloc": "kv.alloc",
+        "build_connector_meta": "kv.schedule",
+        "update_connector_output": "kv.received",
+        "request_finished": "kv.request",
+        "reset_cache": "kv.reset",
+    }
+    sender = Memory()
+    recorder = Recorder("engine", {}, InProcess(sender))
+    monkeypatch.setattr("connector.traced.of_process", lambda *_: recorder)
+    for method in expected:
+        getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
+    recorder.close()
+    spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
+    assert set(expected.values()) - {s.name for s in spans} == set()
+
+
+# The names.
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """vLLM's registry as it is before any plugin is loaded."""
+    loaders = {n: KVConnectorFactory._registry[n] for n in PLAIN if n != OURS}
+    monkeypatch.setattr(KVConnectorFactory, "_registry", loaders)
+    monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
+    return loaders
+
+
+def test_vllm_knows_the_names_once_its_plugins_are_loaded(
+    fresh_registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed entry point brings every name; before, vLLM does not know them."""
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    before = set(fresh_registry)
+    with pytest.raises(ValueError, match="Unsupported connector type"):
+        KVConnectorFactory.get_connector_class(transfer_config("OffloadConnector"))
+    vllm.plugins.load_general_plugins()
+    assert set(fresh_registry) - before == {"OffloadConnector", OURS, *(f"Traced{n}" for n in before)}
+    found = KVConnectorFactory.get_connector_class(transfer_config("OffloadConnector"))
+    assert found is connector.OffloadConnector
+
+
+def test_registration_can_be_repeated(fresh_registry: dict[str, Any]) -> None:
+    """vLLM may load a plugin several times in a process: the second time changes nothing."""
+    names.register()
+    once = dict(fresh_registry)
+    names.register()
+    assert fresh_registry == once
+
+
+def test_a_class_is_traced_by_module_path(name: str, plain: type, cls: type) -> None:
+    """`Traced:<module>:<class>` through vLLM's factory; the same class as by the registered name, but for ours, which
+    has a name of its own."""
+    config = transfer_config(f"Traced:{plain.__module__}:{plain.__qualname__}", kv_connector_module_path="connector")
+    found = KVConnectorFactory.get_connector_class(config)
+    assert found is (traced(plain) if name == OURS else cls)
+    assert issubclass(found, plain)
+
+
+def test_a_fault_is_injected_below_the_tracing() -> None:
+    """`Faulty:<fault>:<connector>` is the connector with the fault, and traced."""
+    config = transfer_config("Faulty:stale-lookup:OffloadConnector", kv_connector_module_path="connector")
+    found = KVConnectorFactory.get_connector_class(config)
+    order = [found.__mro__.index(c) for c in (Tracing, faults.StaleLookup, plain_or_error(OURS))]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("TracedNobodysConnector", r"vLLM knows no connector 'NobodysConnector'. It knows: .*NixlConnector"),
+        ("Traced:no.such.module:Thing", r"cannot trace no.such.module:Thing: No module named 'no'"),
+        ("Traced:collections:Thing", r"cannot trace collections:Thing: .*no attribute 'Thing'"),
+        ("Faulty:no-such-fault:OffloadConnector", r"no fault 'no-such-fault'; known: .*stale-lookup"),
+        ("Faulty:stale-lookup:NobodysConnector", r"vLLM knows no connector 'NobodysConnector'"),
+        ("nothing_of_ours", r"module 'connector' has no attribute 'nothing_of_ours'"),
+    ],
+)
+def test_an_unknown_name_is_explained(asked: str, said: str) -> None:
+    """The package says what is wrong and what there is; vLLM's factory passes it on as the cause of its own error."""
+    with pytest.raises(AttributeError, match=said):
+        getattr(connector, asked)
+    with pytest.raises(AttributeError, match="not found in connector") as caught:
+        KVConnectorFactory.get_connector_class(transfer_config(asked, kv_connector_module_path="connector"))
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_what_is_no_connector_is_refused() -> None:
+    """A class that is no KVConnectorBase_V1, or no class at all, is a TypeError, by name as by object."""
+    config = transfer_config("Traced:collections:OrderedDict", kv_connector_module_path="connector")
+    with pytest.raises(TypeError, match=r"OrderedDict.*is no KVConnectorBase_V1 class"):
+        KVConnectorFactory.get_connector_class(config)
+    for thing in (object(), int, "NixlConnector"):
+        with pytest.raises(TypeError, match="is no KVConnectorBase_V1 class"):
+            traced(thing)
+
+
+def test_tracing_twice_is_tracing_once(cls: type) -> None:
+    """A traced class is not traced again."""
+    assert traced(cls) is cls

@@ -1,0 +1,98 @@
+"""The OffloadConnector's parts that need no engine: configuration, index, settings, guard."""
+
+from __future__ import annotations
+
+import pytest
+
+from connector import guard
+from connector.offload.config import OffloadConfig
+from connector.offload.index import ChunkIndex
+from connector.settings import Guard, Settings
+
+
+def test_the_defaults() -> None:
+    config = OffloadConfig.read({}, block_size=16, block_bytes=1024)
+    assert (config.chunk_size, config.blocks_per_chunk, config.chunk_bytes) == (256, 16, 16_384)
+    assert config.slots == 4 * 1024**3 // 16_384
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"chunk": 256}, "unknown key 'chunk'; known: chunk_size, cpu_bytes_to_use, kvtrail"),
+        ({"chunk_size": 100}, "chunk_size is 100, which is not a multiple of vLLM's block size 32"),
+        ({"chunk_size": "256"}, "chunk_size is '256'; it must be a whole number above 0"),
+        ({"chunk_size": True}, "chunk_size is True; it must be a whole number above 0"),
+        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0; it must be a whole number above 0"),
+        (
+            {"cpu_bytes_to_use": 8191},
+            r"cpu_bytes_to_use is 8191, which is less than one chunk of 256 tokens \(8192 bytes",
+        ),
+    ],
+)
+def test_bad_configuration_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        OffloadConfig.read(given, block_size=32, block_bytes=1024)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_index_evicts_the_least_recently_used() -> None:
+    index: ChunkIndex[str] = ChunkIndex(2)
+    assert index.add("a") == (0, None)
+    assert index.add("b") == (1, None)
+    assert index.use("a") == 0
+    assert index.add("c") == (1, "b")
+    assert ("b" in index, len(index)) == (False, 2)
+    assert index.longest_prefix(["a", "c", "b"]) == 2
+    assert index.longest_prefix(["b", "a"]) == 0
+    index.clear()
+    assert index.longest_prefix(["a"]) == 0
+    assert sorted(index.add(key)[0] for key in "xy") == [0, 1]
+
+
+def test_looking_up_is_no_use() -> None:
+    index: ChunkIndex[str] = ChunkIndex(2)
+    index.add("a")
+    index.add("b")
+    index.longest_prefix(["a"])
+    assert index.add("c") == (0, "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gaurd": "heal"}, "unknown setting 'gaurd'; known: guard"),
+        ({"guard": "mend"}, "guard is 'mend'; it can be observe, heal, raise"),
+        ("heal", "must be a mapping, not 'heal'"),
+    ],
+)
+def test_bad_settings_are_refused(given: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Settings.read(given)
+
+
+def test_settings_come_from_the_configuration_then_the_environment() -> None:
+    environ = {"KVTRAIL_GUARD": "heal"}
+    assert Settings.read(None, {}).guard is Guard.OBSERVE
+    assert Settings.read(None, environ).guard is Guard.HEAL
+    assert Settings.read({"guard": "raise"}, environ).guard is Guard.RAISE
+
+
+@pytest.mark.parametrize(
+    ("total", "computed", "matched", "returned", "is_async", "breaks"),
+    [
+        (749, 336, 256, 256, False, True),
+        (749, 336, 256, 0, False, False),
+        (749, 0, 256, 256, False, False),
+        (749, 0, None, None, False, False),
+        (512, 256, 512, 256, False, True),
+        (512, 256, 512, 256, True, False),
+        (512, 256, 512, 255, False, False),
+        (512, 256, None, 257, True, True),
+        (512, 256, None, -1, True, True),
+    ],
+)
+def test_what_the_guard_refuses(
+    total: int, computed: int, matched: int | None, returned: int | None, is_async: bool, breaks: bool
+) -> None:
+    assert guard.breaks(total, computed, matched, returned, is_async) is breaks

@@ -1,0 +1,75 @@
+"""The client of the tracer's api, against a transport that answers without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from dashboard.client import Tracer, TracerAway
+
+URL = "http://tracer.test:4318"
+
+
+def tracer(answer: Callable[[httpx.Request], httpx.Response]) -> Tracer:
+    return Tracer(URL + "/", transport=httpx.MockTransport(answer))
+
+
+def test_search_and_filters_reach_the_api() -> None:
+    asked: list[httpx.URL] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url)
+        return httpx.Response(200, json=[{"request": "1-0123abcd"}])
+
+    assert tracer(answer).requests(search="a&b", status="running", verdict="drift", limit=7) == [
+        {"request": "1-0123abcd"}
+    ]
+    assert asked[0].path == "/api/requests"
+    assert dict(asked[0].params) == {"search": "a&b", "status": "running", "verdict": "drift", "limit": "7"}
+
+
+def test_an_unknown_request_is_none() -> None:
+    assert tracer(lambda _: httpx.Response(404, json={"detail": "no such request"})).request("nope") is None
+
+
+@pytest.mark.parametrize("request_id", ["a/b", "../findings", "a?b=c", "ü#1"])
+def test_an_id_stays_one_segment_of_the_path(request_id: str) -> None:
+    paths: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path.partition(b"?")[0])
+        return httpx.Response(404)
+
+    assert tracer(answer).request(request_id) is None
+    assert paths[0].startswith(b"/api/requests/")
+    assert paths[0].count(b"/") == 3
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow")])
+def test_no_answer_names_the_address_and_the_command(error: httpx.TransportError) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    with pytest.raises(TracerAway) as away:
+        tracer(answer).health()
+    assert str(away.value) == f"The tracer at {URL} does not answer. Start it with `kvtrail serve`."
+
+
+def test_an_error_of_the_tracer_is_said() -> None:
+    with pytest.raises(TracerAway, match="answers with the error 500"):
+        tracer(lambda _: httpx.Response(500)).overview(window_s=10)
+
+
+@pytest.mark.parametrize(
+    "answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json=[]), httpx.Response(404)]
+)
+def test_something_else_on_the_port_is_said(answer: httpx.Response) -> None:
+    with pytest.raises(TracerAway, match="Something else than a kvtrail tracer"):
+        tracer(lambda _: answer).health()
+
+
+def test_a_malformed_address_is_no_traceback() -> None:
+    with pytest.raises(TracerAway):
+        Tracer("http://127.0.0.1:1").health()

@@ -1,0 +1,75 @@
+"""`kvtrail dashboard`: its help, its complaints, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from processes import free_port, until
+
+from dashboard.command import arguments, dashboard
+
+
+def test_help_has_defaults_and_an_example() -> None:
+    result = CliRunner().invoke(dashboard, ["--help"])
+    assert result.exit_code == 0
+    assert "Example: kvtrail dashboard" in result.output
+    assert "http://127.0.0.1:4318" in result.output
+    assert "8501" in result.output
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(dashboard, ["--port", str(port)])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.output
+    assert "--port" in result.output
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:4318", "grpc://127.0.0.1:4317"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    result = CliRunner().invoke(dashboard, ["--tracer", address])
+    assert result.exit_code == 2
+    assert "write http://HOST:PORT" in result.output
+
+
+def test_nothing_is_reported_to_anyone() -> None:
+    given = arguments("127.0.0.1", 8501)
+    assert given[given.index("--browser.gatherUsageStats") + 1] == "false"
+    assert given[given.index("--server.headless") + 1] == "true"
+
+
+def test_ctrl_c_ends_it_cleanly_and_frees_the_port() -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tracer.cli", "dashboard", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        until(lambda: answers(port))
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1, trust_env=False).is_success
+    except httpx.TransportError:
+        return False

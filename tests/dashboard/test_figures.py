@@ -1,0 +1,192 @@
+"""What the charts and tables say, on a real story: a stale lookup after a preemption, told by the tracer itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from history import START_NS, history, judge
+
+from dashboard import figures, series, tables, wording
+from tracer import semconv
+from tracer.spans import Span
+from tracer.timeline import timeline
+
+STALE = """
+L 750 c0 h0 -> 0
+A 0
+S 0+35
+P
+L 750 c384 h256 -> 0
+L 750 c384 h256 -> 256 cached
+A 256 !Mismatch in tokens to load
+"""
+
+
+def told(text: str) -> dict[str, Any]:
+    """The api's answer about the request of this history, with vLLM's own span beside it."""
+    events = history(text)
+    detector = judge(events)
+    ((key, account),) = detector.ledger.accounts.items()
+    spans = [_span(event) for event in events]
+    spans.append(Span("0" * 31 + "1", "f" * 16, "", "llm_request", START_NS - 10**6, START_NS + 10**7, {"n": 1}, {}))
+    found = [finding.as_dict() for finding in detector.findings.get(key, {}).values()]
+    entry = {**account.as_dict(), "verdict": detector.verdict(account), "findings": len(found)}
+    data: dict[str, Any] = json.loads(timeline(entry, spans, found).model_dump_json())
+    return data
+
+
+def _span(event: Any) -> Span:
+    fields = {a.key: getattr(event, a.field) for a in semconv.FIELDS[event.kind]}
+    common = {
+        semconv.REQUEST_ID.key: event.request,
+        semconv.EXTERNAL_ID.key: event.external,
+        semconv.EPOCH.key: event.epoch,
+        semconv.REQUEST_SEQUENCE.key: event.request_sequence,
+        semconv.SEQUENCE.key: event.sequence,
+        semconv.CONNECTOR.key: event.connector,
+        semconv.ROLE.key: event.role,
+        semconv.RANK.key: event.rank,
+    }
+    known = {key: value for key, value in {**common, **fields}.items() if value is not None}
+    resource = {semconv.ENGINE_ID.key: event.engine, semconv.RECORDER_ID.key: event.recorder, "service.name": "vllm"}
+    return Span(
+        event.trace_id, event.span_id, "", event.kind, event.start_ns, event.end_ns, known, resource,
+        scope=semconv.SCOPE, error=event.error,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stale() -> dict[str, Any]:
+    return told(STALE)
+
+
+def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> None:
+    points = series.moments(stale)
+    assert [point["row"] for point in points] == [
+        "llm_request", "arrival", "lookup", "allocation", "schedule", "preemption", "lookup", "lookup", "allocation",
+    ]  # fmt: skip
+
+
+def test_witnesses_errors_and_other_services_are_told_apart(stale: dict[str, Any]) -> None:
+    points = series.moments(stale)
+    assert [(point["row"], point["group"], point["mark"]) for point in points if point["group"] != "kvtrail"] == [
+        ("llm_request", "other service", ""),
+        ("lookup", "witness of a finding", "L1"),
+        ("lookup", "witness of a finding", "L2"),
+        ("allocation", "call that raised", ""),
+    ]
+
+
+def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: dict[str, Any]) -> None:
+    assert series.moments(stale)[0]["from"] == -1.0
+
+
+def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
+    levels = series.levels(stale)
+    assert [row["tokens"] for row in levels if row["measure"] == "computed"] == [None, 0, 0, 0, None, 384, 384, 384]
+    assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
+
+
+def test_epochs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
+    assert [(epoch["name"], epoch["step"]) for epoch in series.epochs(stale)] == [("epoch 0", 2), ("epoch 1", 6)]
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
+    """Else every refresh would draw it anew, and the page would flicker."""
+    for chart in (figures.timeline_chart, figures.account_chart):
+        assert chart(stale, by_step=by_step).to_json() == chart(stale, by_step=by_step).to_json()
+    assert figures.status_chart({"running": 2}).to_json() == figures.status_chart({"running": 2}).to_json()
+
+
+def test_charts_of_a_request_that_only_just_arrived() -> None:
+    new = told("")
+    assert figures.timeline_chart(new).to_dict()
+    assert figures.account_chart(new, by_step=True).to_dict()
+
+
+def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
+    rows = tables.step_rows(stale)
+    assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
+    assert rows[7]["Witness"] == "L2"
+    assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
+    assert rows[0]["Computed"] is None
+
+
+def test_losses_are_said_and_explained() -> None:
+    assert tables.losses([{"dropped": 0, "missing": 0}]) == ""
+    sentence = tables.losses([{"dropped": 1200, "missing": 0}, {"dropped": 0, "missing": 3}])
+    assert sentence.startswith(
+        "Spans are missing: 1,200 dropped by the recorders themselves and 3 that have not arrived."
+    )
+    assert "unknown" in sentence
+
+
+def recorder(**changes: Any) -> dict[str, Any]:
+    base = {"id": "r" * 16, "engine": "e" * 36, "service": "vllm", "model": "opt", "received": 1234, "dropped": 0}
+    return {**base, "missing": 0, "closed": False, "last_ns": START_NS, **changes}
+
+
+def test_recorders_are_live_silent_or_closed() -> None:
+    now_ns = START_NS + 45 * 10**9
+    shown = tables.recorder_rows(
+        [recorder(), recorder(closed=True), recorder(last_ns=now_ns), recorder(last_ns=START_NS - 10**11)],
+        now_ns=now_ns,
+    )
+    assert [row["State"] for row in shown] == ["live", "silent for 45 s", "closed", "silent for 2 min"]
+    assert shown[0]["Events received"] == "1,234"
+
+
+def test_a_request_whose_engine_is_gone_is_left_open_and_not_running() -> None:
+    now_ns = START_NS + 100 * 10**9
+    running = {"status": "running", "engine": "e" * 36, "ended_ns": None, "last_ns": START_NS}
+    assert tables.status_counts([running], [recorder(last_ns=now_ns)], now_ns=now_ns) == {"running": 1}
+    assert tables.status_counts([running], [recorder(closed=True)], now_ns=now_ns) == {wording.LEFT_OPEN: 1}
+    assert tables.status_counts([{**running, "status": "failed"}], [], now_ns=now_ns) == {"failed": 1}
+    # The tracer was started a moment ago: no recorder is known yet, but the request itself is fresh.
+    assert tables.status_counts([{**running, "last_ns": now_ns}], [], now_ns=now_ns) == {"running": 1}
+
+
+def test_a_failed_request_lasted_until_the_last_that_was_heard_of_it() -> None:
+    request = {"ended_ns": None, "status": "failed", "last_ns": START_NS + 5, "started_ns": START_NS}
+    assert tables.lasted_ns(request, now_ns=START_NS + 10**9) == 5
+    assert tables.lasted_ns({**request, "status": "running"}, now_ns=START_NS + 10**9) == 10**9
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [(9_000, "9 µs"), (2_310_000, "2.31 ms"), (223_000_000, "223 ms"), (1_240_000_000, "1.24 s"),
+     (123 * 10**9, "2 min 03 s"), (7_260 * 10**9, "2 h 01 min")],
+)  # fmt: skip
+def test_durations(ns: int, text: str) -> None:
+    assert wording.duration(ns) == text
+
+
+def test_numbers_and_times() -> None:
+    assert wording.count(1234567) == "1,234,567"
+    assert wording.count(None) == wording.NOTHING
+    assert wording.rate(17.34) == "17.3"
+    assert wording.rate(6349.4) == "6,349"
+    assert wording.size(262144) == "256 KiB"
+    assert wording.clock(START_NS + 250_000_000) == "01:24:36.250"
+    assert wording.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")
+
+
+def test_what_a_healed_and_a_postponed_lookup_say() -> None:
+    healed = {"total": 750, "computed": 384, "matched": None, "returned": 0, "refused": 256}
+    assert wording.said("kv.lookup", healed) == (
+        "384 of 750 computed, the store's match is hidden; answered 0 in place of 256, which the guard refused"
+    )
+    assert wording.said("kv.lookup", {"total": 9, "computed": 0}).endswith("answered 'ask me later'")
+
+
+def test_text_of_others_does_not_become_markdown() -> None:
+    assert wording.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
+
+
+def test_whether_a_finding_was_healed() -> None:
+    assert wording.healed({"count": 13, "healed": 0}) == "not healed"
+    assert wording.healed({"count": 13, "healed": 13}) == "healed by the guard"
+    assert wording.healed({"count": 13, "healed": 2}) == "healed by the guard twice"

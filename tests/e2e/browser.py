@@ -1,0 +1,31 @@
+"""A real Chromium, and what a person does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the pages are tested with playwright")
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
+SLOW_MS = 30_000
+needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
+
+
+def see(page: playwright.Page, text: str) -> None:
+    playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW_MS)
+
+
+def shoot(page: playwright.Page, name: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
+
+
+def open_first_row(page: playwright.Page) -> None:
+    """The table is a canvas: a click on its first row is a click on a place."""
+    box = page.get_by_test_id("stDataFrame").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 100, box["y"] + 35 + 17)

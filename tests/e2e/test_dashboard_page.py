@@ -1,0 +1,171 @@
+"""The dashboard as a person meets it: a real Chromium on a real dashboard, which reads a real tracer.
+
+The tracer is fed over OTLP/HTTP; nothing is mocked. Screenshots are left in test-artifacts/.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
+from history import START_NS, history
+from processes import Tracer, free_port, until
+from wire import encoded
+
+from tracer.events import Event
+
+pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
+pytestmark = needs_chromium
+STALE = """
+L 750 c0 h0 -> 0
+A 0
+S 0+35
+P
+L 750 c384 h256 -> 0
+L 750 c384 h256 -> 256 cached
+A 256 !Mismatch in tokens to load
+"""
+HEALTHY = """
+L 640 c0 h512 -> 512
+A 512
+S 512+48
+end
+"""
+
+
+def now(events: Sequence[Event]) -> list[Event]:
+    """The same history, begun a second ago: the tracer lets go of what is old."""
+    later_ns = time.time_ns() - 10**9 - START_NS
+    return [replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events]
+
+
+def feed(tracer: Tracer, text: str, *, request: str, engine: str) -> None:
+    events = now(history(text, request=request, engine=engine, recorder=f"recorder-of-{engine}"))
+    response = httpx.post(
+        f"{tracer.url}/v1/traces", content=encoded(events), headers={"content-type": "application/x-protobuf"}
+    )
+    response.raise_for_status()
+
+
+@pytest.fixture
+def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Starts real dashboards; each is ended by its id when the test ends."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(tracer_url: str) -> str:
+        port, log = free_port(), tmp_path / f"dashboard-{len(started)}.log"
+        with log.open("wb") as file:
+            command = [sys.executable, "-m", "tracer.cli", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+            started.append(subprocess.Popen(command, stdout=file, stderr=file))
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: answers(f"{url}/_stcore/health"), why=log.read_text)
+        return url
+
+    yield start
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=1).is_success
+    except httpx.TransportError:
+        return False
+
+
+def test_from_the_overview_to_a_finding(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    tracer = start_tracer()
+    url = start_dashboard(tracer.url)
+
+    page.goto(url)
+    see(page, "No requests yet")
+
+    # The page is open while the spans come: it must show them without a reload.
+    feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
+    feed(tracer, HEALTHY, request="chat-8-0123abcd", engine="engine-b")
+    see(page, "A cached lookup answer was handed out without regard to the computed tokens")
+    see(page, "Open request chat-7-0123abcd")
+    see(page, "Recorders")
+    shoot(page, "overview")
+
+    page.get_by_role("link", name="Requests").click()
+    see(page, "2 requests, latest first")
+    page.get_by_role("searchbox", name="Search").fill("chat-7")
+    see(page, "1 request, latest first")
+    assert "search=chat-7" in page.url
+    shoot(page, "requests")
+
+    open_first_row(page)
+    see(page, "verdict: drift")
+    assert "id=chat-7-0123abcd" in page.url
+    see(page, "At L2")
+    see(page, "The connector answered 256")
+    see(page, "A call about this request raised. Mismatch in tokens to load")
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    shoot(page, "request")
+
+    # What was opened by a click can be opened by its address.
+    page.goto(page.url)
+    see(page, "The connector answered 256")
+
+
+def test_an_unknown_request_and_a_missing_id_are_sentences(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    url = start_dashboard(start_tracer().url)
+    page.goto(f"{url}/request?id=chat-9-0123abcd")
+    see(page, "The tracer knows no request chat-9-0123abcd")
+    page.goto(f"{url}/request")
+    see(page, "Which request?")
+
+
+def test_lost_spans_are_said(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    tracer = start_tracer()
+    events = now(history(HEALTHY, request="chat-8-0123abcd", engine="engine-b"))
+    del events[2]
+    headers = {"content-type": "application/x-protobuf"}
+    httpx.post(f"{tracer.url}/v1/traces", content=encoded(events), headers=headers).raise_for_status()
+    url = start_dashboard(tracer.url)
+    page.goto(url)
+    see(page, "Spans are missing: 1 that have not arrived")
+    page.goto(f"{url}/request?id=chat-8")
+    see(page, "1 event of this request is missing")
+    playwright.expect(page.locator("canvas").first).to_be_visible(timeout=SLOW_MS)
+    shoot(page, "missing")
+
+
+def test_a_tracer_that_goes_away_is_said_and_its_return_is_seen(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    tracer = start_tracer()
+    feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
+    page.goto(start_dashboard(tracer.url))
+    see(page, "Open request chat-7-0123abcd")
+
+    tracer.kill()
+    see(page, f"The tracer at {tracer.url} does not answer. Start it with kvtrail serve. Trying again every 2 s.")
+    see(page, "Open request chat-7-0123abcd")  # nobody loses what they were reading
+    shoot(page, "away")
+
+    # The same command line: the same ports and the same store. The fixture ends whatever process stands here.
+    with tracer.log.open("ab") as log:
+        tracer.process = subprocess.Popen(tracer.process.args, stdout=log, stderr=log)
+    playwright.expect(page.get_by_text("does not answer")).to_have_count(0, timeout=SLOW_MS)
+    see(page, "Open request chat-7-0123abcd")
+    shoot(page, "back")

@@ -1,0 +1,145 @@
+"""The commands as a person or a script calls them: words, exit codes, help."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from history import history
+from wire import as_request
+
+from tracer import otlp
+from tracer.cli import COMMANDS, main
+from tracer.tracefile import TraceWriter
+
+ROOT = Path(__file__).parents[2]
+OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
+DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def write(path: Path, *texts: str, a_line_each: bool = False) -> Path:
+    lines = []
+    for number, text in enumerate(texts):
+        events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
+        batches = [[e] for e in events] if a_line_each else [events]
+        lines += [otlp.to_json_line(as_request(batch)) for batch in batches]
+    random.Random(0).shuffle(lines)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_audit_of_a_sound_trace(tmp_path: Path) -> None:
+    result = run("audit", str(write(tmp_path / "t.jsonl", OK)))
+    assert result.exit_code == 0
+    assert "1 requests: 0 with drift, 1 ok, 0 unknown" in result.output
+
+
+def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None:
+    result = run("audit", str(write(tmp_path / "t.jsonl", OK, DRIFT, a_line_each=True)))
+    assert result.exit_code == 1
+    assert "stale-lookup [crash]" in result.output
+    assert "request r-1-0123abcd, epoch 1" in result.output
+    assert "at most max(0, 256 - 336) = 0 can be new" in result.output
+    assert "2 requests: 1 with drift, 1 ok, 0 unknown" in result.output
+
+
+def test_audit_as_json(tmp_path: Path) -> None:
+    result = run("audit", "--json", str(write(tmp_path / "t.jsonl", OK, DRIFT)))
+    assert result.exit_code == 1
+    told = json.loads(result.output)
+    assert [f["rule"] for f in told["findings"]] == ["stale-lookup"]
+    assert told["requests"] == {"ok": 1, "drift": 1, "unknown": 0}
+
+
+def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:
+    events = history(DRIFT)
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
+    first.write_text(otlp.to_json_line(as_request(events[4:])))
+    second.write_bytes(gzip.compress(otlp.to_json_line(as_request(events[:4])).encode()))
+    result = run("audit", "--json", str(first), str(second), str(first))
+    told = json.loads(result.output)
+    assert (told["missing"], told["repeated"], told["drift"]) == (0, len(events) - 4, True)
+
+
+@pytest.mark.parametrize(
+    "damage", [b"[" * 100_000, b'{"resourceSpans":' + b"[" * 900 + b"]" * 900 + b"}", b'{"half": "\xc3', b"null", b"7"]
+)
+def test_a_damaged_line_is_told_and_not_fatal(tmp_path: Path, damage: bytes) -> None:
+    path = write(tmp_path / "t.jsonl", OK)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + damage)
+    result = run("audit", str(path))
+    assert result.exit_code == 0, result.output
+    assert "1 lines or spans could not be read" in result.output
+
+
+def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", OK)
+    path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
+    writer = TraceWriter(path)
+    writer.write(as_request(history(DRIFT, request="later-0123abcd", recorder="later")))
+    writer.close()
+    assert run("audit", str(path)).exit_code == 1
+
+
+def test_a_truncated_last_line_is_told_and_not_fatal(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", OK)
+    path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
+    result = run("audit", str(path))
+    assert result.exit_code == 0
+    assert f"1 lines or spans could not be read; the first: {path}:2:" in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory"),
+        (b"", "the file is empty"),
+        (b"hello\n", "no OTLP JSON line in it (line 1:"),
+        (b'{"a": 1}\n', "no resourceSpans"),
+        (b"\xff\xfe\x00\n", "can't decode"),
+        (gzip.compress(b"x" * 1000)[:-20] + b"y" * 12, "no OTLP JSON line in it"),
+    ],
+)
+def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "t.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    result = run("audit", str(path))
+    assert result.exit_code == 2
+    assert str(path) in result.output
+    assert said in result.output
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_has_help_with_an_example_and_is_documented(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: kvtrail {command}" in result.output
+    assert f"kvtrail {command}" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_option_is_documented(command: str) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    for option in re.findall(r"^\s+(--[a-z-]+)", run(command, "--help").output, flags=re.MULTILINE):
+        assert f"`{option}`" in page or option == "--help", f"{option} of {command} is not in docs/commands.md"
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    assert run("--help").exit_code == 0
+
+
+def test_a_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "serve", ("no_such_module_here:serve", ""))
+    result = run("serve")
+    assert result.exit_code == 1
+    assert "`kvtrail serve` needs no_such_module_here: pip install 'kvtrail[tracer]'" in result.output

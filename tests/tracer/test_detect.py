@@ -1,0 +1,135 @@
+"""The order of arrival, repetition and loss: none of them can change a verdict for the worse."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from history import history, judge, rules_found
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracer.detect import Detector
+from tracer.events import Event
+from tracer.findings import Verdict
+from tracer.ledger import Ledger
+
+OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\nL 760 c288 h512 -> 224\nA 224\nS 512+48\nend"
+DRIFT = (
+    "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nL 749 c64 h700 -> 64\nA 63\nend"
+)
+
+
+def story(detector: Detector) -> tuple[object, ...]:
+    (account,) = detector.ledger.accounts.values()
+    found = [f.as_dict() for held in detector.findings.values() for f in held.values()]
+    return account.as_dict(), detector.verdict(account), sorted(found, key=lambda f: f["id"])
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from([OK, DRIFT]))
+def test_any_order_with_repetitions_tells_the_same_story(rng: random.Random, text: str) -> None:
+    events = history(text)
+    shuffled = [*events, *rng.choices(events, k=5)]
+    rng.shuffle(shuffled)
+    assert story(judge(shuffled)) == story(judge(events))
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_losses_never_make_a_drift(data: st.DataObject) -> None:
+    events = history(OK)
+    kept = [event for event in events if data.draw(st.booleans())]
+    assert rules_found(judge(data.draw(st.permutations(kept)))) == []
+
+
+@given(st.data())
+def test_losses_in_the_middle_make_the_verdict_unknown(data: st.DataObject) -> None:
+    events = history(OK)
+    lost = data.draw(st.integers(0, len(events) - 2))
+    detector = judge(events[:lost] + events[lost + 1 :])
+    (account,) = detector.ledger.accounts.values()
+    assert detector.verdict(account) is Verdict.UNKNOWN
+    assert detector.missing == 1
+
+
+def test_history_rules_do_not_guess_across_a_gap() -> None:
+    """The lookup that belongs to the allocation is lost: 224 allocated after an answer of 256 proves nothing."""
+    events = history(OK)
+    without = [e for e in events if not (e.kind == "kv.lookup" and e.epoch == 1)]
+    detector = judge(without)
+    assert rules_found(detector) == []
+    assert detector.verdicts["alloc-mismatch", Verdict.UNKNOWN] == 1
+
+
+def test_an_early_event_waits_only_for_the_grace_time() -> None:
+    events = history(OK)
+    detector = Detector()
+    detector.feed([events[0], *events[2:]])
+    assert detector.ledger.account("engine", "cmpl-1-0-0123abcd").lookups == 0
+    detector.settle(before_ns=events[2].end_ns)  # not yet
+    assert detector.missing == 0
+    detector.settle(before_ns=events[2].end_ns + 1)
+    assert detector.missing == 1
+    assert detector.ledger.account("engine", "cmpl-1-0-0123abcd").lookups == 2
+
+
+def test_while_an_event_waits_the_verdict_is_unknown() -> None:
+    events = history(OK)
+    detector = Detector()
+    detector.feed([*events[:3], *events[4:]])
+    (account,) = detector.ledger.accounts.values()
+    assert detector.verdict(account) is Verdict.UNKNOWN
+    detector.feed([events[3]])
+    assert detector.verdict(account) is Verdict.OK
+
+
+def test_the_same_number_on_another_span_makes_the_verdict_unknown() -> None:
+    events = history(OK)
+    other = replace(events[1], returned=100, span_id="f" * 16)
+    for order in (
+        [*events[:2], other, *events[2:]],
+        [events[0], other, *events[1:]],
+        [*events[2:], other, *events[:2]],
+    ):
+        detector = judge(order)
+        (account,) = detector.ledger.accounts.values()
+        assert detector.verdict(account) is not Verdict.OK
+        assert not account.complete
+
+
+def test_an_id_that_is_used_again_begins_a_new_account() -> None:
+    first = history(OK)
+    again = [
+        replace(e, request_sequence=e.request_sequence + len(first), span_id=f"a{e.span_id[1:]}") for e in history(OK)
+    ]
+    detector = judge([*first, *again])
+    (account,) = detector.ledger.accounts.values()
+    assert rules_found(detector) == []
+    assert (account.lookups, account.epoch, detector.verdict(account)) == (3, 1, Verdict.OK)
+
+
+def test_two_engines_may_use_the_same_request_id() -> None:
+    detector = judge([*history(OK, engine="a"), *history(DRIFT, engine="b", recorder="r2")])
+    assert {key[0] for key in detector.findings} == {"b"}
+    assert len(detector.ledger.accounts) == 2
+
+
+def test_the_ledger_keeps_its_limit_and_lets_finished_requests_go_first() -> None:
+    detector = Detector(ledger=Ledger(limit=3))
+    for number in range(10):
+        open_or_ended = OK if number % 2 else OK.removesuffix("end")
+        detector.feed(history(open_or_ended, request=f"r-{number}", recorder="r"))
+        assert len(detector.ledger.accounts) <= 3
+    # Even ones never ended: they stay until there are too many of them, then the oldest goes.
+    assert [request for _, request in detector.ledger.accounts] == ["r-4", "r-6", "r-8"]
+
+
+def test_a_request_that_comes_back_after_it_was_forgotten_is_unknown() -> None:
+    events: list[Event] = history(OK)
+    detector = Detector()
+    detector.feed(events[:5])
+    detector.forget(("engine", "cmpl-1-0-0123abcd"))
+    detector.feed(events[5:])
+    detector.settle()
+    (account,) = detector.ledger.accounts.values()
+    assert detector.verdict(account) is Verdict.UNKNOWN

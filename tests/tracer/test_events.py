@@ -1,0 +1,102 @@
+"""Spans and events: one vocabulary, and clear words for what does not fit it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from tracer import events, semconv
+from tracer.semconv import Kind
+from tracer.spans import Span
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def span(kind: str, **attributes: object) -> Span:
+    return Span(
+        trace_id="ab" * 16,
+        span_id="cd" * 8,
+        parent_id="",
+        name=kind,
+        start_ns=1,
+        end_ns=2,
+        attributes={semconv.SEQUENCE.key: 7, semconv.REQUEST_ID.key: "r-1", **attributes},
+        resource={semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "rec"},
+        scope=semconv.SCOPE,
+    )
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_has_its_event_with_the_fields_of_its_attributes(kind: Kind) -> None:
+    names = {field.name for field in fields(events.CLASSES[kind])}
+    assert {attribute.field for attribute in semconv.FIELDS[kind]} <= names
+    assert semconv.BRIEFS[kind]
+
+
+def test_a_lookup_is_read_back() -> None:
+    event = events.from_span(
+        span(
+            Kind.LOOKUP,
+            **{semconv.TOTAL.key: 749, semconv.COMPUTED.key: 336, semconv.MATCHED.key: 256, semconv.RETURNED.key: 0},
+        )
+    )
+    assert isinstance(event, events.Lookup)
+    assert (event.total, event.computed, event.matched, event.returned, event.cached) == (749, 336, 256, 0, None)
+    assert event.numbers() == {"total": 749, "computed": 336, "matched": 256, "returned": 0, "is_async": False}
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(events.MalformedSpan, match=r"cdcdcdcdcdcdcdcd \(kv.lookup\).*computed"):
+        events.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: 749}))
+
+
+def test_a_value_of_the_wrong_type_is_named() -> None:
+    with pytest.raises(events.MalformedSpan, match=r"kvtrail\.tokens\.total must be int, not '749'"):
+        events.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: "749", semconv.COMPUTED.key: 1}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (semconv.REQUEST_SEQUENCE.key, "zero"),
+        (semconv.REQUEST_ID.key, ["a"]),
+        (semconv.REQUEST_ID.key, 7),
+        (semconv.EPOCH.key, -1),
+        (semconv.TOTAL.key, -5),
+        (semconv.TOTAL.key, 2**62),
+        (semconv.TOTAL.key, True),
+        (semconv.ASYNC.key, 1),
+    ],
+)
+def test_damage_is_named_and_not_believed(key: str, value: object) -> None:
+    attributes = {semconv.TOTAL.key: 749, semconv.COMPUTED.key: 1, key: value}
+    with pytest.raises(events.MalformedSpan, match=key.replace(".", r"\.")):
+        events.from_span(span(Kind.LOOKUP, **attributes))
+
+
+@pytest.mark.parametrize("change", [{"span_id": ""}, {"start_ns": -1}, {"end_ns": 2**63 + 5}])
+def test_a_span_of_no_time_or_no_id_is_damage(change: dict[str, object]) -> None:
+    damaged = replace(span(Kind.PREEMPT), **change)  # type: ignore[arg-type]
+    with pytest.raises(events.MalformedSpan, match="is none"):
+        events.from_span(damaged)
+
+
+def test_foreign_spans_and_unknown_kinds_are_no_events() -> None:
+    foreign = span(Kind.LOOKUP)
+    foreign.scope = "vllm"
+    assert events.from_span(foreign) is None
+    assert events.from_span(span("kv.invented-later")) is None
+
+
+def test_the_documentation_is_generated_from_the_vocabulary() -> None:
+    assert (DOCS / "spans.md").read_text() == semconv.as_markdown()
+
+
+@pytest.mark.parametrize(
+    ("engine_id", "external"),
+    [("cmpl-1-0-0123abcd", "cmpl-1-0"), ("7-911cef6d", "7"), ("plain", "plain"), ("a-0123ABCD", "a-0123ABCD")],
+)
+def test_the_external_id(engine_id: str, external: str) -> None:
+    assert semconv.external_id(engine_id) == external

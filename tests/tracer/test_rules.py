@@ -1,0 +1,140 @@
+"""Each rule: what it finds, with which numbers and words, and the legal look-alikes on which it is silent."""
+
+from __future__ import annotations
+
+import pytest
+from history import history, judge, rules_found
+
+from tracer.findings import Finding, Verdict
+from tracer.rules import all_rules
+
+
+def only_finding(text: str) -> Finding:
+    detector = judge(history(text))
+    (held,) = detector.findings.values()
+    (finding,) = held.values()
+    return finding
+
+
+def test_the_stale_answer_of_lmcache_2158() -> None:
+    """256 stored, 336 computed after the preemption, the remembered 256 handed out: need -80."""
+    finding = only_finding("""
+        L 10009 c0 h256 -> 256
+        A 256
+        S 256+80
+        P
+        L 10009 c336 h256 -> 0
+        L 10009 c336 h256 -> 256 cached
+        L 10009 c336 h256 -> 256 cached
+        A 256 !AssertionError: Mismatch in tokens to load: 256 vs 256 - 336 - 0
+    """)
+    assert (finding.rule, finding.epoch, finding.count, finding.healed) == ("stale-lookup", 1, 2, 0)
+    assert finding.numbers == {
+        "total": 10009,
+        "matched": 256,
+        "computed": 336,
+        "returned": 256,
+        "at_most": 0,
+        "need_to_load": -80,
+    }
+    assert [w.label for w in finding.witness] == ["L1", "L2"]
+    assert "at most max(0, 256 - 336) = 0 can be new" in finding.explanation
+    assert "The connector answered 256" in finding.explanation
+
+
+def test_a_stale_answer_without_a_probe_is_found_by_its_repetition() -> None:
+    """The connector hides what it matched; the answer repeats an earlier one, and no longer fits."""
+    finding = only_finding("L 500 c0 -> 400\nP\nL 500 c336 -> 400")
+    assert finding.rule == "stale-lookup"
+    assert finding.numbers["at_most"] == 164
+
+
+def test_a_remembered_answer_is_stale_even_when_its_source_was_never_seen() -> None:
+    finding = only_finding("L 749 c336 h256 -> 256 cached")
+    assert finding.rule == "stale-lookup"
+    assert [w.label for w in finding.witness] == ["L1"]
+    assert "which it had remembered" in finding.explanation
+
+
+def test_a_healed_answer_is_told_as_healed() -> None:
+    finding = only_finding("L 749 c0 h256 -> 256\nP\nL 749 c336 h256 -> 0 healed 256\nA 0\nS 336+48")
+    assert (finding.rule, finding.count, finding.healed) == ("stale-lookup", 1, 1)
+    assert finding.numbers["returned"] == 256
+
+
+@pytest.mark.parametrize(
+    ("lookup", "at_most"),
+    [("L 100 c64 h? -> 64", 36), ("L 100 c64 h80 -> 32", 16), ("L 100 c64 h? -> -1", 36)],
+)
+def test_more_than_can_be_new(lookup: str, at_most: int) -> None:
+    finding = only_finding(lookup)
+    assert finding.rule == "over-report"
+    assert finding.numbers["at_most"] == at_most
+    assert f"between 0 and {at_most} can be new" in finding.explanation
+
+
+def test_a_full_hit_must_leave_a_token_to_run() -> None:
+    finding = only_finding("L 512 c256 h512 -> 256")
+    assert finding.rule == "full-hit"
+    assert "256 + 256 = 512" in finding.explanation
+
+
+def test_the_allocation_must_be_what_was_answered() -> None:
+    finding = only_finding("L 500 c0 h256 -> 256\nA 192")
+    assert finding.rule == "alloc-mismatch"
+    assert finding.numbers == {"returned": 256, "allocated": 192}
+    assert "returned 256 tokens" in finding.explanation
+
+
+@pytest.mark.parametrize("text", ["A 64", "L 500 c0 h256 -> 256\nP\nA 256"])
+def test_an_allocation_without_its_lookup_proves_nothing(text: str) -> None:
+    detector = judge(history(text))
+    assert rules_found(detector) == []
+    assert detector.verdicts["alloc-mismatch", Verdict.UNKNOWN] == 1
+
+
+def test_the_children_of_a_multiconnector_are_each_held_to_their_own_answers() -> None:
+    """Both are asked, one is chosen: 256 was the first child's answer, 288 the second's."""
+    events = history("L 400 c0 h256 -> 256\nL 400 c0 h288 -> 288\nA 256\nA 0\nS 256+48")
+    for event, child in zip(events[1:5], "abab", strict=True):
+        event.connector_id = child
+    detector = judge(events)
+    assert rules_found(detector) == []
+    assert detector.verdicts["alloc-mismatch", Verdict.OK] == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "L 749 c0 -> later\nL 749 c0 -> later\nL 749 c0 h256 -> 256\nA 256\nS 256+48",
+        "L 749 c336 h256 -> 0\nA 0\nS 336+48  # the log prints 'need to load: -80', which is no drift",
+        "L 749 c0 h256 -> 256\nA 0\nS 0+48  # skip_reading_prefix_cache, or another child was chosen",
+        "L 512 c0 h512 -> 512 async\nA 512\nA 0\nS 511+1  # asynchronous: all of it, and a second allocation",
+        "L 512 c0 h512 -> 511\nA 511\nS 511+1  # a full hit, the last token left to run",
+        "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nL 749 c256 h512 -> 256\nA 256  # asked again and again",
+        "L 749 c0 h512 -> 256\nA 256\nS 256+48  # less than it could",
+        "L 300 c0 h256 -> 256\nA 256\nS 256+44\nP\nL 340 c0 h256 -> 256\nA 256  # output tokens count after a preemption",
+        "L 749 c0 h256 -> 256 cached\nA 256  # remembered, and still right",
+    ],
+)
+def test_legal_look_alikes_are_silent(text: str) -> None:
+    detector = judge(history(text))
+    assert rules_found(detector) == []
+    (account,) = detector.ledger.accounts.values()
+    assert detector.verdict(account) is Verdict.OK
+
+
+def test_no_ok_without_a_checked_fact() -> None:
+    detector = judge(history("end"))
+    (account,) = detector.ledger.accounts.values()
+    assert detector.verdict(account) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
+def test_every_rule_says_what_it_is(rule: object) -> None:
+    """Title, invariant, source, what it needs, severity, hint: what the documentation and a finding are made of."""
+    text = type(rule).__doc__ or ""
+    assert "Invariant" in text
+    assert "Source:" in text
+    assert "Needs" in text
+    assert all((rule.id, rule.severity, rule.kinds, rule.hint, rule.title))  # type: ignore[attr-defined]

@@ -1,0 +1,151 @@
+"""The conformance suite of the stores; SQLite is the one there is."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from history import START_NS, history
+from wire import as_request
+
+from tracer.metrics import Metrics
+from tracer.pipeline import Pipeline
+from tracer.spans import Span
+from tracer.store import Batch, StoreError
+from tracer.store.sqlite import SqliteReader, SqliteWriter
+
+STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
+
+
+def filled(path: Path, *texts: str) -> tuple[SqliteWriter, SqliteReader, Pipeline]:
+    writer = SqliteWriter(path)
+    pipeline = Pipeline(writer, Metrics())
+    for number, text in enumerate(texts):
+        events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
+        pipeline.ingest(as_request(events), transport="grpc")
+    return writer, SqliteReader(path), pipeline
+
+
+def test_requests_are_found_by_parts_of_their_ids_and_by_filters(tmp_path: Path) -> None:
+    _, reader, _ = filled(tmp_path / "s.db", STORY, "L 100 c0 h0 -> 0\nend", "L 100 c0 h0 -> 0")
+    assert len(reader.requests()) == 3
+    assert [r["request"] for r in reader.requests(search="r-1")] == ["r-1-0123abcd"]
+    assert [r["request"] for r in reader.requests(verdict="drift")] == ["r-0-0123abcd"]
+    assert [r["request"] for r in reader.requests(status="queued")] == ["r-2-0123abcd"]
+    assert len(reader.requests(limit=2)) == 2
+    assert reader.requests(before_ns=START_NS) == []
+    assert reader.requests(search="'; DROP TABLE spans; --") == []
+    external = reader.request("r-0-0123abcd")
+    assert external is not None
+    assert external["findings"] == 1
+    caller = reader.request("r")  # what an OpenAI client saw, where `r-0` is the external id of its first prompt
+    assert caller is not None
+    by_trace = reader.request(caller["trace_id"])
+    assert by_trace is not None
+    assert by_trace["request"] == caller["request"]
+    assert reader.request("nobody") is None
+
+
+def test_a_requests_spans_and_the_foreign_ones_of_its_trace(tmp_path: Path) -> None:
+    writer, reader, _ = filled(tmp_path / "s.db", STORY)
+    account = reader.request("r-0-0123abcd")
+    assert account is not None
+    ours = reader.spans_of(account)
+    foreign = Span(
+        trace_id=account["trace_id"], span_id="f" * 16, parent_id="", name="llm_request", start_ns=START_NS,
+        end_ns=START_NS + 10**9, attributes={"gen_ai.request.id": "r-0"}, resource={"service.name": "vllm"}, scope="vllm",
+    )  # fmt: skip
+    writer.write(Batch(spans=[(foreign, None)]))
+    assert len(reader.spans_of(account)) == len(ours) + 1
+    assert reader.spans_of(account)[-1] == foreign
+    elsewhere = replace(
+        foreign, trace_id="e" * 32, span_id="e" * 16, attributes={"gen_ai.request.id": account["external"]}
+    )
+    writer.write(Batch(spans=[(elsewhere, None)]))
+    assert elsewhere in reader.spans_of(account), "vLLM's span in a trace of its own, named by the external id"
+
+
+def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path) -> None:
+    _, reader, pipeline = filled(tmp_path / "s.db", STORY)
+    before = (reader.totals(), reader.last_number(), reader.findings())
+    pipeline.ingest(as_request(history(STORY, request="r-0-0123abcd", recorder="rec-0")), transport="http")
+    assert (reader.totals(), reader.last_number(), reader.findings()) == before
+
+
+def test_a_span_that_is_twice_in_one_batch_is_stored_once(tmp_path: Path) -> None:
+    _, reader, pipeline = filled(tmp_path / "s.db")
+    events = history(STORY)
+    pipeline.ingest(as_request([*events, events[1]]), transport="http")
+    assert reader.last_number() >= len(events)
+    account = reader.request("cmpl-1-0-0123abcd")
+    assert account is not None
+    assert (account["lookups"], len(reader.spans_of(account))) == (2, len(events))
+
+
+def test_totals_activity_and_tail(tmp_path: Path) -> None:
+    _, reader, _ = filled(tmp_path / "s.db", STORY)
+    totals = reader.totals()
+    assert (totals["requests"], totals["running"], totals["lookups"], totals["preemptions"]) == (1, 0, 2, 1)
+    assert (totals["matched"], totals["findings"]) == (256, 1)
+    activity = reader.activity(since_ns=START_NS)
+    assert activity["kv.lookup"]["count"] == 2
+    assert activity["kv.lookup"]["returned"] == 512
+    assert reader.activity(since_ns=time.time_ns()) == {}
+    numbers = [number for number, _ in reader.tail(after=0)]
+    assert numbers == sorted(numbers)
+    assert [number for number, _ in reader.tail(after=numbers[2], limit=2)] == numbers[3:5]
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The open request is read back: what comes after the restart is no gap, and its drift is found with its history."""
+    events = history(STORY)
+    writer, _, pipeline = filled(tmp_path / "s.db")
+    pipeline.ingest(as_request(events[:4]), transport="grpc")
+    writer.close()
+    again = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
+    again.ingest(as_request(events[4:]), transport="grpc")
+    (account,) = SqliteReader(tmp_path / "s.db").requests()
+    assert (account["complete"], account["verdict"], account["lookups"]) == (True, "drift", 2)
+    (finding,) = SqliteReader(tmp_path / "s.db").findings()
+    assert [w["label"] for w in finding["witness"]] == ["L1", "L2"]
+
+
+def test_old_requests_leave_and_findings_stay(tmp_path: Path) -> None:
+    writer, reader, _ = filled(tmp_path / "s.db", STORY)
+    assert writer.prune(before_ns=START_NS) == 0
+    assert writer.prune(before_ns=START_NS + 10**12) > 0
+    assert (reader.requests(), reader.totals()["requests"], len(reader.findings())) == ([], 0, 1)
+
+
+def test_what_cannot_be_stored_is_kept_for_the_next_batch(tmp_path: Path) -> None:
+    writer, reader, pipeline = filled(tmp_path / "s.db")
+    blocker = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    writer._db.execute("PRAGMA busy_timeout=50")
+    blocker.execute("BEGIN IMMEDIATE")
+    batch = as_request(history(STORY))
+    with pytest.raises(StoreError, match=r"cannot write to the store .*s.db: database is locked"):
+        pipeline.ingest(batch, transport="grpc")
+    blocker.execute("ROLLBACK")
+    pipeline.ingest(batch, transport="grpc")  # the sender tries again
+    (account,) = reader.requests()
+    assert (account["lookups"], account["verdict"], len(reader.findings())) == (2, "drift", 1)
+
+
+@pytest.mark.parametrize("content", [b"this is no database, and long enough to be seen as none" * 20])
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"cannot open the store .*notes.txt: file is not a database"):
+        SqliteWriter(path)
+    assert path.read_bytes() == content
+
+
+def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "new.db")
+    db.execute("PRAGMA user_version=999")
+    db.close()
+    with pytest.raises(StoreError, match="written by a newer kvtrail"):
+        SqliteWriter(tmp_path / "new.db")

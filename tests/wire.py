@@ -1,0 +1,47 @@
+"""Histories as OTLP, encoded by the connector's own encoder, as a recorder would send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from connector.context import RequestContext, root_ids
+from connector.encode import Encoder
+from connector.wire import attribute
+from tracer import semconv
+from tracer.events import Event
+
+
+def encoded(events: Sequence[Event]) -> bytes:
+    """The bytes of an `ExportTraceServiceRequest` with the events of one recorder."""
+    resource = {
+        "service.name": "test",
+        semconv.ENGINE_ID.key: events[0].engine,
+        semconv.RECORDER_ID.key: events[0].recorder,
+    }
+    encoder = Encoder(resource, span_id_base=0x1000)
+    contexts: dict[str, RequestContext] = {}
+    recorded = []
+    for event in events:
+        request = event.request or ""
+        context = contexts.setdefault(
+            request,
+            RequestContext(
+                request, start_ns=event.start_ns, root=root_ids(event.engine, request), parent=None, sampled=True
+            ),
+        )
+        source = attribute(semconv.CONNECTOR.key, event.connector) + attribute(semconv.ROLE.key, event.role)
+        values = tuple(getattr(event, a.field) for a in semconv.FIELDS[event.kind])
+        recorded.append(
+            (
+                event.kind.value, source, context.identity, event.sequence, event.request_sequence, event.epoch,
+                event.start_ns, event.end_ns, event.error, values,
+            )
+        )  # fmt: skip
+    return encoder.request([encoder.spans(recorded)])
+
+
+def as_request(events: Sequence[Event]) -> ExportTraceServiceRequest:
+    """The same, parsed."""
+    return ExportTraceServiceRequest.FromString(encoded(events))

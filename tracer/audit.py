@@ -1,0 +1,119 @@
+"""`kvtrail audit`: the rules over trace files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracer import events
+from tracer.detect import Detector
+from tracer.findings import Finding, Severity, Verdict
+from tracer.tracefile import TraceReader
+
+
+@dataclass(slots=True)
+class Audit:
+    """The result of an audit.
+
+    Attributes:
+        findings: worst severity first, then by time.
+        verdicts: how many requests have each verdict.
+        checks: how often each rule gave each verdict.
+        spans, events, foreign: what was read; `repeated` spans were there twice and count once.
+        missing: events that the numbers say are missing.
+        unreadable: (file, line, reason) of what could not be read.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    checks: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
+    spans: int = 0
+    events: int = 0
+    foreign: int = 0
+    repeated: int = 0
+    missing: int = 0
+    unreadable: list[tuple[str, int, str]] = field(default_factory=list)
+
+    @property
+    def drift(self) -> bool:
+        return bool(self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {
+            "drift": self.drift,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "requests": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
+            "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(self.checks.items())],
+            "spans": self.spans,
+            "events": self.events,
+            "foreign": self.foreign,
+            "repeated": self.repeated,
+            "missing": self.missing,
+            "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
+        }
+
+
+def audit(paths: Iterable[Path]) -> Audit:
+    """Judge the spans of all files together, as one history; the order of files and lines does not matter.
+
+    Raises:
+        UnusableTrace: a file cannot be read at all; the text names it and the reason.
+    """
+    result = Audit()
+    detector = Detector()
+    found: dict[str, Finding] = {}
+    seen: set[tuple[str, str]] = set()
+    for path in paths:
+        reader = TraceReader(path)
+        for span in reader.spans():
+            result.spans += 1
+            if (span.trace_id, span.span_id) in seen:
+                result.repeated += 1
+                continue
+            seen.add((span.trace_id, span.span_id))
+            try:
+                event = events.from_span(span)
+            except events.MalformedSpan as malformed:
+                result.unreadable.append((str(path), 0, str(malformed)))
+                continue
+            if event is None:
+                result.foreign += 1
+                continue
+            result.events += 1
+            found.update({f.id: f for f in detector.feed([event])})
+        result.unreadable += [(str(path), number, reason) for number, reason in reader.bad_lines]
+    found.update({f.id: f for f in detector.settle()})
+    order = list(Severity)
+    result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
+    result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())
+    result.checks = detector.verdicts
+    result.missing = detector.missing
+    return result
+
+
+def as_text(result: Audit) -> Sequence[str]:
+    """The audit in sentences, a paragraph a finding."""
+    lines = []
+    for finding in result.findings:
+        times = "once" if finding.count == 1 else f"{finding.count} times"
+        healed = f", {finding.healed} of them healed by the guard" if finding.healed else ""
+        lines += [
+            f"{finding.rule} [{finding.severity}] {finding.title}",
+            f"  request {finding.request}, epoch {finding.epoch}, {finding.connector}; {times}{healed}",
+            f"  {finding.explanation}",
+            f"  Usually: {finding.hint}",
+            "",
+        ]
+    of = result.verdicts
+    lines.append(
+        f"{sum(of.values())} requests: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown;"
+        f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing."
+    )
+    if result.unreadable:
+        file, number, reason = result.unreadable[0]
+        lines.append(f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}")
+    return lines

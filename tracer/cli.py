@@ -1,0 +1,61 @@
+"""`kvtrail`: thin commands, each loaded only when it is called.
+
+Commands may live above the tracer (`demo` drives an engine, `dashboard` needs Streamlit); they are named here as text, so
+that nothing of them is imported by the sidecar.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from tracer import __version__
+
+COMMANDS = {
+    "serve": ("tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
+    "audit": ("tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
+    "dashboard": ("dashboard.command:dashboard", "Show live request timelines in the browser."),
+    "demo": ("connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is called, and says what to install when that fails."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        try:
+            command: Any = getattr(importlib.import_module(module), attribute)
+        except ImportError as missing:
+            extra = "dashboard" if cmd_name == "dashboard" else "tracer"
+            raise click.ClickException(
+                f"`kvtrail {cmd_name}` needs {missing.name or missing}: pip install 'kvtrail[{extra}]'"
+            ) from missing
+        return command  # type: ignore[no-any-return]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "KVTRAIL", "help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvtrail")
+def main() -> None:
+    """An audit trail for KV-cache offload in vLLM.
+
+    Every option can also be set in the environment, as KVTRAIL_<COMMAND>_<OPTION>.
+
+    Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
+    """
+
+
+if __name__ == "__main__":
+    main()

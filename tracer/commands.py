@@ -1,0 +1,101 @@
+"""The tracer's own commands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import click
+
+from tracer.options import Options
+
+_DEFAULT = Options()
+PORT = click.IntRange(1, 65535)
+MOST_HOURS = 10**6
+"""More than a century: for ever."""
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter("it must be a number of hours")
+    return value
+
+
+@click.command()
+@click.option("--host", default=_DEFAULT.host, show_default=True, help="Address to listen on.")
+@click.option("--grpc-port", type=PORT, default=_DEFAULT.grpc_port, show_default=True, help="Port for OTLP over gRPC.")
+@click.option(
+    "--http-port",
+    type=PORT,
+    default=_DEFAULT.http_port,
+    show_default=True,
+    help="Port for OTLP over HTTP, api, metrics and /docs.",
+)
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=_DEFAULT.store,
+    show_default=True,
+    help="SQLite file that holds spans, accounts and findings.",
+)
+@click.option(
+    "--trace-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also append all spans to this file, as OTLP JSON Lines, for `kvtrail audit`.",
+)
+@click.option(
+    "--retain-hours",
+    default=_DEFAULT.retain_hours,
+    show_default=True,
+    type=click.FloatRange(min=0.01, max=MOST_HOURS),
+    callback=_finite,
+    help="Drop spans and requests older than this; findings stay.",
+)
+def serve(host: str, grpc_port: int, http_port: int, store: Path, trace_file: Path | None, retain_hours: float) -> None:
+    """Run the tracer: receive spans, judge them, serve api and metrics.
+
+    Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
+    """
+    from tracer.receive import PortTaken
+    from tracer.serve import serve as run
+    from tracer.store import StoreError
+
+    if grpc_port == http_port:
+        raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs one of its own")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        run(Options(host, grpc_port, http_port, store, trace_file, retain_hours))
+    except (PortTaken, StoreError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
+@click.pass_context
+def audit(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+    """Judge trace files (OTLP JSON Lines, plain or .gz) together, and explain what contradicts itself.
+
+    Exit code 0: no drift found; 1: drift; 2: a file cannot be used.
+
+    Example: kvtrail audit trace.jsonl
+    """
+    from tracer.audit import as_text
+    from tracer.audit import audit as judge
+    from tracer.tracefile import UnusableTrace
+
+    try:
+        result = judge(files)
+    except UnusableTrace as error:
+        click.echo(f"Error: {error}", err=True)
+        context.exit(2)
+    except Exception as error:  # a defect of ours: exit code 1 would say that there is drift
+        click.echo(f"Error: the audit failed: {type(error).__name__}: {error}", err=True)
+        context.exit(2)
+    if as_json:
+        click.echo(json.dumps(result.as_dict(), indent=2))
+    else:
+        click.echo("\n".join(as_text(result)))
+    context.exit(1 if result.drift else 0)

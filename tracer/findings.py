@@ -1,0 +1,109 @@
+"""What a rule says: a judgement of one event, and a finding that explains itself from data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from tracer.events import Event
+
+
+class Severity(StrEnum):
+    """What a drift costs, worst first."""
+
+    CRASH = "crash"
+    WRONG_OUTPUT = "wrong output"
+    HANG = "hang"
+    LEAK = "leak"
+    WASTED_WORK = "wasted work"
+    WRONG_METRICS = "wrong metrics"
+
+
+class Verdict(StrEnum):
+    """`ok` needs at least one checked fact; what cannot be decided is `unknown`, never `drift`."""
+
+    OK = "ok"
+    DRIFT = "drift"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
+    is the event that broke it."""
+
+    numbers: dict[str, Any]
+    witness: Sequence[Event]
+    healed: bool = False
+
+
+Judgement = Verdict | Drift | None
+"""What a rule says of one event; None when the event is none of its business."""
+
+
+@dataclass(slots=True)
+class Witness:
+    """An event as evidence: enough to find it again, and the numbers that it carried."""
+
+    label: str
+    kind: str
+    span_id: str
+    at_ns: int
+    epoch: int
+    numbers: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Finding:
+    """One contradiction in one epoch of one request, however often it was repeated."""
+
+    rule: str
+    title: str
+    severity: Severity
+    engine: str
+    request: str
+    external: str
+    trace_id: str
+    connector: str
+    epoch: int
+    first_ns: int
+    last_ns: int
+    count: int
+    healed: int
+    """How many of the `count` the guard repaired before the scheduler acted on them."""
+    numbers: dict[str, Any]
+    witness: list[Witness] = field(default_factory=list)
+    explanation: str = ""
+    hint: str = ""
+
+    @property
+    def id(self) -> str:
+        """Stable over restarts and over the order of arrival: made of rule, engine, request and epoch."""
+        text = "\0".join((self.rule, self.engine, self.request, str(self.epoch)))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return {"id": self.id, **asdict(self)}
+
+
+def witnesses(events: Sequence[Event]) -> list[Witness]:
+    """Label the events of a drift: L for a lookup, A for an allocation, each numbered."""
+    seen: dict[str, int] = {}
+    result = []
+    for event in events:
+        letter = event.kind.removeprefix("kv.")[0].upper()
+        seen[letter] = seen.get(letter, 0) + 1
+        result.append(
+            Witness(f"{letter}{seen[letter]}", event.kind, event.span_id, event.start_ns, event.epoch, event.numbers())
+        )
+    return result
+
+
+def clock(at_ns: int) -> str:
+    """A moment as people read it, in UTC: 12:00:01.250."""
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]

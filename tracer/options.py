@@ -1,0 +1,27 @@
+"""What `kvtrail serve` can be told: apart from the servers, so that the command line knows it without loading them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `kvtrail serve` can be told.
+
+    Attributes:
+        host: address to listen on.
+        grpc_port: OTLP over gRPC.
+        http_port: OTLP over HTTP, api, metrics and `/docs`.
+        store: SQLite file; created if absent.
+        trace_file: also append all spans here, as OTLP JSON Lines.
+        retain_hours: spans and requests older than this are dropped; findings stay.
+    """
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 4317
+    http_port: int = 4318
+    store: Path = Path("kvtrail.db")
+    trace_file: Path | None = None
+    retain_hours: float = 72.0

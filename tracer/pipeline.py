@@ -1,0 +1,228 @@
+"""The sidecar's way of the data: spans in -> events -> ledger and rules -> store, then the acknowledgement.
+
+Order matters: a batch is acknowledged only when it is stored, so a tracer that is killed loses nothing that it has said it
+has. A batch that is sent again (its acknowledgement was lost) changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tracer import events, otlp, semconv
+from tracer.detect import GRACE_NS, Detector
+from tracer.events import Event, Heartbeat
+from tracer.findings import Finding, Verdict
+from tracer.metrics import Metrics
+from tracer.spans import Span
+from tracer.store import Batch, Writer
+from tracer.tracefile import TraceWriter
+
+logger = logging.getLogger("kvtrail")
+
+KEEP_FINISHED_NS = 60 * 10**9
+"""How long a finished request stays in memory for events that come late."""
+
+
+@dataclass(slots=True)
+class RecorderState:
+    """What is known of one recorder: a process of an engine. Counts are events."""
+
+    id: str
+    engine: str
+    service: str
+    model: str
+    first: int
+    """Lowest sequence number seen."""
+    highest: int
+    received: int = 0
+    dropped: int = 0
+    """As the recorder itself says."""
+    closed: bool = False
+    last_ns: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Events between the first and the highest number that have not come (yet)."""
+        return self.highest - self.first + 1 - self.received
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("id", "engine", "service", "model", "received", "dropped", "missing", "closed", "last_ns")
+        return {name: getattr(self, name) for name in names}
+
+
+class Pipeline:
+    """Takes batches of spans from any thread, one at a time."""
+
+    def __init__(self, writer: Writer, metrics: Metrics, *, trace_file: Path | None = None) -> None:
+        """Reads the open requests of the store back, so that a restart does not look like a gap."""
+        self.detector = Detector()
+        self.recorders: dict[str, RecorderState] = {}
+        self.started_ns = time.time_ns()
+        self.last_received_ns: int | None = None
+        self.spans_stored = 0
+        self._writer = writer
+        self._metrics = metrics
+        self._trace_file = None if trace_file is None else TraceWriter(trace_file)
+        self._lock = threading.Lock()
+        self._dirty: dict[tuple[str, str], None] = {}
+        self._changed: dict[str, Finding] = {}
+        self._reported: set[str] = set()
+        self._counted: Counter[tuple[str, Verdict]] = Counter()
+        self._missing = 0
+        self._read_back(writer.open_spans())
+        self._counted.update(self.detector.verdicts)
+        metrics.watch("requests_open", "Requests that have begun and not ended.", self._open_requests)
+        metrics.watch("recorders", "Recorders heard of since this tracer started.", lambda: len(self.recorders))
+        metrics.watch(
+            "recorder_events_dropped",
+            "Events that the recorders themselves had to drop, as they say.",
+            lambda: sum(state.dropped for state in self.recorders.values()),
+        )
+        metrics.watch("last_received_timestamp_seconds", "When the last batch came.", self._last_received_s)
+
+    def ingest(self, request: ExportTraceServiceRequest, *, transport: str) -> None:
+        """Take one batch. When this returns, it is stored.
+
+        Raises:
+            StoreError: nothing was stored, and the sender should try again.
+        """
+        started_s = time.perf_counter()
+        with self._lock:
+            spans = list(otlp.spans(request))
+            known = self._writer.known(spans)
+            new = [span for span in spans if (span.trace_id, span.span_id) not in known]
+            pairs = [(span, self._event(span)) for span in new]
+            fresh = [event for _, event in pairs if event is not None]
+            self._recall(fresh)
+            self._take_findings(self.detector.feed(fresh))
+            self._dirty.update({(e.engine, e.request): None for e in fresh if e.request is not None})
+            self._take_changed()
+            self._commit(pairs)
+            self.last_received_ns = time.time_ns()
+            self._count(len(spans), pairs, transport)
+            if self._trace_file is not None and new:
+                self._append(self._trace_file, request)
+        self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
+
+    def prune(self, *, retain_ns: int) -> None:
+        """Drop from the store what is older than `retain_ns`."""
+        with self._lock:
+            self._writer.prune(before_ns=time.time_ns() - retain_ns)
+
+    def tidy(self) -> None:
+        """Called every second or so: give up on what has been missing for too long, and let finished requests go."""
+        now_ns = time.time_ns()
+        with self._lock:
+            self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
+            self._take_changed()
+            if self._dirty:
+                self._commit([])
+            if self.detector.forget_finished(before_ns=now_ns - KEEP_FINISHED_NS):
+                self._reported &= {id_ for held in self.detector.findings.values() for id_ in held}
+            self._metrics.events_missing.inc(self.detector.missing - self._missing)
+            self._missing = self.detector.missing
+
+    def close(self) -> None:
+        with self._lock:
+            if self._trace_file is not None:
+                self._trace_file.close()
+            self._writer.close()
+
+    def _append(self, trace_file: TraceWriter, request: ExportTraceServiceRequest) -> None:
+        try:
+            trace_file.write(request)
+        except OSError as error:  # the batch is stored; only its copy is lost
+            logger.error("the trace file misses a batch: %s", error)
+
+    def _event(self, span: Span) -> Event | None:
+        try:
+            return events.from_span(span)
+        except events.MalformedSpan as malformed:
+            self._metrics.spans_malformed.inc()
+            logger.warning("%s; it is stored, but judged by no rule", malformed)
+            return None
+
+    def _recall(self, events: Sequence[Event]) -> None:
+        """Read requests back that were let go, and of which something comes late."""
+        held = self.detector.ledger.accounts
+        for key in {(e.engine, e.request): None for e in events if e.request is not None}:
+            if key not in held:
+                self._read_back(self._writer.spans_of_request(*key))
+
+    def _read_back(self, spans: Iterable[Span]) -> None:
+        """Enter stored spans once more; what they show has been reported."""
+        for span in spans:
+            if (event := self._event(span)) is not None:
+                self._reported.update(finding.id for finding in self.detector.feed([event]))
+
+    def _take_changed(self) -> None:
+        self._dirty.update(dict.fromkeys(self.detector.changed))
+        self.detector.changed.clear()
+
+    def _take_findings(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            if finding.id not in self._reported:
+                self._reported.add(finding.id)
+                self._metrics.found(finding)
+                logger.warning("%s: %s", finding.rule, finding.explanation)
+            self._changed[finding.id] = finding
+
+    def _commit(self, pairs: list[tuple[Span, Event | None]]) -> None:
+        """Write; what could not be written stays marked and goes with the next batch."""
+        accounts = []
+        for key in self._dirty:
+            if (account := self.detector.ledger.accounts.get(key)) is not None:
+                found = len(self.detector.findings.get(key, ()))
+                accounts.append({**account.as_dict(), "verdict": self.detector.verdict(account), "findings": found})
+        self._writer.write(Batch(pairs, accounts, list(self._changed.values())))
+        self.spans_stored += len(pairs)
+        self._dirty.clear()
+        self._changed.clear()
+
+    def _count(self, received: int, pairs: list[tuple[Span, Event | None]], transport: str) -> None:
+        metrics = self._metrics
+        metrics.spans_received.labels(transport).inc(received)
+        metrics.spans_repeated.inc(received - len(pairs))
+        for span, event in pairs:
+            if event is not None:
+                metrics.observe(event)
+                self._hear(event, span.resource)
+            elif span.scope != semconv.SCOPE:
+                metrics.spans_foreign.inc()
+        for (rule, verdict), count in (self.detector.verdicts - self._counted).items():
+            metrics.judged(rule, verdict, count)
+        self._counted = Counter(self.detector.verdicts)
+
+    def _hear(self, event: Event, resource: Mapping[str, Any]) -> None:
+        state = self.recorders.get(event.recorder)
+        if state is None:
+            state = self.recorders[event.recorder] = RecorderState(
+                id=event.recorder,
+                engine=event.engine,
+                service=str(resource.get("service.name", "")),
+                model=str(resource.get(semconv.MODEL.key, "")),
+                first=event.sequence,
+                highest=event.sequence,
+            )
+        state.received += 1
+        state.first = min(state.first, event.sequence)
+        state.highest = max(state.highest, event.sequence)
+        state.last_ns = max(state.last_ns, event.end_ns)
+        if isinstance(event, Heartbeat):
+            state.dropped = max(state.dropped, event.recorder_dropped)
+            state.closed = event.recorder_closed
+
+    def _open_requests(self) -> int:
+        return len(self.detector.ledger.accounts) - len(self.detector.ledger.finished)
+
+    def _last_received_s(self) -> float:
+        return (self.last_received_ns or 0) / 1e9

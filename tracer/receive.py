@@ -1,0 +1,119 @@
+"""OTLP servers: gRPC, and the HTTP routes for protobuf and JSON, plain or gzip.
+
+Both acknowledge a batch only when the pipeline has stored it, and answer 'try again' when it could not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+from tracer import otlp
+from tracer.pipeline import Pipeline
+from tracer.store import StoreError
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Largest request taken, after decompression; the limit of the OpenTelemetry SDK's own exporters."""
+
+
+class PortTaken(RuntimeError):
+    """A server could not listen; the text names the address and the option that changes it."""
+
+
+class _TraceService(TraceServiceServicer):
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def Export(  # the name is the protocol's
+        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> ExportTraceServiceResponse:
+        try:
+            self._pipeline.ingest(request, transport="grpc")
+        except StoreError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return ExportTraceServiceResponse()
+
+
+def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
+    """Start the gRPC server; it runs on threads of its own until it is stopped.
+
+    Raises:
+        PortTaken: the address is in use or not ours.
+    """
+    server = grpc.server(
+        ThreadPoolExecutor(max_workers=4, thread_name_prefix="otlp-grpc"),
+        # Without so_reuseport a second tracer on the same port would silently take half of the spans.
+        options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.so_reuseport", 0)],
+    )
+    add_TraceServiceServicer_to_server(_TraceService(pipeline), server)  # type: ignore[no-untyped-call]
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise PortTaken(f"cannot listen on {host}:{port} for OTLP over gRPC; is it in use? Choose another: --grpc-port")
+    server.start()
+    return server
+
+
+def http_routes(pipeline: Pipeline) -> APIRouter:
+    """The route `POST /v1/traces`."""
+    router = APIRouter(tags=["OTLP"])
+
+    @router.post("/v1/traces", summary="OTLP/HTTP trace export (protobuf or JSON, plain or gzip)")
+    async def traces(request: Request) -> Response:
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type not in ("application/x-protobuf", "application/json"):
+            wanted = "send application/x-protobuf or application/json"
+            return _refused(415, f"content type {content_type!r}: {wanted}", content_type)
+        try:
+            body = _decompressed(await request.body(), request.headers.get("content-encoding", "").strip().lower())
+            is_json = content_type == "application/json"
+            batch = otlp.from_json(json.loads(body)) if is_json else otlp.from_protobuf(body)
+        except (ValueError, RecursionError, OSError, zlib.error, EOFError) as error:
+            return _refused(400, str(error), content_type)
+        try:
+            await run_in_threadpool(pipeline.ingest, batch, transport="http")
+        except StoreError as error:
+            return _refused(503, str(error), content_type)
+        if content_type == "application/json":
+            return Response("{}", media_type=content_type)
+        return Response(ExportTraceServiceResponse().SerializeToString(), media_type=content_type)
+
+    return router
+
+
+def _decompressed(body: bytes, encoding: str) -> bytes:
+    if encoding in ("", "identity"):
+        plain = body
+    elif encoding == "gzip":
+        with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+            plain = file.read(MAX_BODY_BYTES + 1)
+    else:
+        raise ValueError(f"content encoding {encoding!r}: send gzip, or none")
+    if len(plain) > MAX_BODY_BYTES:
+        raise ValueError(f"more than {MAX_BODY_BYTES} bytes in one request: send smaller batches")
+    return plain
+
+
+def _refused(code: int, message: str, content_type: str) -> Response:
+    """An error as OTLP/HTTP has it: a `google.rpc.Status` in the request's encoding."""
+    if content_type == "application/x-protobuf":
+        return Response(Status(message=message).SerializeToString(), status_code=code, media_type=content_type)
+    return Response(json.dumps({"message": message}), status_code=code, media_type="application/json")

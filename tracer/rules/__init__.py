@@ -1,0 +1,79 @@
+"""The rules: one file each. Adding a rule means adding a file here (and its tests and documentation).
+
+A rule file defines one subclass of `Rule` with a docstring that begins with its title, states the invariant as a formula
+and names its source. It judges one event at a time against the account as it stood before that event.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from typing import ClassVar
+
+from tracer.events import Event
+from tracer.findings import Finding, Judgement, Severity
+from tracer.ledger import Account
+from tracer.semconv import Kind
+
+
+class Rule(ABC):
+    """An invariant and the words for its breach."""
+
+    id: ClassVar[str]
+    severity: ClassVar[Severity]
+    kinds: ClassVar[frozenset[Kind]]
+    """The kinds of events that this rule judges."""
+    hint: ClassVar[str]
+    """What usually causes the drift, and what to do about it."""
+
+    @property
+    def title(self) -> str:
+        """The first line of the docstring."""
+        return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
+
+    @abstractmethod
+    def judge(self, event: Event, account: Account) -> Judgement:
+        """Judge one event; `account` is the request's as it stood before the event.
+
+        A rule that leans on the account's history must answer `Verdict.UNKNOWN` when `account.complete` is False.
+        """
+
+    @abstractmethod
+    def explain(self, finding: Finding) -> str:
+        """The contradiction in sentences, from the finding's data alone."""
+
+
+@cache
+def all_rules() -> Sequence[Rule]:
+    """Every rule in this folder, by id."""
+    modules = [
+        importlib.import_module(f"{__name__}.{info.name}")
+        for info in pkgutil.iter_modules(__path__)
+        if info.name != "__main__"
+    ]
+    classes = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Rule) and value.__module__ == module.__name__
+    }
+    return sorted((cls() for cls in classes), key=lambda rule: rule.id)
+
+
+def as_markdown() -> str:
+    """The documentation page of the rules, made of their docstrings."""
+    parts = [
+        "# Rules\n\nGenerated from the rules' docstrings by `python -m tracer.rules > docs/rules.md`; a test fails when the"
+        " two differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
+        " store,"
+        " e returned by a lookup, x allocated.\n\nFor tests and demos, a known bug can be injected into any connector as"
+        " `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the same name.\n"
+    ]
+    for rule in all_rules():
+        text = inspect.cleandoc(type(rule).__doc__ or "")
+        parts.append(f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n")
+    return "\n".join(parts)

@@ -1,0 +1,171 @@
+"""The one vocabulary: every span and attribute that kvtrail writes or reads.
+
+The recorder encodes from these tables, the tracer decodes with them, and `docs/spans.md` is generated from them
+(`python -m tracer.semconv`), so a name exists exactly once.
+
+Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SCOPE = "kvtrail"
+"""Instrumentation scope of every span that a kvtrail recorder writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute: its `key` on the wire, its Python `type`, and what it says in one sentence."""
+
+    key: str
+    type: type
+    brief: str
+
+    @property
+    def field(self) -> str:
+        """The attribute's name in events and in the api: `kvtrail.tokens.returned` is `returned`."""
+        name = self.key.removeprefix("kvtrail.").removeprefix("tokens.").replace(".", "_")
+        return "is_async" if name == "async" else name  # `async` is a keyword
+
+
+class Kind(StrEnum):
+    """The span names; each is also the kind of an event."""
+
+    REQUEST_START = "kv.request.start"
+    REQUEST = "kv.request"
+    LOOKUP = "kv.lookup"
+    ALLOC = "kv.alloc"
+    SCHEDULE = "kv.schedule"
+    PREEMPT = "kv.preempt"
+    LOAD = "kv.load"
+    STORE = "kv.store"
+    RECEIVED = "kv.received"
+    SENT = "kv.sent"
+    EVICT = "kv.evict"
+    RESET = "kv.reset"
+    HEARTBEAT = "kv.recorder"
+
+
+def _tokens(name: str, brief: str) -> Attribute:
+    return Attribute(f"kvtrail.tokens.{name}", int, brief)
+
+
+TOTAL = _tokens("total", "Tokens of the request at this moment: prompt and, after a preemption, its output so far.")
+COMPUTED = _tokens(
+    "computed", "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins."
+)
+MATCHED = _tokens(
+    "matched", "Length of the prefix that the connector's store holds; absent where the connector hides it."
+)
+RETURNED = _tokens(
+    "returned", "The lookup's answer to the scheduler: tokens beyond the computed ones; absent for 'ask me later'."
+)
+REFUSED = _tokens("refused", "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`.")
+ALLOCATED = _tokens("allocated", "External tokens for which the scheduler allocated blocks.")
+SCHEDULED = _tokens("scheduled", "Tokens that the scheduler runs in this step.")
+START = _tokens("start", "First token position of a transfer.")
+COUNT = _tokens("count", "Tokens of a transfer.")
+OUTPUT = _tokens("output", "Tokens generated when the request finished.")
+BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
+BYTES = Attribute("kvtrail.bytes", int, "Bytes copied or freed.")
+KEY = Attribute("kvtrail.chunk.key", str, "Key of a chunk in the connector's store, shortened hex.")
+ASYNC = Attribute("kvtrail.async", bool, "The load runs between scheduler steps.")
+CACHED = Attribute("kvtrail.cached", bool, "The answer came from the connector's memory of an earlier lookup.")
+RESUMED = Attribute("kvtrail.resumed", bool, "The request runs again after a preemption.")
+DELAYED = Attribute("kvtrail.free.delayed", bool, "The connector keeps the blocks after the request has finished.")
+OUTCOME = Attribute("kvtrail.outcome", str, "How the request ended: vLLM's finish status, in lower case.")
+FAILED = Attribute("kvtrail.failed", bool, "The transfer failed.")
+SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
+RECORDED = Attribute(
+    "kvtrail.recorder.recorded", int, "Events recorded since this recorder began, dropped ones included."
+)
+DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped because the ring was full or an export failed.")
+CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
+
+FIELDS: dict[Kind, tuple[Attribute, ...]] = {
+    Kind.REQUEST_START: (TOTAL,),
+    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED),
+    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED),
+    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS),
+    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED),
+    Kind.PREEMPT: (),
+    Kind.LOAD: (START, COUNT, BLOCKS, BYTES),
+    Kind.STORE: (START, COUNT, BLOCKS, BYTES),
+    Kind.RECEIVED: (FAILED,),
+    Kind.SENT: (),
+    Kind.EVICT: (KEY, COUNT, BYTES),
+    Kind.RESET: (SUCCEEDED,),
+    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED),
+}
+"""The attributes of each kind, in the order in which the recorder's tuples hold them."""
+
+BRIEFS: dict[Kind, str] = {
+    Kind.REQUEST_START: "A request reached the scheduler: announces the root span, which ends only with the request.",
+    Kind.REQUEST: "Root of a request's KV story, from its arrival to its end.",
+    Kind.LOOKUP: "`get_num_new_matched_tokens`: the scheduler asks what the connector could load.",
+    Kind.ALLOC: "`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded.",
+    Kind.SCHEDULE: "The first step of a request after its admission or resumption.",
+    Kind.PREEMPT: "The scheduler took the request's blocks away; its computed tokens are 0 again.",
+    Kind.LOAD: "Tokens were copied from the connector's store into KV blocks.",
+    Kind.STORE: "Tokens were copied from KV blocks into the connector's store.",
+    Kind.RECEIVED: "The workers reported an asynchronous load as finished.",
+    Kind.SENT: "The workers reported an asynchronous store as finished.",
+    Kind.EVICT: "A chunk left the connector's store to make room.",
+    Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
+    Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
+}
+
+REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.")
+EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.")
+EPOCH = Attribute("kvtrail.request.epoch", int, "Preemption epoch: how often the request had been preempted.")
+REQUEST_SEQUENCE = Attribute("kvtrail.request.sequence", int, "Its number among the recorder's events of the request.")
+SEQUENCE = Attribute("kvtrail.recorder.sequence", int, "Number of this event among all of its recorder's.")
+CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced connector.")
+CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "The traced connector among those of its process.")
+ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.")
+RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
+COMMON: tuple[Attribute, ...] = (
+    REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
+)  # fmt: skip
+"""Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
+
+RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.")
+ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.")
+BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
+MODEL = Attribute("kvtrail.model", str, "The model's name, as vLLM was given it.")
+ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
+RESOURCE: tuple[Attribute, ...] = (RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, ENGINE_VERSION)
+"""Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
+
+
+def external_id(request_id: str) -> str:
+    """The caller's id: vLLM names a request `<external>-<8 hexadecimal digits>` inside the engine."""
+    head, dash, tail = request_id.rpartition("-")
+    return head if dash and len(tail) == 8 and all(c in "0123456789abcdef" for c in tail) else request_id
+
+
+def as_markdown() -> str:
+    """The documentation page of spans and attributes."""
+
+    def rows(attributes: tuple[Attribute, ...]) -> str:
+        return "\n".join(f"| `{a.key}` | {a.type.__name__} | {a.brief} |" for a in attributes)
+
+    head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
+    parts = [
+        "# Spans and attributes\n\nGenerated from `tracer/semconv.py` by `python -m tracer.semconv > docs/spans.md`;"
+        " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
+        " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
+        " and the event `exception`, as OpenTelemetry's conventions have it.\n",
+        f"## On every span\n\n{head}{rows(COMMON)}\n",
+        f"## On the resource\n\n{head}{rows(RESOURCE)}\n",
+    ]
+    for kind, attributes in FIELDS.items():
+        table = f"\n\n{head}{rows(attributes)}" if attributes else ""
+        parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

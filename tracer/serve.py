@@ -1,0 +1,82 @@
+"""`kvtrail serve`: the sidecar's servers, started, kept and stopped together."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import uvicorn
+
+from tracer.api import application
+from tracer.metrics import Metrics
+from tracer.options import Options
+from tracer.pipeline import Pipeline
+from tracer.receive import PortTaken, serve_grpc
+from tracer.store import StoreError
+from tracer.store.sqlite import SqliteReader, SqliteWriter
+
+logger = logging.getLogger("kvtrail")
+
+TIDY_EVERY_S = 1.0
+PRUNE_EVERY = 60
+"""Rounds of tidying between two prunings of the store."""
+HOUR_NS = 3600 * 10**9
+
+
+def serve(options: Options) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        PortTaken: an address is in use.
+        StoreError: the store or the trace file cannot be opened.
+    """
+    listener = _listener(options.host, options.http_port)
+    writer = SqliteWriter(options.store)
+    metrics = Metrics()
+    try:
+        pipeline = Pipeline(writer, metrics, trace_file=options.trace_file)
+    except OSError as error:
+        raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
+    grpc_server = serve_grpc(pipeline, options.host, options.grpc_port)
+    stop = threading.Event()
+    tidier = threading.Thread(target=_tidy, args=(pipeline, options, stop), name="tidy", daemon=True)
+    tidier.start()
+    app = application(pipeline, SqliteReader(options.store), metrics)
+    logger.info(
+        "kvtrail tracer: OTLP on %s:%d (gRPC) and http://%s:%d/v1/traces, api on http://%s:%d/docs, metrics on /metrics,"
+        " store %s. Ctrl-C ends it.",
+        options.host, options.grpc_port, options.host, options.http_port, options.host, options.http_port, options.store,
+    )  # fmt: skip
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        stop.set()
+        grpc_server.stop(grace=1).wait()
+        tidier.join()
+        pipeline.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Bind before anything else is made, so that a taken port leaves no trace."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(f"cannot listen on {host}:{port} ({error.strerror}). Choose another: --http-port") from error
+    return listener
+
+
+def _tidy(pipeline: Pipeline, options: Options, stop: threading.Event) -> None:
+    rounds = 0
+    while not stop.wait(TIDY_EVERY_S):
+        try:
+            pipeline.tidy()
+            if rounds % PRUNE_EVERY == 0:
+                pipeline.prune(retain_ns=int(options.retain_hours * HOUR_NS))
+            rounds += 1
+        except Exception:
+            logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)

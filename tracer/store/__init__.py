@@ -1,0 +1,87 @@
+"""Where spans, accounts and findings are kept: one protocol, so that another database can serve the same api."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tracer.events import Event
+from tracer.findings import Finding
+from tracer.spans import Span
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written together, or not at all.
+
+    Attributes:
+        spans: new spans, with the event that each carries, if it is ours.
+        accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
+        findings: findings that are new or have changed.
+    """
+
+    spans: list[tuple[Span, Event | None]] = field(default_factory=list)
+    accounts: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+class Writer(Protocol):
+    """The one that writes. Not thread-safe."""
+
+    def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
+        """(trace id, span id) of those that are stored already: an exporter may send a batch twice."""
+
+    def write(self, batch: Batch) -> None:
+        """Store a batch. When this returns, a kill -9 loses nothing of it.
+
+        Raises:
+            StoreError: nothing of the batch was stored; the text says why.
+        """
+
+    def open_spans(self) -> Iterable[Span]:
+        """The spans of requests that have not finished, oldest first: what a restarted tracer must read again."""
+
+    def spans_of_request(self, engine: str, request: str) -> Iterable[Span]:
+        """The kvtrail spans of one request, oldest first."""
+
+    def prune(self, *, before_ns: int) -> int:
+        """Drop spans and requests that ended before; returns the number of spans. Findings stay."""
+
+    def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """Those that read, from any thread, while the writer writes."""
+
+    def requests(
+        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Requests, latest first; `search` is a part of either id."""
+
+    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+        """One request by its engine's or external id; the latest where an external id was used twice."""
+
+    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+        """The spans of a request, and the foreign ones of its trace, by time; the latest `limit` of them."""
+
+    def findings(
+        self, *, request: str = "", engine: str = "", rule: str = "", severity: str = "", limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Findings, latest first."""
+
+    def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
+        """Spans in the order of their arrival, with the number to go on after."""
+
+    def last_number(self) -> int:
+        """The number of the span that arrived last; 0 when there is none."""
+
+    def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
+        """For each kind of event since then: `count`, and sums of `returned`, `count_tokens` and `bytes`."""
+
+    def totals(self) -> dict[str, int]:
+        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `findings`."""
+
+
+class StoreError(RuntimeError):
+    """The store refused; the text names the file and the reason."""

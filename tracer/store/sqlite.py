@@ -1,0 +1,300 @@
+"""The default store: one SQLite file in WAL mode.
+
+One connection writes and checkpoints; all others are read-only. That is also how the WAL-reset bug of SQLite 3.7 to
+3.51.2 (https://sqlite.org/wal.html#walresetbug) is kept out, which needs two connections that write or checkpoint.
+`synchronous=NORMAL`: a commit survives the death of the process, though not of the machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from tracer import semconv
+from tracer.events import Event
+from tracer.spans import Span
+from tracer.store import Batch, StoreError
+
+SCHEMA_VERSION = 1
+GEN_AI_REQUEST_ID = "gen_ai.request.id"
+"""By this attribute vLLM's `llm_request` names the request, with its external id, even when the trace is another."""
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS spans (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    span_id TEXT NOT NULL, trace_id TEXT NOT NULL, parent_id TEXT NOT NULL,
+    name TEXT NOT NULL, scope TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,
+    engine TEXT, request TEXT, named TEXT, error TEXT, resource INTEGER NOT NULL,
+    attributes TEXT NOT NULL, events TEXT NOT NULL,
+    UNIQUE (span_id, trace_id)
+);
+CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request, engine);
+CREATE INDEX IF NOT EXISTS spans_by_name_of_request ON spans (named) WHERE named IS NOT NULL;
+CREATE INDEX IF NOT EXISTS spans_by_trace ON spans (trace_id);
+CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns);
+CREATE TABLE IF NOT EXISTS requests (
+    request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, trace_id TEXT NOT NULL,
+    status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL,
+    started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
+    lookups INTEGER NOT NULL, longest_match INTEGER NOT NULL, loaded INTEGER NOT NULL,
+    stored INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    account TEXT NOT NULL,
+    PRIMARY KEY (request, engine)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns);
+CREATE INDEX IF NOT EXISTS requests_by_end ON requests (last_ns);
+CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external);
+CREATE TABLE IF NOT EXISTS findings (
+    id TEXT PRIMARY KEY, rule TEXT NOT NULL, severity TEXT NOT NULL, request TEXT NOT NULL, engine TEXT NOT NULL,
+    last_ns INTEGER NOT NULL, body TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS findings_by_time ON findings (last_ns);
+CREATE INDEX IF NOT EXISTS findings_by_request ON findings (request);
+"""
+_SPAN_COLUMNS = (
+    "span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events,"
+    " (SELECT body FROM resources WHERE id = resource)"
+)
+_ACCOUNT_COLUMNS = (
+    "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
+    "lookups", "longest_match", "loaded", "stored", "epoch",
+)  # fmt: skip
+
+
+class SqliteWriter:
+    """The writing side; creates the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises StoreError when the file cannot be opened, is no database, or belongs to a newer kvtrail."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = path.with_name(f"{path.name}.lock").open("w")
+            _lock_alone(self._lock, path)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version > SCHEMA_VERSION:
+                raise StoreError(
+                    f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
+                )
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"cannot open the store {path}: {error}") from error
+        self._resources: dict[str, int] = {}
+
+    def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
+        ids = json.dumps([span.span_id for span in spans])
+        query = "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT value FROM json_each(?))"
+        return set(self._db.execute(query, (ids,)))
+
+    def write(self, batch: Batch) -> None:
+        with self._transaction():
+            self._write(batch)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                self._resources.clear()
+                raise
+            self._db.execute("COMMIT")
+        except (sqlite3.Error, OverflowError) as error:
+            raise StoreError(f"cannot write to the store {self.path}: {error}") from error
+
+    def open_spans(self) -> Iterable[Span]:
+        rows = self._db.execute(
+            f"SELECT {_SPAN_COLUMNS} FROM spans JOIN requests USING (request, engine)"
+            " WHERE requests.ended_ns IS NULL AND scope = ? ORDER BY number".replace("trace_id,", "spans.trace_id,", 1),
+            (semconv.SCOPE,),
+        )
+        return map(_span, rows)
+
+    def spans_of_request(self, engine: str, request: str) -> Iterable[Span]:
+        query = f"SELECT {_SPAN_COLUMNS} FROM spans WHERE request = ? AND engine = ? ORDER BY number"
+        return [_span(row) for row in self._db.execute(query, (request, engine))]
+
+    def prune(self, *, before_ns: int) -> int:
+        with self._transaction():
+            return self._prune(max(0, before_ns))
+
+    def _prune(self, before_ns: int) -> int:
+        dropped = self._db.execute(
+            "DELETE FROM spans WHERE end_ns < ? AND NOT EXISTS (SELECT 1 FROM requests r WHERE r.request = spans.request"
+            " AND r.engine = spans.engine AND r.last_ns >= ?)",
+            (before_ns, before_ns),
+        ).rowcount
+        self._db.execute("DELETE FROM requests WHERE last_ns < ?", (before_ns,))
+        return dropped
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def _write(self, batch: Batch) -> None:
+        self._db.executemany(
+            "INSERT OR IGNORE INTO spans (span_id, trace_id, parent_id, name, scope, start_ns, end_ns, engine, request,"
+            " named, error, resource, attributes, events) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (self._span_row(span, event) for span, event in batch.spans),
+        )
+        columns = (*_ACCOUNT_COLUMNS, "account")
+        self._db.executemany(
+            f"INSERT OR REPLACE INTO requests ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
+            ((*(account[name] for name in _ACCOUNT_COLUMNS), json.dumps(account)) for account in batch.accounts),
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO findings (id, rule, severity, request, engine, last_ns, body) VALUES (?,?,?,?,?,?,?)",
+            (
+                (f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, json.dumps(f.as_dict()))
+                for f in batch.findings
+            ),
+        )
+
+    def _span_row(self, span: Span, event: Event | None) -> tuple[Any, ...]:
+        named = span.attributes.get(GEN_AI_REQUEST_ID)
+        whose: tuple[str | None, ...] = (None, None, named if isinstance(named, str) else None)
+        if event is not None:
+            whose = (event.engine, event.request, None)
+        return (
+            span.span_id, span.trace_id, span.parent_id, span.name, span.scope, span.start_ns, span.end_ns, *whose,
+            span.error, self._resource(span), json.dumps(span.attributes), json.dumps(span.events),
+        )  # fmt: skip
+
+    def _resource(self, span: Span) -> int:
+        body = json.dumps(dict(span.resource), sort_keys=True)
+        number = self._resources.get(body)
+        if number is None:
+            self._db.execute("INSERT OR IGNORE INTO resources (body) VALUES (?)", (body,))
+            (number,) = self._db.execute("SELECT id FROM resources WHERE body = ?", (body,)).fetchone()
+            self._resources[body] = int(number)
+        return int(number)
+
+
+def _lock_alone(file: IO[str], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(f"another tracer writes to the store {path}; choose another: --store") from None
+
+
+class SqliteReader:
+    """The reading side; any thread may use it, each gets a read-only connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro"
+        self._local = threading.local()
+
+    def requests(
+        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+    ) -> list[dict[str, Any]]:
+        where, values = _where({"status =": status, "verdict =": verdict, "started_ns <": before_ns})
+        if search:
+            where.append("(instr(request, ?) OR instr(external, ?) OR trace_id = ?)")
+            values += [search] * 3
+        rows = self._query(
+            "SELECT account FROM requests", where, values, f"ORDER BY started_ns DESC LIMIT {int(limit)}"
+        )
+        return [json.loads(account) for (account,) in rows]
+
+    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+        # The caller of an OpenAI api saw `cmpl-1`; vLLM's external ids of its prompts are `cmpl-1-0`, `cmpl-1-1`, ...
+        its_prompts = "substr(external, 1, length(?1) + 1) = ?1 || '-'"
+        for condition in ("(request = ?1 OR external = ?1)", f"(trace_id = ?1 OR {its_prompts})"):
+            rows = self._query(
+                "SELECT account FROM requests",
+                [condition, "(engine = ?2 OR ?2 = '')"],
+                [request, engine],
+                "ORDER BY started_ns DESC LIMIT 1",
+            )
+            if rows:
+                return dict(json.loads(rows[0][0]))
+        return None
+
+    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+        rows = self._query(
+            f"SELECT {_SPAN_COLUMNS} FROM spans",
+            ["(request = ? AND engine = ?) OR (trace_id = ? AND request IS NULL) OR named = ?"],
+            [account["request"], account["engine"], account["trace_id"], account["external"]],
+            f"ORDER BY end_ns DESC, number DESC LIMIT {int(limit)}",
+        )
+        return [_span(row) for row in reversed(rows)]
+
+    def findings(
+        self, *, request: str = "", engine: str = "", rule: str = "", severity: str = "", limit: int = 100
+    ) -> list[dict[str, Any]]:
+        where, values = _where({"request =": request, "engine =": engine, "rule =": rule, "severity =": severity})
+        rows = self._query("SELECT body FROM findings", where, values, f"ORDER BY last_ns DESC LIMIT {int(limit)}")
+        return [json.loads(body) for (body,) in rows]
+
+    def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
+        rows = self._query(
+            f"SELECT number, {_SPAN_COLUMNS} FROM spans", ["number > ?"], [after], f"ORDER BY number LIMIT {int(limit)}"
+        )
+        return [(number, _span(rest)) for number, *rest in rows]
+
+    def last_number(self) -> int:
+        return int(self._query("SELECT coalesce(max(number), 0) FROM spans", [], [])[0][0])
+
+    def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
+        rows = self._query(
+            f"SELECT name, count(*), sum(attributes ->> '$.\"{semconv.RETURNED.key}\"'),"
+            f" sum(attributes ->> '$.\"{semconv.COUNT.key}\"'), sum(attributes ->> '$.\"{semconv.BYTES.key}\"')"
+            " FROM spans",
+            ["end_ns >= ?", "scope = ?"],
+            [since_ns, semconv.SCOPE],
+            "GROUP BY name",
+        )
+        names = ("count", "returned", "count_tokens", "bytes")
+        return {name: dict(zip(names, (int(n or 0) for n in sums), strict=True)) for name, *sums in rows}
+
+    def totals(self) -> dict[str, int]:
+        names = ("requests", "running", "lookups", "matched", "loaded", "stored", "preemptions", "drifting")
+        (row,) = self._query(
+            "SELECT count(*), sum(ended_ns IS NULL), sum(lookups), sum(longest_match), sum(loaded), sum(stored), sum(epoch),"
+            " sum(findings > 0) FROM requests",
+            [],
+            [],
+        )
+        ((findings,),) = self._query("SELECT count(*) FROM findings", [], [])
+        return {**dict(zip(names, (int(n or 0) for n in row), strict=True)), "findings": int(findings)}
+
+    def _query(self, select: str, where: list[str], values: list[Any], tail: str = "") -> list[Any]:
+        db = getattr(self._local, "db", None)
+        if db is None:
+            db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return db.execute(f"{select}{clause} {tail}", values).fetchall()  # type: ignore[no-any-return]
+
+
+def _where(filters: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    wanted = {column: value for column, value in filters.items() if value not in ("", None)}
+    return [f"{column} ?" for column in wanted], list(wanted.values())
+
+
+def _span(row: Sequence[Any]) -> Span:
+    span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events, resource = row
+    return Span(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        scope=scope,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        error=error,
+        attributes=json.loads(attributes),
+        events=json.loads(events),
+        resource=json.loads(resource),
+    )
