@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import events
+from tracer import decode
 from tracer.detect import Detector
 from tracer.findings import Finding, Severity, Verdict
 from tracer.tracefile import TraceReader
@@ -76,8 +76,8 @@ def audit(paths: Iterable[Path]) -> Audit:
                 continue
             seen.add((span.trace_id, span.span_id))
             try:
-                event = events.from_span(span)
-            except events.MalformedSpan as malformed:
+                event = decode.from_span(span)
+            except decode.MalformedSpan as malformed:
                 result.unreadable.append((str(path), 0, str(malformed)))
                 continue
             if event is None:

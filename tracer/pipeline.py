@@ -17,7 +17,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import events, otlp, semconv
+from tracer import decode, otlp, semconv
 from tracer.detect import GRACE_NS, Detector
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
@@ -145,8 +145,8 @@ class Pipeline:
 
     def _event(self, span: Span) -> Event | None:
         try:
-            return events.from_span(span)
-        except events.MalformedSpan as malformed:
+            return decode.from_span(span)
+        except decode.MalformedSpan as malformed:
             self._metrics.spans_malformed.inc()
             logger.warning("%s; it is stored, but judged by no rule", malformed)
             return None
