@@ -67,6 +67,7 @@ def audit(paths: Iterable[Path]) -> Audit:
     detector = Detector()
     found: dict[str, Finding] = {}
     seen: set[tuple[str, str]] = set()
+    last_ns = 0
     for path in paths:
         reader = TraceReader(path)
         for span in reader.spans():
@@ -84,9 +85,10 @@ def audit(paths: Iterable[Path]) -> Audit:
                 result.foreign += 1
                 continue
             result.events += 1
+            last_ns = max(last_ns, event.end_ns)
             found.update({f.id: f for f in detector.feed([event])})
         result.unreadable += [(str(path), number, reason) for number, reason in reader.bad_lines]
-    found.update({f.id: f for f in detector.settle()})
+    found.update({f.id: f for f in (*detector.settle(), *detector.tick(last_ns))})
     order = list(Severity)
     result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
     result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())

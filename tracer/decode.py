@@ -23,6 +23,7 @@ _COMMON = (
     (semconv.EXTERNAL_ID.key, "external", str),
     (semconv.REQUEST_SEQUENCE.key, "request_sequence", int),
     (semconv.EPOCH.key, "epoch", int),
+    (semconv.CHUNK_SIZE.key, "chunk_size", int),
 )
 _MAY_BE_NEGATIVE = {
     a.key
@@ -65,6 +66,7 @@ def from_span(span: Span) -> Event | None:
             span_id=span.span_id,
             trace_id=span.trace_id,
             error=span.error,
+            block_size=resource.get(semconv.BLOCK_SIZE.key),
             **{"connector": "", "role": "", "rank": 0, **common},
             **fields,
         )

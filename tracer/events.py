@@ -37,6 +37,9 @@ class Event:
     request_sequence: int = 0
     epoch: int = 0
     error: str | None = None
+    block_size: int | None = None
+    """Tokens per KV block of the engine, where its recorder says so."""
+    chunk_size: int | None = None
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known."""
@@ -139,7 +142,8 @@ class Sent(Event):
 
 @dataclass(slots=True, kw_only=True)
 class Plan(Event):
-    start: int
+    start: int | None = None
+    """None where the connector names blocks, but not whose tokens they are."""
     count: int
     blocks_ids: tuple[int, ...] | None = None
     chunk_keys: tuple[str, ...] | None = None
@@ -154,6 +158,7 @@ class LoadPlan(Plan):
 @dataclass(slots=True, kw_only=True)
 class StorePlan(Plan):
     kind = Kind.STORE_PLAN
+    chunk_present: bool | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -97,6 +97,8 @@ FREE_BLOCKS = Attribute("kvtrail.blocks.free", int, "Free KV blocks in the pool 
 KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
 CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
+PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
+CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
 JOB = Attribute("kvtrail.transfer.id", int, "The connector's number of an asynchronous transfer.")
 LOCKS = Attribute("kvtrail.locks", int, "Chunks that were locked or unlocked.")
 REFS = Attribute("kvtrail.refs", int, "References to a stored chunk, as the connector counts them.")
@@ -136,7 +138,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.RECEIVED: (FAILED,),
     Kind.SENT: (),
     Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
-    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
+    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
     Kind.TRANSFER_END: (JOB, FAILED),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED),
@@ -198,6 +200,7 @@ ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
 COMMON: tuple[Attribute, ...] = (
     REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
+    CHUNK_SIZE,
 )  # fmt: skip
 """Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tracer import decode, events
-from tracer.ledger import Account
+from tracer.account import Account
 from tracer.semconv import SCOPE
 from tracer.spans import Span
 

@@ -109,7 +109,7 @@ def test_the_children_of_a_multiconnector_are_each_held_to_their_own_answers() -
         "L 749 c0 -> later\nL 749 c0 -> later\nL 749 c0 h256 -> 256\nA 256\nS 256+48",
         "L 749 c336 h256 -> 0\nA 0\nS 336+48  # the log prints 'need to load: -80', which is no drift",
         "L 749 c0 h256 -> 256\nA 0\nS 0+48  # skip_reading_prefix_cache, or another child was chosen",
-        "L 512 c0 h512 -> 512 async\nA 512\nA 0\nS 511+1  # asynchronous: all of it, and a second allocation",
+        "L 512 c0 h512 -> 512 async\nA 512\nR\nA 0\nS 511+1  # asynchronous: all of it, and a second allocation",
         "L 512 c0 h512 -> 511\nA 511\nS 511+1  # a full hit, the last token left to run",
         "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nL 749 c256 h512 -> 256\nA 256  # asked again and again",
         "L 749 c0 h512 -> 256\nA 256\nS 256+48  # less than it could",
@@ -137,4 +137,4 @@ def test_every_rule_says_what_it_is(rule: object) -> None:
     assert "Invariant" in text
     assert "Source:" in text
     assert "Needs" in text
-    assert all((rule.id, rule.severity, rule.kinds, rule.hint, rule.title))  # type: ignore[attr-defined]
+    assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))  # type: ignore[attr-defined]

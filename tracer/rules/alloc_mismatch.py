@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from tracer.account import Account
 from tracer.events import Alloc, Event
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.ledger import Account
-from tracer.rules import Rule
+from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class AllocMismatch(Rule):
+class AllocMismatch(RequestRule):
     """The scheduler allocated for other tokens than the lookup returned.
 
     Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
@@ -20,6 +20,7 @@ class AllocMismatch(Rule):
 
     id = "alloc-mismatch"
     severity = Severity.CRASH
+    classes = ("C1",)
     kinds = frozenset({Kind.ALLOC})
     hint = (
         "Something between lookup and allocation changed the number: a scheduler plug-in, a wrapper around the"
