@@ -44,7 +44,8 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
         shown = requests if everything else requests[:MOST_REQUESTS]
         paragraphs += [_finding(f, columns, several_engines) for request in shown for f in request]
         if more := len(requests) - len(shown):
-            paragraphs.append(style(f"  and {words.some(more, 'more request')}; --all shows all of them", dim=True))
+            rest = words.some(more, f"more {_where(found[0])}")
+            paragraphs.append(style(f"  and {rest}; --all shows all of them", dim=True))
     paragraphs.append(_summary(result, columns))
     return "\n\n".join(paragraphs)
 
@@ -70,21 +71,27 @@ def _heading(finding: Finding, requests: int, columns: int | None) -> str:
     lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
     lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
     lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
-    lines.append(f"  In {words.some(requests, 'request')}.")
+    lines.append(f"  In {words.some(requests, _where(finding))}.")
     lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
     return "\n".join(lines)
 
 
 def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:
     """One contradiction: where, how often, why, and the moments that show it."""
-    facts = [f"request {finding.request}", f"epoch {finding.epoch}", finding.connector]
-    if name_engine:
+    facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
+    facts.append(finding.connector)
+    if name_engine or not finding.request:
         facts.append(f"engine {finding.engine}")
     often = f"{words.ending(finding.count)}, {words.healed(finding.healed, count=finding.count)}"
     head = plain(f"{', '.join(fact for fact in facts if fact)}; {often}")
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
     lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")
     return "\n".join([*lines, *_moments(finding, columns)])
+
+
+def _where(finding: Finding) -> str:
+    """What the finding is about: what concerns no request is said of its engine."""
+    return "request" if finding.request else "engine"
 
 
 def _moments(finding: Finding, columns: int | None) -> list[str]:

@@ -118,6 +118,12 @@ def test_equal_names_in_two_engines_are_two_requests() -> None:
     assert "engine" not in text(finding())
 
 
+def test_what_concerns_no_request_is_said_of_its_engine() -> None:
+    told = text(finding(request=""))
+    assert "  In 1 engine." in told
+    assert "  Connector, engine engine; once, not healed" in told
+
+
 def test_of_many_requests_the_first_ten_are_shown() -> None:
     many = [finding(request=f"r-{n}", epoch=e) for n in range(MOST_REQUESTS + 2) for e in range(2)]
     told = text(*many)
