@@ -11,6 +11,7 @@ from typing import Any
 from tracer import decode
 from tracer.detect import Detector
 from tracer.findings import Finding, Severity, Verdict
+from tracer.rules import Rule
 from tracer.tracefile import TraceReader
 
 
@@ -57,14 +58,16 @@ class Audit:
         }
 
 
-def audit(paths: Iterable[Path]) -> Audit:
+def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter.
+
+    With `rules`, only these judge, and verdicts and checks are theirs alone.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
     result = Audit()
-    detector = Detector()
+    detector = Detector(rules=rules)
     found: dict[str, Finding] = {}
     seen: set[tuple[str, str]] = set()
     last_ns = 0
@@ -95,27 +98,3 @@ def audit(paths: Iterable[Path]) -> Audit:
     result.checks = detector.verdicts
     result.missing = detector.missing
     return result
-
-
-def as_text(result: Audit) -> Sequence[str]:
-    """The audit in sentences, a paragraph a finding."""
-    lines = []
-    for finding in result.findings:
-        times = "once" if finding.count == 1 else f"{finding.count} times"
-        healed = f", {finding.healed} of them healed by the guard" if finding.healed else ""
-        lines += [
-            f"{finding.rule} [{finding.severity}] {finding.title}",
-            f"  request {finding.request}, epoch {finding.epoch}, {finding.connector}; {times}{healed}",
-            f"  {finding.explanation}",
-            f"  Usually: {finding.hint}",
-            "",
-        ]
-    of = result.verdicts
-    lines.append(
-        f"{sum(of.values())} requests: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown;"
-        f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing."
-    )
-    if result.unreadable:
-        file, number, reason = result.unreadable[0]
-        lines.append(f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}")
-    return lines

@@ -91,6 +91,12 @@ def all_rules() -> Sequence[Rule]:
     return sorted((cls() for cls in classes), key=lambda rule: rule.id)
 
 
+def page(rule: Rule) -> str:
+    """A rule's part of the documentation page."""
+    text = inspect.cleandoc(type(rule).__doc__ or "")
+    return f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n"
+
+
 def as_markdown() -> str:
     """The documentation page of the rules, made of their docstrings."""
     parts = [
@@ -100,7 +106,4 @@ def as_markdown() -> str:
         " e returned by a lookup, x allocated.\n\nFor tests and demos, a known bug can be injected into any connector as"
         " `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the same name.\n"
     ]
-    for rule in all_rules():
-        text = inspect.cleandoc(type(rule).__doc__ or "")
-        parts.append(f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n")
-    return "\n".join(parts)
+    return "\n".join(parts + [page(rule) for rule in all_rules()])
