@@ -78,6 +78,8 @@ def serve(host: str, grpc_port: int, http_port: int, store: Path, trace_file: Pa
 def audit(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
     """Judge trace files (OTLP JSON Lines, plain or .gz) together, and explain what contradicts itself.
 
+    A FILE may also be the log of a vLLM server with LMCache: what it shows is judged and told, the rest is unknown.
+
     Exit code 0: no drift found; 1: drift; 2: a file cannot be used.
 
     Example: kvtrail audit trace.jsonl
@@ -98,4 +100,6 @@ def audit(context: click.Context, files: tuple[Path, ...], as_json: bool) -> Non
         click.echo(json.dumps(result.as_dict(), indent=2))
     else:
         click.echo("\n".join(as_text(result)))
+        if result.stories:
+            click.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
     context.exit(1 if result.drift else 0)
