@@ -58,7 +58,7 @@ def to_json_line(spans: Iterable[Span]) -> str:
         }
         for held in by_recorder.values()
     ]
-    return json.dumps({"resourceSpans": resources}, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps({"resourceSpans": resources}, separators=(",", ":"))
 
 
 def _span(span: Span) -> dict[str, Any]:

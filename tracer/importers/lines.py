@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import IO
 
+from tracer.spans import LATEST_NS
+
 MOST_BYTES = 1 << 20
 """A line longer than this is read in pieces: a file without line ends must not fill the memory."""
 _DAY_NS = 86_400 * 10**9
@@ -45,7 +47,7 @@ class Record:
     rank: int = 0
     precise: bool = False
     logged: bool = False
-    """Whether a header of LMCache or vLLM stood before it."""
+    """Whether a header of LMCache or vLLM stood before it; without one, the time is that of the line before."""
 
 
 class Lines:
@@ -64,7 +66,7 @@ class Lines:
         while line := file.readline(MOST_BYTES):
             number += not torn
             torn = not line.endswith(b"\n")
-            for piece in re.split(r"[\r\n]+", line.decode("utf-8", errors="replace")):
+            for piece in line.decode("utf-8", errors="replace").rstrip("\r\n").split("\r"):  # a progress bar's returns
                 for record in self.split(piece, number):
                     yield from self._joined(record)
         if self._open is not None:
@@ -79,15 +81,16 @@ class Lines:
             if line.strip():
                 yield self._bare(line, number)
             return
-        end = 0
-        for header, following in zip(headers, [*headers[1:], None], strict=True):
-            names = _BEFORE_HEADER.search(line, max(end, header.start() - _NAMES_FIT), header.start())
-            self._process, self._rank = _named(names[0]) if names else ("", 0)
+        names = [
+            _BEFORE_HEADER.search(line, max(before, header.start() - _NAMES_FIT), header.start())
+            for before, header in zip([0, *(h.end() for h in headers)], headers, strict=False)
+        ]
+        ends = [*(n.start() if n else h.start() for n, h in zip(names, headers, strict=True)), len(line)][1:]
+        for header, name, end in zip(headers, names, ends, strict=True):
+            self._process, self._rank = _named(name[0]) if name else ("", 0)
             self._last_ns = self._time(header)
-            end = header.end()
-            text = line[end : following.start() if following else len(line)]
-            precise = header["full"] is not None
-            yield Record(number, text.strip(), self._now(), self._process, self._rank, precise, True)
+            text, precise = line[header.end() : end].strip(), header["full"] is not None
+            yield Record(number, text, self._now(), self._process, self._rank, precise, True)
 
     def _bare(self, line: str, number: int) -> Record:
         """A line without a header: it goes on where the last one stopped."""
@@ -134,9 +137,10 @@ class Lines:
 @lru_cache(maxsize=64)
 def _seconds(text: str) -> int | None:
     try:
-        return max(0, int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()))
+        seconds = int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp())
     except ValueError:  # a damaged date
         return None
+    return seconds if 0 <= seconds < LATEST_NS // 10**9 - 1 else None
 
 
 def _named(names: str) -> tuple[str, int]:

@@ -36,7 +36,7 @@ def _lookup(match: re.Match[str]) -> Reading:
         reading.kind = Kind.RANK_LOOKUP
         reading.fields = {"total": total, "matched": matched}
         return reading
-    inferred = "" if printed is not None else f" ({matched} - ({need}), since the line does not print them)"
+    inferred = "" if printed is not None else f" (not printed: {matched} found less {need} to load)"
     reading.words = f"looked up with {computed} tokens computed{inferred}: {how}, "
     if match["skip"]:
         reading.words += f"{need} to load, which is fewer than it cares to load: 0 new tokens"

@@ -103,6 +103,8 @@ class LogReader:
                         at = raw.tell()
                         self._on_bytes(at - told)
                         told = at
+                if self._on_bytes is not None:
+                    self._on_bytes(raw.tell() - told)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             if not self.understood:
                 raise UnusableTrace(f"{self.path}: {error}") from error
@@ -116,7 +118,10 @@ class LogReader:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a server's log and not OTLP JSON Lines: the first line that can be told decides."""
+    """Whether a file is a server's log and not OTLP JSON Lines: the first line that can be told decides. The
+    standard input cannot be read twice, and is taken for a log."""
+    if path == STDIN:
+        return True
     try:
         with _opened(path) as (_, file, file_ns):
             lines = Lines(file_ns=file_ns)

@@ -24,11 +24,14 @@ class Story:
     """The moments of one request, and the facts on which the outlook rests."""
 
     request: str
+    begins: int
+    """The line with which it begins."""
     moments: list[str] = field(default_factory=list)
     left_out: int = 0
     remarkable: bool = False
     stored_since: int = 0
     """Tokens stored since the last lookup: the request ran in between."""
+    looked_up: bool = False
     computed: int | None = None
     matched_of_old: int | None = None
     """What a lookup found, all of which vLLM had computed already."""
@@ -50,12 +53,13 @@ class Story:
                 "What the log cannot tell: which lookup gave the answer that was allocated for. An answer that comes from"
                 " the connector's memory is not printed, nor is what was computed then."
             )
-        elif self.matched_of_old is not None:
+        elif self.matched_of_old is not None and self.computed is not None:
+            h, c = self.matched_of_old, self.computed
             yield (
-                f"What comes next is not in the log, and unknown. The request waits, and is asked about again;"
-                f" LMCache up to 0.3.10 answers that from its memory (LMCache #2158): {self.matched_of_old} again, from"
-                f" which nothing is subtracted. {self.matched_of_old} tokens are then allocated where"
-                f" {self.matched_of_old} - {self.computed} was expected, an assertion fails, and the engine dies."
+                "What comes next is not in the log, so it is unknown. Where there is no room for the request at once, it is"
+                f" asked about again, and LMCache up to 0.3.10 answers from its memory (LMCache #2158): {h} again, from"
+                f" which nothing is subtracted. Then {h} tokens are allocated where LMCache expects {h} - {c} = {h - c},"
+                " its assertion fails, and the engine dies."
             )
 
 
@@ -71,7 +75,7 @@ class Stories:
         name = reading.request or NOT_NAMED
         story = self._stories.get(name)
         if story is None:
-            story = self._stories[name] = Story(name)
+            story = self._stories[name] = Story(name, record.number)
             if len(self._stories) > MOST_REQUESTS:
                 self._forget()
         self._stories.move_to_end(name)
@@ -82,23 +86,23 @@ class Stories:
             return
         if between:
             story.moments.append(f"{' ' * 12}  {between}")
-        who = f" [rank {record.rank}]" if record.rank else ""
-        story.moments.append(f"{clock(record.at_ns)}  {reading.words} (line {record.number}){who}")
+        notes = f"line {record.number}"
+        if not record.logged:
+            notes += ", without a time of its own"
+        if record.rank:
+            notes += f", rank {record.rank}"
+        story.moments.append(f"{clock(record.at_ns)}  {reading.words} ({notes})")
 
     def all(self) -> Sequence[Story]:
-        """Every story, in the order in which they were last told of; what belongs to no named request last."""
-        return sorted(self._stories.values(), key=lambda story: story.request == NOT_NAMED)
-
-    def remarkable(self) -> Sequence[Story]:
-        """Those in which something happened that people look for."""
-        return [story for story in self.all() if story.remarkable]
+        """Every story, in the order in which they begin; what belongs to no named request last."""
+        return sorted(self._stories.values(), key=lambda story: (story.request == NOT_NAMED, story.begins))
 
     def digest(self) -> list[str]:
         """A few stories, the remarkable ones first, and how many there are beyond them."""
-        chosen = (self.remarkable() or self.all())[:MOST_TOLD]
+        chosen = sorted(self.all(), key=lambda story: not story.remarkable)[:MOST_TOLD]
         lines = [line for story in chosen for line in (*story.lines(), "")]
         if left := len(self._stories) + self.forgotten - len(chosen):
-            lines += [f"{left} stories more; `kvtrail import --story` tells them all.", ""]
+            lines += [f"And of {left} more; `kvtrail import --story` tells of them all.", ""]
         return lines
 
     def _forget(self) -> None:
@@ -110,15 +114,15 @@ class Stories:
 def _understood(story: Story, reading: Reading) -> str:
     """Keep the facts of a reading; returns what the numbers imply although no line says it."""
     between = ""
-    if reading.kind is Kind.LOOKUP:
-        computed, matched = reading.fields["computed"], reading.fields["matched"]
-        if story.computed is not None and story.stored_since:
+    if "total" in reading.fields and "matched" in reading.fields:  # a lookup, whether or not all of it was printed
+        if story.looked_up and story.stored_since:
             between = (
                 f"it ran in between, since {story.stored_since} tokens were stored, and now it is asked about again: it"
-                " was preempted, which the log does not say"
+                " was preempted, although no line says so"
             )
-        story.matched_of_old = matched if 0 < matched < computed else None
-        story.computed, story.stored_since = computed, 0
+        computed, matched = reading.fields.get("computed"), reading.fields["matched"]
+        story.matched_of_old = matched if computed is not None and 0 < matched < computed else None
+        story.computed, story.stored_since, story.looked_up = computed, 0, True
     elif reading.kind is Kind.STORE:
         story.stored_since += reading.fields["count"]
     elif reading.kind is Kind.ALLOC:

@@ -70,7 +70,7 @@ VLLM = Table(
             "Releasing expired KV blocks",
             re.compile(
                 rf"Releasing expired KV blocks for request {_ID} which were retrieved by"
-                rf" (?P<readers>{NUMBER} (?:decode|remote) worker)"
+                rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))"
             ),
             _expired,
         ),
