@@ -19,8 +19,8 @@ MOST_BYTES = 1 << 20
 """A line longer than this is read in pieces: a file without line ends must not fill the memory."""
 _DAY_NS = 86_400 * 10**9
 
-_COLOUR = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\033)\[[0-9;?]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
-"""Colour codes: with the escape character, with one of its spellings, and with it lost."""
+_COLOUR = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\033)\[[0-9;?]*[A-Za-z]|\ufffd?\[\d{1,3}(?:;\d{1,3}){0,4}m")
+"""Colour codes: with the escape character, with one of its spellings, and with it lost or replaced."""
 _HEADER = re.compile(
     r"\[(?P<full>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[,.](?P<fraction>\d{1,6})\]\s*LMCache\s+[A-Z]+:\s*"
     r"|\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*"

@@ -143,6 +143,18 @@ def _released(match: re.Match[str]) -> Reading:
     return Reading(Role.TOLD, "a memory object of its lookup is released", match["request"])
 
 
+def _failed(match: re.Match[str]) -> Reading:
+    """It counts blocks and does not say which they are."""
+    words = f"{match['count']} tokens in {match['blocks']} blocks could not be loaded, which vLLM is told"
+    return Reading(Role.TOLD, words, match["request"], remarkable=True)
+
+
+def _prefetched(match: re.Match[str]) -> Reading:
+    """The multiprocess server counts chunks, and does not print how long they are."""
+    words = f"the server holds {match['hit']} of the {match['chunks']} chunks asked for"
+    return Reading(Role.TOLD, words, match["request"])
+
+
 def _unretrievable(match: re.Match[str]) -> Reading:
     return Reading(Role.TOLD, "a chunk is in the store and cannot be read from it", remarkable=True)
 
@@ -178,7 +190,7 @@ LMCACHE = Table(
         Form(
             "Retrieved ",
             re.compile(
-                rf"{_REQ_ID}\bRetrieved (?P<count>{_N}) out of (?P<expected>{_N})"
+                rf"{_REQ_ID}\bRetrieved (?P<count>{_N}) out of (?:total )?(?P<expected>{_N})"
                 rf"(?: required tokens \(from| out of total) (?P<of>{_N}) (?:total )?tokens"
             ),
             _retrieved,
@@ -233,6 +245,19 @@ LMCACHE = Table(
             _count,
         ),
         Form("lookup_id=", re.compile(rf"Releasing memory object for lookup_id={_ID}"), _released),
+        Form(
+            " failed to load ",
+            re.compile(rf"Request {_ID} failed to load (?P<count>{_N}) tokens across (?P<blocks>{_N}) blocks"),
+            _failed,
+        ),
+        Form(
+            "Prefetch request completed",
+            re.compile(
+                rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
+                r"(?:.*\bexternal_request_id=(?P<request>[^\s,)]+))?"
+            ),
+            _prefetched,
+        ),
         Form(
             "The cache block is in the storage",
             re.compile(r"The cache block is in the storage, but it can't be retrieved"),

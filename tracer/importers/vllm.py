@@ -1,6 +1,6 @@
 """vLLM's own lines that say something of a request's KV: transfers, leases, preemptions, the statistics of a prefill.
 
-The formats are those of `v1/core/sched/scheduler.py`, the NIXL connector's worker, V0's `core/scheduler.py` and
+The formats are those of `v1/core/sched/scheduler.py`, the NIXL and Mooncake connectors' workers, V0's `core/scheduler.py` and
 `v1/metrics`. V1's scheduler prints no preemption.
 """
 
@@ -29,6 +29,15 @@ def _preempted(match: re.Match[str]) -> Reading:
 def _expired(match: re.Match[str]) -> Reading:
     words = f"its blocks are freed because the lease ran out; {match['readers']} had read them"
     return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
+
+
+def _timed_out(match: re.Match[str]) -> Reading:
+    words = f"its blocks are freed because they were not sent within {match['seconds']} seconds"
+    return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
+
+
+def _load_failed(match: re.Match[str]) -> Reading:
+    return Reading(Role.TOLD, f"vLLM says: {match[0]}", remarkable=True)
 
 
 def _read_late(match: re.Match[str]) -> Reading:
@@ -73,6 +82,19 @@ VLLM = Table(
                 rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))"
             ),
             _expired,
+        ),
+        Form(
+            " without being sent",
+            re.compile(rf"Request {_ID} timed out after (?P<seconds>{NUMBER}) seconds without being sent"),
+            _timed_out,
+        ),
+        Form(
+            " KV load failure",
+            re.compile(
+                rf"Recovered from KV load failure: {NUMBER} request\(s\) rescheduled \({NUMBER} tokens affected\)"
+                rf"|Failing {NUMBER} request\(s\) due to KV load failure"
+            ),
+            _load_failed,
         ),
         Form(
             "Potentially invalid KV blocks",

@@ -42,6 +42,7 @@ def records(text: str | bytes, *, file_ns: int = FILE_NS) -> list[Record]:
         ("\x1b[36m(EngineCore_DP0 pid=501)\x1b[0;0m \x1b[32;20m", "pid=501", 0),
         ("(EngineCore_DP0 pid=501)[0;0m [32;20m", "pid=501", 0),
         ("#033[32;20m", "", 0),
+        ("(EngineCore_DP0 pid=501)\ufffd[0;0m \ufffd[32;20m", "pid=501", 0),
         ("^[[32;20m", "", 0),
         ("\ufeff", "", 0),
     ],
