@@ -89,6 +89,9 @@ class Alloc(Event):
     allocated: int
     blocks_count: int | None = None
     blocks_ids: tuple[int, ...] | None = None
+    computed: int | None = None
+    """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
+    matched: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
