@@ -114,7 +114,9 @@ class Stories:
 def _understood(story: Story, reading: Reading) -> str:
     """Keep the facts of a reading; returns what the numbers imply although no line says it."""
     between = ""
-    if "total" in reading.fields and "matched" in reading.fields:  # a lookup, whether or not all of it was printed
+    if reading.kind is Kind.ALLOC:
+        story.failed = True
+    elif "total" in reading.fields and "matched" in reading.fields:  # a lookup, whether or not all of it was printed
         if story.looked_up and story.stored_since:
             between = (
                 f"it ran in between, since {story.stored_since} tokens were stored, and now it is asked about again: it"
@@ -125,8 +127,6 @@ def _understood(story: Story, reading: Reading) -> str:
         story.computed, story.stored_since, story.looked_up = computed, 0, True
     elif reading.kind is Kind.STORE:
         story.stored_since += reading.fields["count"]
-    elif reading.kind is Kind.ALLOC:
-        story.failed = True
     elif reading.kind is Kind.PREEMPT:
         story.stored_since = 0  # the log does say it
     return between

@@ -121,7 +121,8 @@ def test_a_short_load_and_the_complaint_about_it_are_one_event(tmp_path: Path) -
     ]
     (load,) = events(tmp_path, lines)
     assert isinstance(load, Load)
-    assert (load.request, load.start, load.count, load.expected) == (R, 5632, 0, 256)
+    assert (load.request, load.start, load.count, load.expected) == (R, 5632, 0, 16)
+    assert load.error == "Num retrieved tokens: 0, num expected tokens: 16"
     (alone,) = events(tmp_path, [looked_up(1, 512, 496, 16), *lines[1:]][1:])
     assert isinstance(alone, Load)
     assert (alone.request, alone.start, alone.count, alone.expected) == (R, 0, 0, 16)
