@@ -93,7 +93,9 @@ BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
 BLOCK_IDS = Attribute(
     "kvtrail.blocks.ids", tuple, "KV block ids of the first KV cache group, in the order of their tokens."
 )
-FREE_BLOCKS = Attribute("kvtrail.blocks.free", int, "Free KV blocks in the pool afterwards.")
+FREE_BLOCKS = Attribute(
+    "kvtrail.blocks.free", int, "Free KV blocks after the preemptions of a step, before the step used any."
+)
 KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
 CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
