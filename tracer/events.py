@@ -172,6 +172,12 @@ class TransferEnd(Event):
 
 
 @dataclass(slots=True, kw_only=True)
+class Flush(Event):
+    kind = Kind.FLUSH
+    transfer_id: int
+
+
+@dataclass(slots=True, kw_only=True)
 class LoadError(Event):
     kind = Kind.LOAD_ERROR
     blocks_ids: tuple[int, ...] = ()
@@ -284,7 +290,7 @@ CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
-        TransferEnd, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index, Evict,
-        Reset, Heartbeat,
+        TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
+        Evict, Reset, Heartbeat,
     )
 }  # fmt: skip

@@ -46,6 +46,7 @@ class Kind(StrEnum):
     LOAD_PLAN = "kv.load.plan"
     STORE_PLAN = "kv.store.plan"
     TRANSFER_END = "kv.transfer.end"
+    FLUSH = "kv.transfer.flush"
     LOAD_ERROR = "kv.load.error"
     RANK_LOOKUP = "kv.lookup.rank"
     PREFETCH = "kv.prefetch"
@@ -142,6 +143,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
     Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
     Kind.TRANSFER_END: (JOB, FAILED),
+    Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED),
     Kind.PREFETCH: (START, COUNT),
@@ -174,6 +176,7 @@ BRIEFS: dict[Kind, str] = {
     Kind.LOAD_PLAN: "What the scheduler's side of the connector tells its workers to load, read from its metadata.",
     Kind.STORE_PLAN: "What the scheduler's side of the connector tells its workers to store, read from its metadata.",
     Kind.TRANSFER_END: "An asynchronous transfer of a plan is over, as the connector's workers reported it.",
+    Kind.FLUSH: "The workers must wait for a transfer before they run the step: its blocks are given to others.",
     Kind.LOAD_ERROR: "Blocks whose load failed, as the workers reported them to the scheduler.",
     Kind.RANK_LOOKUP: "What one rank's store answered to a lookup.",
     Kind.PREFETCH: "Tokens were fetched into a nearer tier of the store because of a lookup.",
