@@ -15,8 +15,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path += [str(TESTS), str(TESTS / "connector")]
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "connector"))
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 from memory import Memory
 from test_bare_scheduler import scheduler, storm
