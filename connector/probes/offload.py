@@ -26,4 +26,4 @@ class OffloadProbe(Probe):
         return connector.take_evicted()  # type: ignore[no-any-return]  # the connector is known by name only
 
 
-PROBE = OffloadProbe()
+PROBE = OffloadProbe
