@@ -1,8 +1,8 @@
 """LMCache in vLLM's process: its own books are beside the connector, in `_lmcache_engine`.
 
-Known: LMCache 0.3.10 to 0.5.6, and the adapter that vLLM 0.32 brings along (`use_native`). All of them keep, until a request is
-scheduled, what the latest lookup found (`load_specs`), and send their workers, with every step, what each request loads and
-saves. An LMCache that keeps its books elsewhere is left unseen, not guessed at.
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that vLLM 0.32 brings along (`use_native`). All of them keep, until a
+request is scheduled, what the latest lookup found (`load_specs`), and send their workers, with every step, what each request
+loads and saves. An LMCache that keeps its books elsewhere is left unseen, not guessed at.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class LMCacheProbe(Probe):
             spans = [(r, r.load_spec.vllm_cached_tokens, r.load_spec.lmcache_cached_tokens) for r in wanted]
             failed = getattr(engine, "_invalid_block_ids", ())
             if failed:
-                spans = [(r, start, _before_failed(r, start, end, engine._block_size, failed)) for r, start, end in spans]
+                spans = [
+                    (r, start, _before_failed(r, start, end, engine._block_size, failed)) for r, start, end in spans
+                ]
             return [_moved(r.req_id, start, end, engine._block_size) for r, start, end in spans if end > start]
         except _FOREIGN:
             return ()

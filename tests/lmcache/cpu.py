@@ -1,8 +1,8 @@
 """LMCache's worker on a CPU: the one part of it that knows accelerators only, written anew for the tests.
 
-In the worker, LMCache copies between vLLM's paged KV and chunks of its own. It brings kernels for accelerators and none for a CPU,
-so the tests bring the copy, and the construction that would have chosen a kernel. The scheduler's side, which the tests are about,
-and the store, are LMCache's own.
+In the worker, LMCache copies between vLLM's paged KV and chunks of its own. It brings kernels for accelerators and none for
+a CPU, so the tests bring the copy, and the construction that would have chosen a kernel. The scheduler's side, which the tests
+are about, and the store are LMCache's own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 
 class Copying:
-    """Between vLLM's KV on a CPU, a tensor [blocks, heads, slots, K then V] a layer, and chunks [K and V, layers, tokens, heads
-    times size].
+    """Between vLLM's KV on a CPU, for each layer a tensor [blocks, heads, slots, K then V], and LMCache's chunks, each
+    [K and V, layers, tokens, heads times size].
     """
 
     def __init__(self, shape: tuple[int, int, int, int, int]) -> None:
-        layers, self.two, _, heads, size = shape
+        layers, _, _, heads, size = shape
         self.layers, self.heads, self.size = layers, heads, size
         self.load_stream = self.store_stream = SimpleNamespace(synchronize=lambda: None)
         self.kvcaches: list[torch.Tensor] = []
