@@ -1,8 +1,8 @@
 """LMCache's worker on a CPU: the one part of it that knows accelerators only, written anew for the tests.
 
 In the worker, LMCache copies between vLLM's paged KV and chunks of its own. It brings kernels for accelerators and none for
-a CPU, so the tests bring the copy, and the construction that would have chosen a kernel. The scheduler's side, which the tests
-are about, and the store are LMCache's own.
+a CPU, so the tests bring the copy, and the construction that would have chosen a kernel. The scheduler's side, which the
+tests are about, and the store are LMCache's own.
 """
 
 from __future__ import annotations
