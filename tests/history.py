@@ -2,8 +2,10 @@
 
     L 749 c336 h256 -> 256 cached      a lookup: tokens, computed, matched (h? hides it), the answer
     L 749 c336 h256 -> 0 healed 256    the guard replaced 256 by 0
+    L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer anew
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
     A 256                              an allocation for 256 external tokens; `A 256 !Mismatch ...` raises
+    Store 256+256 in 7                 256 tokens from 256 on, from 7 blocks of 32 tokens; Load likewise
     S 336+48                           the first step after admission: from 336, 48 tokens
     P                                  a preemption: the next epoch begins
     end                                the request ends
@@ -19,9 +21,10 @@ from dataclasses import replace
 from typing import Any
 
 from tracer.detect import Detector
-from tracer.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
+from tracer.events import Alloc, Event, Load, Lookup, Preempt, RequestEnd, RequestStart, Schedule, Store
 
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
+BLOCK_SIZE = 32
 _LOOKUP = re.compile(
     r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?P<answer>-?\d+|later)(?P<flags>.*)"
 )
@@ -67,6 +70,9 @@ def history(
             add(Alloc, allocated=int(alloc[1]))
             if alloc[2]:
                 events[-1] = replace(events[-1], error=alloc[2])
+        elif moved := re.fullmatch(r"(Store|Load) (\d+)\+(\d+) in (\d+)", line):
+            cls = Store if moved[1] == "Store" else Load
+            add(cls, start=int(moved[2]), count=int(moved[3]), blocks_count=int(moved[4]), block_size=BLOCK_SIZE)
         elif schedule := re.fullmatch(r"S (\d+)\+(\d+)", line):
             add(Schedule, computed=int(schedule[1]), scheduled=int(schedule[2]), resumed=epoch > 0)
         elif line == "P":
@@ -89,7 +95,7 @@ def _lookup(match: re.Match[str]) -> dict[str, Any]:
         "matched": None if matched in (None, "?") else int(matched),
         "returned": answer,
         "is_async": "async" in flags,
-        "cached": True if "cached" in flags else None,
+        "cached": True if "cached" in flags else False if "fresh" in flags else None,
         "refused": int(flags[flags.index("healed") + 1]) if "healed" in flags else None,
     }
 

@@ -97,7 +97,15 @@ def _fetch(name: str, pins: tuple[str, ...]) -> str:
     return ""
 
 
-def run(folder: Path, version: str | None, *, grpc_port: int | None = None, passes: int = 2, **extra: Any) -> Run:
+def run(
+    folder: Path,
+    version: str | None,
+    *,
+    grpc_port: int | None = None,
+    passes: int = 2,
+    mended: bool = False,
+    **extra: Any,
+) -> Run:
     """Run an engine in a process that is ended hard; without a version, an engine that has no connector."""
     environment = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)}
     connector = None
@@ -105,7 +113,7 @@ def run(folder: Path, version: str | None, *, grpc_port: int | None = None, pass
         environment["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *folders(version)]))
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
-    task = {"folder": str(folder / "model"), "connector": connector, "passes": passes}
+    task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
     process = subprocess.run(
         [sys.executable, str(HOUSE / "engine.py"), json.dumps(task)],
         capture_output=True,

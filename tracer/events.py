@@ -39,6 +39,8 @@ class Event:
     request_sequence: int = 0
     epoch: int = 0
     error: str | None = None
+    block_size: int | None = None
+    """Tokens per KV block of the engine."""
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known."""
@@ -202,6 +204,7 @@ def from_span(span: Span) -> Event | None:
         return cls(
             engine=_typed(resource, semconv.ENGINE_ID.key, str),
             recorder=_typed(resource, semconv.RECORDER_ID.key, str),
+            block_size=_typed(resource, semconv.BLOCK_SIZE.key, int) if semconv.BLOCK_SIZE.key in resource else None,
             start_ns=span.start_ns,
             end_ns=span.end_ns,
             span_id=span.span_id,

@@ -36,7 +36,11 @@ class LMCacheProbe(Probe):
             matched = None if spec is None else spec.lmcache_cached_tokens
         except _FOREIGN:
             return None, None
-        return (matched, self._seen_before(spec)) if isinstance(matched, int) else (None, None)
+        if not isinstance(matched, int):
+            return None, None
+        if getattr(connector, "answered_from_memory", False):
+            return matched, True  # an injected fault, in front of LMCache, has remembered
+        return matched, self._seen_before(spec)
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond the tokens that vLLM had: up to the first block that LMCache reports as failed."""
@@ -50,7 +54,7 @@ class LMCacheProbe(Probe):
                 spans = [
                     (r, start, _before_failed(r, start, end, engine._block_size, failed)) for r, start, end in spans
                 ]
-            return [_moved(r.req_id, start, end, engine._block_size) for r, start, end in spans if end > start]
+            return [_moved(r, start, end, engine._block_size) for r, start, end in spans if end > start]
         except _FOREIGN:
             return ()
 
@@ -81,7 +85,7 @@ class LMCacheProbe(Probe):
             for request in metadata.requests:
                 spec, end = request.save_spec, len(request.token_ids)
                 if spec and spec.can_save and spec.skip_leading_tokens < end == len(request.slot_mapping):
-                    moved.append(_moved(request.req_id, spec.skip_leading_tokens // chunk * chunk, end, block_size))
+                    moved.append(_moved(request, spec.skip_leading_tokens // chunk * chunk, end, block_size))
         except _FOREIGN:
             return
         self._saving = _Saving(metadata, moved)
@@ -94,9 +98,12 @@ class _Saving(NamedTuple):
     moved: list[Moved]
 
 
-def _moved(request_id: str, start: int, end: int, block_size: int) -> Moved:
-    """LMCache's chunks may be compressed: of their bytes nothing is said."""
-    return Moved(request_id, start, end - start, -(-end // block_size) - start // block_size, None)
+def _moved(request: Any, start: int, end: int, block_size: int) -> Moved:
+    """The blocks are those that LMCache copies from or to, each counted once. Its chunks may be compressed: of their bytes
+    nothing is said.
+    """
+    blocks = (request.slot_mapping[start:end] // block_size).unique().numel()
+    return Moved(request.req_id, start, end - start, blocks, None)
 
 
 def _before_failed(request: Any, start: int, end: int, block_size: int, failed: Any) -> int:

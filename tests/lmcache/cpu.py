@@ -7,6 +7,7 @@ tests are about, and the store are LMCache's own.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 from collections.abc import Callable
@@ -102,18 +103,38 @@ def _take_kv_caches(self: Any, forward_context: Any) -> None:
             self.kv_caches.setdefault(name, layer.kv_cache)
 
 
-def prepare_late() -> None:
-    """`prepare`, but only when vLLM makes its first LMCache connector.
+def prepare_late(*, mended: bool) -> None:
+    """`prepare`, and perhaps `own_block_lists`, but only when vLLM makes its first LMCache connector.
 
     LMCache brings numba in, and vLLM's search for a CPU's libraries, at its start, stumbles over numba.
     """
     from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
     begin: Callable[..., None] = LMCacheConnectorV1.__init__
+    done: list[bool] = []
 
     @functools.wraps(begin)
     def prepared(self: Any, *arguments: Any, **named: Any) -> None:
-        prepare()
+        if not done:
+            prepare()
+            if mended:
+                own_block_lists()
+            done.append(True)
         begin(self, *arguments, **named)
 
     LMCacheConnectorV1.__init__ = prepared  # type: ignore[method-assign]  # once for this process
+
+
+def own_block_lists() -> None:
+    """Mend LMCache: let it copy the list of blocks that a resumed request gets, instead of keeping vLLM's own list.
+
+    On one device scheduler and worker share a process. vLLM's worker appends to the same list, so LMCache has each later
+    block twice, and saves the KV of the wrong blocks.
+    """
+    adapter: Any = importlib.import_module("lmcache.integration.vllm.vllm_v1_adapter")
+    plain: Callable[..., None] = adapter.RequestTracker.update
+
+    def update(self: Any, new_token_ids: Any, new_block_ids: Any, *arguments: Any, **named: Any) -> None:
+        plain(self, new_token_ids, copy.deepcopy(new_block_ids), *arguments, **named)
+
+    adapter.RequestTracker.update = update

@@ -1,8 +1,8 @@
 """One run of a real vLLM engine with a real LMCache, for a process of its own: LMCache's threads would keep a test alive.
 
-Takes one argument, JSON: `connector` (the KV transfer configuration, or null), `passes` over the workload of
-LMCache #2158, and `folder` for the model. Prints one line of JSON at the end: the tokens of each pass, or the error that the
-engine died of.
+Takes one argument, JSON: `connector` (the KV transfer configuration, or null), `passes` over the workload of LMCache #2158,
+`mended` (whether LMCache is kept from sharing vLLM's lists), and `folder` for the model. Prints one line of JSON at the end:
+the tokens of each pass, or the error that the engine died of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from connector.drive import tiny, workload
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
     tiny.prepare_environment()
-    cpu.prepare_late()
+    cpu.prepare_late(mended=task["mended"])
     llm = tiny.build(Path(task["folder"]), task["connector"])
     tokens = []
     try:
