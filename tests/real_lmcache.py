@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ROOT / "tests" / "lmcache"
+HOUSE = ROOT / "tests" / "lmcaches"  # not "lmcache": tests are on the path, and must not be taken for it
 INSTALLED = ROOT / ".cache" / "lmcache"
 PINS = [line for line in (HOUSE / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 HELPERS = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
