@@ -61,7 +61,7 @@ class Ours:
         for n in range(BURST):
             request = self.requests[n % REQUESTS]
             at_ns = time.time_ns()
-            values = (700 + n, 336, 256, 0, False, False, None)
+            values = (700 + n, 336, 256, 0, False, False, None, None)
             recorder.record(Kind.LOOKUP.value, source, recorder.context(request), at_ns, at_ns, values)
 
     def flush(self) -> None:

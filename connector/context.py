@@ -24,6 +24,8 @@ class RequestContext:
         ended: once the request has ended, a weak reference to vLLM's object.
         incarnation: how often the id had been used before.
         epoch: the preemption epoch, as of the last call.
+        detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
+            table would be worse than none.
         next_sequence: number of the request's next event.
         sampled: False when OpenTelemetry's sampler left the request out.
         root: 16 bytes of trace id and 8 of the root span's id.
@@ -32,8 +34,8 @@ class RequestContext:
     """
 
     __slots__ = (
-        "begun", "ended", "epoch", "has_caller", "identity", "incarnation", "next_sequence", "request", "request_id",
-        "root", "sampled", "start_ns",
+        "begun", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "identity", "incarnation",
+        "next_sequence", "request", "request_id", "root", "sampled", "start_ns",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +49,8 @@ class RequestContext:
         self.start_ns = start_ns
         self.sampled = sampled
         self.epoch = 0
+        self.detailed = False
+        self.detailed_epoch = -1
         self.next_sequence: Callable[[], int] = count().__next__
         self.root = root
         self.has_caller = parent is not None

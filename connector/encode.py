@@ -35,7 +35,9 @@ class _Remembering(dict[object, bytes]):
         super().__init__()
         self._key = key
 
-    def __missing__(self, value: bool | int | str) -> bytes:
+    def __missing__(self, value: wire.Value) -> bytes:
+        if isinstance(value, tuple):  # a block table is hardly ever seen twice
+            return wire.attribute(self._key, value)
         if len(self) >= _REMEMBERED:
             self.clear()
         encoded = self[value] = wire.attribute(self._key, value)

@@ -33,6 +33,7 @@ from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
 from connector import outlet, transport
 from connector.context import Recorded, RequestContext, caller_of, root_ids
+from connector.level import LevelSwitch
 from tracer import semconv
 from tracer.semconv import Kind
 
@@ -54,6 +55,7 @@ class Recorder:
         self.engine_id = engine_id
         self.dropped = 0
         """Events lost so far: dropped at a full ring, or given up after a failed export."""
+        self.level = LevelSwitch()
         self._limit = _positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
         self._batch = _positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
         self._wake_at = min(self._batch, self._limit // 2)
@@ -133,6 +135,10 @@ class Recorder:
         self._ring.append(
             (kind, source, context.identity, sequence, request_sequence, context.epoch, start_ns, end_ns, error, values)
         )
+
+    def open_contexts(self) -> list[RequestContext]:
+        """The requests that have not ended."""
+        return list(self._requests.values())
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything recorded so far has been sent; False when the time was not enough."""
@@ -250,6 +256,7 @@ class Recorder:
         if now - self._beat_s < (0.0 if closing and not self._said_goodbye else HEARTBEAT_S):
             return []
         self._beat_s, self._said_goodbye = now, closing
+        self.level.read()
         at_ns = time.time_ns()
         context, values = self._no_request, (self._recorded + self.dropped, self.dropped, closing)
         return [

@@ -24,14 +24,27 @@ class Guard(StrEnum):
     """Record it and stop the engine at once; for tests."""
 
 
+class Level(StrEnum):
+    """How much is recorded."""
+
+    BASIC = "basic"
+    """Every lookup, allocation, first step, preemption, plan, transfer and end, with their counts."""
+    DETAILED = "detailed"
+    """Also every step of every request, its block ids, and the keys that lookups claim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one traced connector.
 
     guard: what to do with an answer that breaks the lookup contract: `observe` (default), `heal` or `raise`.
+    level: how much is recorded: `basic` (default) or `detailed`.
+    level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
     """
 
     guard: Guard = Guard.OBSERVE
+    level: Level = Level.BASIC
+    level_file: str | None = None
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -52,10 +65,16 @@ class Settings:
             for name in known
             if (value := given.get(name, environ.get(f"KVTRAIL_{name.upper()}") or None)) is not None
         }
-        if "guard" in values:
-            try:
-                values["guard"] = Guard(values["guard"])
-            except ValueError:
-                choices = ", ".join(Guard)
-                raise ValueError(f"kvtrail: guard is {values['guard']!r}; it can be {choices}") from None
+        for name, choices in (("guard", Guard), ("level", Level)):
+            if name in values:
+                values[name] = _choice(name, values[name], choices)
+        if not isinstance(values.get("level_file", ""), str):
+            raise ValueError(f"kvtrail: level_file is {values['level_file']!r}; it must be a path")
         return cls(**values)
+
+
+def _choice(name: str, value: Any, choices: type[StrEnum]) -> StrEnum:
+    try:
+        return choices(value)
+    except ValueError:
+        raise ValueError(f"kvtrail: {name} is {value!r}; it can be {', '.join(choices)}") from None

@@ -7,13 +7,15 @@ not know its connector any more, is logged once, and that telling is over; the c
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from time import time_ns
 from typing import Any, TypeVar
 
+from connector import step
 from connector.context import RequestContext
-from connector.probes import Moved, Probe
+from connector.probes import Evicted, Moved, Planned, Probe, Sign
 from connector.recorder import Recorder
 from tracer.semconv import Kind
 
@@ -21,6 +23,9 @@ logger = logging.getLogger("vllm.kvtrail")
 
 FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
+MOST_JOBS = 65_536
+"""Numbered transfers of which the request is remembered."""
+_REPORTS = ("finished_recving", "finished_sending", "invalid_block_ids")
 _LOOKUP = Kind.LOOKUP.value
 HANDED_OVER = "_kvtrail_places"
 """Attribute of a connector's metadata by which the scheduler's side tells the workers of callers' traces."""
@@ -50,16 +55,39 @@ class Teller:
         self._name = name
         self._source = source
         self._probe = probe or Probe()
+        self._jobs: OrderedDict[int, str] = OrderedDict()
+        """The requests of numbered transfers; those that have ended are kept for a while, for a second report of them."""
         self.sees_transfers = recorder is not None and self._probe.sees_transfers
         """Whether there is anything to tell of a worker's step."""
 
-    def see(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """What the probe sees after a lookup: the matched tokens, and whether the answer was remembered."""
+    def see(self, connector: Any, request: Any) -> tuple[int | None, bool | None, tuple[str, ...] | None]:
+        """What the probe sees after a lookup: the matched tokens, whether the answer was remembered, and in detail the keys
+        of the chunks."""
         try:
-            return self._probe.lookup(connector, request)
+            matched, cached = self._probe.lookup(connector, request)
+            keys = (
+                self._probe.keys(connector, request)
+                if self._recorder is not None and self._recorder.level.detailed
+                else None
+            )
+            return matched, cached, keys
         except Exception:
             self._blind()
-            return None, None
+            return None, None, None
+
+    def table(self, request: Any, blocks: Any) -> tuple[int, ...] | None:
+        """The block table at an allocation, where the request's epoch is recorded in detail."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        try:
+            context: RequestContext = recorder.context(request)
+            if context.detailed_epoch != context.epoch:
+                context.detailed_epoch, context.detailed = context.epoch, recorder.level.detailed
+            return step.first_group(blocks.get_block_ids()) if context.detailed else None
+        except Exception:
+            self._give_up()
+            return None
 
     @_never_breaks
     def begun(self, request: Any) -> None:
@@ -87,27 +115,48 @@ class Teller:
         recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to say more
 
     def step(self, connector: Any, scheduler_output: Any, metadata: Any) -> None:
-        """Preemptions, first steps after an admission or a resumption, and evictions of a scheduling step."""
+        """Preemptions, steps, plans, evictions and signs of a scheduling step."""
         if self._recorder is None:
             return
         try:
-            output = scheduler_output
-            if output.preempted_req_ids or output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids:
-                self._changes(output, metadata)
-            if evicted := self._moved(self._probe.evictions, connector):
-                at_ns = time_ns()
-                for each in evicted:
-                    self._tell(Kind.EVICT, None, at_ns, tuple(each))
+            step.tell(self._tell, self._recorder, connector, scheduler_output)
+            if scheduler_output.scheduled_new_reqs:
+                self._hand_over(scheduler_output, metadata)
         except Exception:
             self._give_up()
+            return
+        if evicted := self._moved(self._probe.evictions, connector):
+            self._evictions(evicted)
+        if self._probe.sees_plans:
+            if planned := self._moved(self._probe.plans, connector, metadata):
+                self._plans(planned)
+            if signs := self._moved(self._probe.signs, connector):
+                self._signs(signs)
+
+    def ending(self, connector: Any, connector_output: Any) -> Sequence[int]:
+        """The numbers of planned transfers that a report of the workers ends; asked before the connector hears it."""
+        if self._recorder is None or not self._probe.sees_plans:
+            return ()
+        return self._moved(self._probe.ended, connector, connector_output)
+
+    def completions(self, connector: Any, connector_output: Any, ended: Sequence[int]) -> None:
+        """What the workers reported: transfers that ended, and blocks that could not be loaded."""
+        if ended or any(getattr(connector_output, name, None) for name in _REPORTS):
+            self._completions(connector, connector_output, ended)
 
     @_never_breaks
-    def completions(self, connector_output: Any) -> None:
+    def _completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
         at_ns = time_ns()
-        failed = getattr(connector_output, "failed_recving", None) or ()
-        for request_id in connector_output.finished_recving or ():
+        for number in ended:
+            if (request_id := self._jobs.get(number)) is not None:
+                self._tell(Kind.TRANSFER_END, self._recorder.context_of_id(request_id), at_ns, (number, False))
+        if invalid := getattr(output, "invalid_block_ids", None):
+            for context, blocks in step.holders(self._recorder, connector, invalid):
+                self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
+        failed = getattr(output, "failed_recving", None) or ()
+        for request_id in output.finished_recving or ():
             self._tell(Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed,))
-        for request_id in connector_output.finished_sending or ():
+        for request_id in output.finished_sending or ():
             self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, ())
 
     @_never_breaks
@@ -115,7 +164,14 @@ class Teller:
         context = self._recorder.context(request)
         if context.ended is None:  # another child of a MultiConnector may have told it
             outcome = request.status.name.removeprefix("FINISHED_").lower()
-            values = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens, outcome, delayed)
+            values = (
+                request.num_tokens,
+                request.num_output_tokens,
+                request.num_computed_tokens,
+                outcome,
+                delayed,
+                None,
+            )
             self._tell(Kind.REQUEST, context, context.start_ns, values)
             self._recorder.end(context)
 
@@ -139,23 +195,31 @@ class Teller:
     def flush(self) -> None:
         self._recorder.flush(FLUSH_S)
 
-    def _changes(self, output: Any, metadata: Any) -> None:
+    @_never_breaks
+    def _evictions(self, evicted: Sequence[Evicted]) -> None:
+        for each in evicted:
+            self._tell(Kind.EVICT, None, time_ns(), tuple(each))
+
+    @_never_breaks
+    def _plans(self, planned: Sequence[Planned]) -> None:
         at_ns = time_ns()
-        for request_id in output.preempted_req_ids or ():
-            self._tell(Kind.PREEMPT, self._known(request_id), at_ns, ())
-        scheduled = output.num_scheduled_tokens
-        for new in output.scheduled_new_reqs:
-            context = self._known(new.req_id)
-            self._tell(
-                Kind.SCHEDULE, context, at_ns, (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0)
-            )
-        running = output.scheduled_cached_reqs
-        if running.resumed_req_ids:
-            for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
-                if request_id in running.resumed_req_ids:
-                    self._tell(Kind.SCHEDULE, self._known(request_id), at_ns, (computed, scheduled[request_id], True))
-        if output.scheduled_new_reqs:
-            self._hand_over(output, metadata)
+        for plan in planned:
+            context = self._known(plan.request_id)
+            blocks = plan.blocks if context.detailed else None
+            values = (plan.start, plan.tokens, blocks, plan.keys, plan.job)
+            if plan.job is not None:
+                self._jobs[plan.job] = plan.request_id
+                if len(self._jobs) > MOST_JOBS:
+                    self._jobs.popitem(last=False)
+            if plan.is_store:
+                self._tell(Kind.STORE_PLAN, context, at_ns, (*values, plan.present))
+            else:
+                self._tell(Kind.LOAD_PLAN, context, at_ns, values)
+
+    @_never_breaks
+    def _signs(self, signs: Sequence[Sign]) -> None:
+        for kind, request_id, values in signs:
+            self._tell(kind, None if request_id is None else self._known(request_id), time_ns(), values)
 
     @_never_breaks
     def _adopt(self, places: Mapping[str, tuple[bytes, bool]]) -> None:
@@ -165,16 +229,13 @@ class Teller:
     @_never_breaks
     def _transfers(self, kind: Kind, start_ns: int, moved: Sequence[Moved]) -> None:
         for request_id, *values in moved:
-            self._tell(kind, self._recorder.context_of_id(request_id), start_ns, tuple(values))
+            self._tell(kind, self._recorder.context_of_id(request_id), start_ns, (*values, None))
 
     def _tell(self, kind: Kind, context: RequestContext | None, start_ns: int, values: tuple[Any, ...]) -> None:
         self._recorder.record(kind.value, self._source, context, start_ns, time_ns(), values)
 
     def _known(self, request_id: str) -> RequestContext:
-        context: RequestContext = self._recorder.context_of_id(request_id)
-        if context.request is not None:
-            context.epoch = context.request.num_preemptions
-        return context
+        return step.known(self._recorder, request_id)
 
     def _hand_over(self, scheduler_output: Any, metadata: Any) -> None:
         """Tell workers in other processes the traces of new requests that are a caller's; others they can derive."""
@@ -186,9 +247,9 @@ class Teller:
             except (AttributeError, TypeError):
                 logger.debug("kvtrail: %s takes no note of callers' traces for its workers", type(metadata))
 
-    def _moved(self, look: Callable[[Any], Sequence[Any]], connector: Any) -> Sequence[Any]:
+    def _moved(self, look: Callable[..., Sequence[Any]], *about: Any) -> Sequence[Any]:
         try:
-            return look(connector)
+            return look(*about)
         except Exception:
             self._blind()
             return []

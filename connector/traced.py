@@ -61,12 +61,18 @@ class Tracing:
             semconv.ROLE.key: role.name.lower(),
             semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
         }
+        probe = probe_for(plain)
+        if (chunk_size := probe.chunk_size(self)) is not None:
+            source[semconv.CHUNK_SIZE.key] = chunk_size
+        recorder = of_process(str(transfer.engine_id), _resource(vllm_config))
+        if recorder is not None:
+            recorder.level.set(settings.level, settings.level_file)
         self._kvtrail_guard = settings.guard
         self._kvtrail = Teller(
-            of_process(str(transfer.engine_id), _resource(vllm_config)),
+            recorder,
             name=name,
             source=b"".join(wire.attribute(key, value) for key, value in source.items()),
-            probe=probe_for(plain),
+            probe=probe,
         )
 
     # Scheduler's side.
@@ -81,17 +87,17 @@ class Tracing:
         try:
             returned, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
         except BaseException as error:
-            asked = (total, num_computed_tokens, None, None, None, None, None)
+            asked = (total, num_computed_tokens, None, None, None, None, None, None)
             self._kvtrail.failed(Kind.LOOKUP, request, start_ns, asked, error)
             raise
         end_ns = time_ns()
-        matched, cached = self._kvtrail.see(self, request)
+        matched, cached, keys = self._kvtrail.see(self, request)
         answer, answer_async, refused = returned, is_async, None
         if self._kvtrail_guard is not Guard.OBSERVE and guard.breaks(
             total, num_computed_tokens, matched, returned, is_async
         ):
             answer, answer_async, refused = *guard.SAFE_ANSWER, returned
-        values = (total, num_computed_tokens, matched, answer, is_async, cached, refused)
+        values = (total, num_computed_tokens, matched, answer, is_async, cached, refused, keys)
         self._kvtrail.lookup(request, start_ns, end_ns, values)
         if refused is not None and self._kvtrail_guard is Guard.RAISE:
             raise guard.ContractBreach(guard.message(request.request_id, total, num_computed_tokens, matched, refused))
@@ -99,7 +105,8 @@ class Tracing:
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = time_ns()
-        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks))
+        table = self._kvtrail.table(request, blocks)
+        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table, None, None)
         try:
             result = super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
         except BaseException as error:
@@ -114,9 +121,9 @@ class Tracing:
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
+        ended = self._kvtrail.ending(self, connector_output)
         result = super().update_connector_output(connector_output)  # type: ignore[misc]
-        if getattr(connector_output, "finished_recving", None) or getattr(connector_output, "finished_sending", None):
-            self._kvtrail.completions(connector_output)
+        self._kvtrail.completions(self, connector_output, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:

@@ -4,107 +4,257 @@
     L 749 c336 h256 -> 0 healed 256    the guard replaced 256 by 0
     L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer anew
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
-    A 256                              an allocation for 256 external tokens; `A 256 !Mismatch ...` raises
-    Store 256+256 in 7                 256 tokens from 256 on, from 7 blocks of 32 tokens; Load likewise
-    S 336+48                           the first step after admission: from 336, 48 tokens
-    P                                  a preemption: the next epoch begins
-    end                                the request ends
+    L 749 c0 h64 -> 64 keys a,b        the keys of the chunks that it claims
+    rank 1 h256                        what rank 1 answered to the lookup that comes
+    A 256 [1 2 3]                      an allocation for 256 external tokens, and the block table
+    A 256 !Mismatch ...                an allocation that raised
+    S 336+48 [4] drafts 3              a step: from 336, 48 tokens; blocks that it adds; speculative tokens among them
+    P free 7                           a preemption: the next epoch begins; free blocks after it
+    plan load 0+64 [1 2] keys a #7     the connector's plan: tokens, blocks, keys, number of the transfer
+    plan store 64+64 [3 4] present     `present`: the store held it already
+    done #7                            the transfer has ended; `failed` after it
+    load 0/130                         a worker's load: tokens, of how many; `rank 1` after it; `!text` an error
+    store 256+256                      a store, from a log
+    store 256+256 in 7                 a worker's store from 7 different blocks
+    R                                  the asynchronous load was received; `failed` after it
+    error [5 6]                        blocks whose load failed
+    prefetch 0+512
+    lock 2, unlock 2                   chunks
+    refs -1, pins -1                   of a stored chunk
+    stats 100 cached 50 external 60 queried 40
+    freed expired, read                the blocks of an ended request
+    key k1 after k0 of digest          a chunk's key
+    pool cpu used 3 free 4 total 8
+    index applied 3 declined 1 published 5
+    evict a, reset, reset refused
+    end, end delayed, sent             the request ends; its blocks are kept; they are given back
+    wait 130                           so many seconds pass
+    b: L 749 ...                       another request of the same engine
     # anything                         a remark
 
-The request begins by itself. Times count up by a millisecond a line.
+Requests begin by themselves. Times count up by a millisecond a line. A block holds 32 tokens, a chunk `chunk` of them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
+from tracer import events as e
 from tracer.detect import Detector
-from tracer.events import Alloc, Event, Load, Lookup, Preempt, RequestEnd, RequestStart, Schedule, Store
+from tracer.events import Event
 
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
-_LOOKUP = re.compile(
-    r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?P<answer>-?\d+|later)(?P<flags>.*)"
-)
+
+Fields = dict[str, Any]
+Line = tuple[str, type[Event], Callable[[re.Match[str]], Fields]]
 
 
-def history(
-    text: str, *, request: str = "cmpl-1-0-0123abcd", engine: str = "engine", recorder: str = "recorder"
-) -> list[Event]:
-    """The events that the text tells."""
-    events: list[Event] = []
-    epoch = 0
-
-    def add(cls: type[Any], **fields: Any) -> None:
-        at_ns = START_NS + len(events) * 1_000_000
-        events.append(
-            cls(
-                engine=engine,
-                recorder=recorder,
-                sequence=len(events),
-                connector="Connector",
-                role="scheduler",
-                rank=0,
-                start_ns=at_ns,
-                end_ns=at_ns + 10_000,
-                span_id=f"{len(events) + 1:016x}",
-                trace_id="0" * 31 + "1",
-                request=request,
-                external="cmpl-1-0",
-                request_sequence=len(events),
-                epoch=epoch,
-                **fields,
-            )
-        )
-
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    lines = [line for line in lines if line]
-    total = next((int(m["total"]) for line in lines if (m := _LOOKUP.fullmatch(line))), 100)
-    add(RequestStart, total=total)
-    for line in lines:
-        if lookup := _LOOKUP.fullmatch(line):
-            add(Lookup, **_lookup(lookup))
-        elif alloc := re.fullmatch(r"A (\d+)(?: !(.*))?", line):
-            add(Alloc, allocated=int(alloc[1]))
-            if alloc[2]:
-                events[-1] = replace(events[-1], error=alloc[2])
-        elif moved := re.fullmatch(r"(Store|Load) (\d+)\+(\d+) in (\d+)", line):
-            cls = Store if moved[1] == "Store" else Load
-            add(cls, start=int(moved[2]), count=int(moved[3]), blocks_count=int(moved[4]), block_size=BLOCK_SIZE)
-        elif schedule := re.fullmatch(r"S (\d+)\+(\d+)", line):
-            add(Schedule, computed=int(schedule[1]), scheduled=int(schedule[2]), resumed=epoch > 0)
-        elif line == "P":
-            epoch += 1
-            add(Preempt)
-        elif line == "end":
-            add(RequestEnd, total=total, outcome="stopped")
-        else:
-            raise ValueError(f"not a call: {line!r}")
-    return events
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
-def _lookup(match: re.Match[str]) -> dict[str, Any]:
-    flags = match["flags"].split()
-    answer = None if match["answer"] == "later" else int(match["answer"])
-    matched = match["matched"]
+def _blocks(text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else tuple(map(int, text.split()))
+
+
+def _keys(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(text.split(","))
+
+
+def _lookup(m: re.Match[str]) -> Fields:
     return {
-        "total": int(match["total"]),
-        "computed": int(match["computed"]),
-        "matched": None if matched in (None, "?") else int(matched),
-        "returned": answer,
-        "is_async": "async" in flags,
-        "cached": True if "cached" in flags else False if "fresh" in flags else None,
-        "refused": int(flags[flags.index("healed") + 1]) if "healed" in flags else None,
+        "total": int(m["total"]),
+        "computed": int(m["computed"]),
+        "matched": None if m["matched"] in (None, "?") else int(m["matched"]),
+        "returned": None if m["answer"] == "later" else int(m["answer"]),
+        "is_async": bool(m["is_async"]),
+        "cached": None if m["cached"] is None else m["cached"] == " cached",
+        "refused": _number(m["healed"]),
+        "chunk_keys": _keys(m["keys"]),
     }
 
 
-def judge(events: list[Event]) -> Detector:
-    """The detector after all events, and after it has given up waiting for more."""
+def _plan(m: re.Match[str]) -> Fields:
+    return {
+        "start": _number(m["start"]),
+        "count": int(m["count"]),
+        "blocks_ids": _blocks(m["blocks"]),
+        "chunk_keys": _keys(m["keys"]),
+        "transfer_id": _number(m["job"]),
+    }
+
+
+_BLOCKS = r"(?: \[(?P<blocks>[\d ]*)\])?"
+_PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
+LINES: list[Line] = [
+    (
+        r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?P<answer>-?\d+|later)"
+        r"(?P<is_async> async)?(?P<cached> cached| fresh)?(?: healed (?P<healed>-?\d+))?(?: keys (?P<keys>\S+))?",
+        e.Lookup,
+        _lookup,
+    ),
+    (r"rank (?P<rank>\d+) h(?P<matched>\d+)", e.RankLookup, lambda m: {"rank": int(m["rank"]), "matched": int(m["matched"])}),
+    (
+        r"A (?P<allocated>\d+)" + _BLOCKS + r"(?: !(?P<error>.*))?",
+        e.Alloc,
+        lambda m: {"allocated": int(m["allocated"]), "blocks_ids": _blocks(m["blocks"]), "error": m["error"]},
+    ),
+    (
+        r"S (?P<computed>\d+)\+(?P<scheduled>\d+)" + _BLOCKS + r"(?: drafts (?P<drafted>\d+))?",
+        e.Schedule,
+        lambda m: {
+            "computed": int(m["computed"]), "scheduled": int(m["scheduled"]), "blocks_ids": _blocks(m["blocks"]),
+            "drafted": _number(m["drafted"]),
+        },
+    ),
+    (r"P(?: free (?P<free>\d+))?", e.Preempt, lambda m: {"blocks_free": _number(m["free"])}),
+    (r"plan load " + _PLAN, e.LoadPlan, _plan),
+    (
+        r"plan store " + _PLAN + r"(?P<present> present)?",
+        e.StorePlan,
+        lambda m: {**_plan(m), "chunk_present": True if m["present"] else None},
+    ),
+    (
+        r"done #(?P<job>\d+)(?P<failed> failed)?",
+        e.TransferEnd,
+        lambda m: {"transfer_id": int(m["job"]), "failed": bool(m["failed"])},
+    ),
+    (
+        r"load (?P<count>\d+)(?:/(?P<expected>\d+))?(?: rank (?P<rank>\d+))?(?: !(?P<error>.*))?",
+        e.Load,
+        lambda m: {
+            "start": 0, "count": int(m["count"]), "expected": _number(m["expected"]), "role": "worker",
+            "rank": int(m["rank"] or 0), "error": m["error"],
+        },
+    ),
+    (
+        r"store (?P<start>\d+)\+(?P<count>\d+) in (?P<blocks>\d+)",
+        e.Store,
+        lambda m: {"start": int(m["start"]), "count": int(m["count"]), "blocks_count": int(m["blocks"])},
+    ),
+    (r"store (?P<start>\d+)\+(?P<count>\d+)", e.Store, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
+    (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),
+    (r"error \[(?P<blocks>[\d ]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
+    (r"prefetch (?P<start>\d+)\+(?P<count>\d+)", e.Prefetch, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
+    (r"lock (?P<locks>\d+)", e.Lock, lambda m: {"locks": int(m["locks"])}),
+    (r"unlock (?P<locks>\d+)", e.Unlock, lambda m: {"locks": int(m["locks"])}),
+    (
+        r"(?P<what>refs|pins) (?P<count>-?\d+)",
+        e.Refcount,
+        lambda m: {"chunk_key": "c0ffee", m["what"]: int(m["count"])},
+    ),
+    (
+        r"stats (?P<total>\d+)(?: cached (?P<cached>-?\d+))?(?: external (?P<external>-?\d+))?(?: queried (?P<queried>\d+))?",
+        e.Stats,
+        lambda m: {
+            "total": int(m["total"]), "reported": _number(m["cached"]), "from_connector": _number(m["external"]),
+            "queried": _number(m["queried"]),
+        },
+    ),
+    (r"freed(?P<expired> expired)?", e.Free, lambda m: {"lease_expired": bool(m["expired"])}),
+    (r"read", e.Read, lambda m: {}),
+    (
+        r"key (?P<key>\S+)(?: after (?P<parent>\S+))? of (?P<content>\S+)",
+        e.Key,
+        lambda m: {"chunk_key": m["key"], "chunk_parent": m["parent"], "chunk_content": m["content"]},
+    ),
+    (
+        r"pool (?P<tier>\S+) used (?P<used>-?\d+) free (?P<free>-?\d+) total (?P<total>\d+)",
+        e.Pool,
+        lambda m: {
+            "pool_tier": m["tier"], "pool_used": int(m["used"]), "pool_free": int(m["free"]), "pool_total": int(m["total"]),
+        },
+    ),
+    (
+        r"index applied (?P<applied>\d+) declined (?P<declined>\d+) published (?P<published>\d+)",
+        e.Index,
+        lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
+    ),
+    (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": m["key"]}),
+    (r"reset(?P<refused> refused)?", e.Reset, lambda m: {"succeeded": not m["refused"]}),
+    (r"end(?P<delayed> delayed)?", e.RequestEnd, lambda m: {"outcome": "stopped", "free_delayed": bool(m["delayed"])}),
+    (r"sent", e.Sent, lambda m: {}),
+]  # fmt: skip
+_OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key)
+
+
+def history(
+    text: str,
+    *,
+    request: str = "cmpl-1-0-0123abcd",
+    engine: str = "engine",
+    recorder: str = "recorder",
+    connector: str = "Connector",
+    chunk: int = 256,
+) -> list[Event]:
+    """The events that the text tells."""
+    told: list[Event] = []
+    epochs: dict[str, int] = {}
+    numbers: dict[str | None, int] = {}
+    totals: dict[str, int] = {}
+    waited_ns = 0
+
+    def add(cls: type[Event], about: str | None, **fields: Any) -> None:
+        at_ns = START_NS + waited_ns + len(told) * 1_000_000
+        number = numbers.get(about, 0)
+        numbers[about] = number + 1
+        common: dict[str, Any] = {
+            "engine": engine, "recorder": recorder, "sequence": len(told), "connector": connector, "role": "scheduler",
+            "rank": 0, "start_ns": at_ns, "end_ns": at_ns + 10_000, "span_id": f"{len(told) + 1:016x}",
+            "trace_id": "0" * 31 + "1", "request": about, "external": about and about.rpartition("-")[0],
+            "request_sequence": number, "epoch": epochs.get(about or "", 0), "block_size": BLOCK_SIZE, "chunk_size": chunk,
+        }  # fmt: skip
+        told.append(cls(**{**common, **fields}))
+
+    for line in _lines(text):
+        named = re.match(r"(\w+): (.*)", line)
+        about, line = (f"{named[1]}-{request}", named[2]) if named else (request, line)
+        if wait := re.fullmatch(r"wait (\d+)", line):
+            waited_ns += int(wait[1]) * 10**9
+            continue
+        cls, fields = _parse(line)
+        if about not in epochs and cls not in _OF_NO_REQUEST:
+            epochs[about] = 0
+            totals[about] = _total_of(text, named[1] + ": " if named else "")
+            add(e.RequestStart, about, total=totals[about])
+        if cls is e.Preempt:
+            epochs[about] += 1
+        elif cls in (e.RequestEnd, e.Alloc):
+            fields["total"] = totals[about]
+        elif cls is e.Lookup:
+            totals[about] = fields["total"]
+        elif cls is e.Schedule:
+            fields["resumed"] = epochs[about] > 0
+        add(cls, None if cls in _OF_NO_REQUEST else about, **fields)
+    return told
+
+
+def _lines(text: str) -> list[str]:
+    lines = (re.sub(r"(^|\s)# .*", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line and line != "#"]
+
+
+def _parse(line: str) -> tuple[type[Event], Fields]:
+    for pattern, cls, fields in LINES:
+        if match := re.fullmatch(pattern, line):
+            return cls, fields(match)
+    raise ValueError(f"not a call: {line!r}")
+
+
+def _total_of(text: str, prefix: str) -> int:
+    first = re.search(rf"^\s*{re.escape(prefix)}L (\d+)", text, re.MULTILINE)
+    return int(first[1]) if first else 100
+
+
+def judge(events: list[Event], *, later_s: float = 0.0) -> Detector:
+    """The detector after all events, after it has given up waiting for more, and `later_s` seconds after the last one."""
     detector = Detector()
     detector.feed(events)
     detector.settle()
+    detector.tick(max((event.end_ns for event in events), default=0) + int(later_s * 1e9))
     return detector
 
 

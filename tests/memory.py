@@ -6,7 +6,7 @@ import threading
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import events, otlp
+from tracer import decode, otlp
 from tracer.events import Event
 
 
@@ -32,4 +32,4 @@ class Memory:
 
     def events(self) -> list[Event]:
         spans = [s for p in self.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(p))]
-        return [event for span in spans if (event := events.from_span(span)) is not None]
+        return [event for span in spans if (event := decode.from_span(span)) is not None]

@@ -18,7 +18,10 @@ from tracer.rules import all_rules, as_markdown
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for room in ("connector", "tracer", "dashboard") for path in (ROOT / room).rglob("*.py")]
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
-PURE = ["semconv", "contract", "spans", "events", "ledger", "findings", "detect", "rules"]
+PURE = [
+    "semconv", "contract", "spans", "events", "decode", "books", "account", "engine", "ledger", "findings", "detect",
+    "rules", "words",
+]  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 
 

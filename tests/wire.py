@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from connector.context import RequestContext, root_ids
@@ -19,6 +20,7 @@ def encoded(events: Sequence[Event]) -> bytes:
         "service.name": "test",
         semconv.ENGINE_ID.key: events[0].engine,
         semconv.RECORDER_ID.key: events[0].recorder,
+        semconv.BLOCK_SIZE.key: BLOCK_SIZE,
     }
     encoder = Encoder(resource, span_id_base=0x1000)
     contexts: dict[str, RequestContext] = {}
@@ -32,6 +34,8 @@ def encoded(events: Sequence[Event]) -> bytes:
             ),
         )
         source = attribute(semconv.CONNECTOR.key, event.connector) + attribute(semconv.ROLE.key, event.role)
+        if event.chunk_size is not None:
+            source += attribute(semconv.CHUNK_SIZE.key, event.chunk_size)
         values = tuple(getattr(event, a.field) for a in semconv.FIELDS[event.kind])
         recorded.append(
             (

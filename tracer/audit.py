@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import events
+from tracer import decode
 from tracer.detect import Detector
 from tracer.findings import Finding, Severity, Verdict
-from tracer.tracefile import TraceReader
+from tracer.importers.reader import LogReader, readers
+from tracer.rules import Rule
+
+SETTLE_EVERY = 10_000
+"""Events of a log after which those that wait for earlier ones are entered."""
 
 
 @dataclass(slots=True)
@@ -25,6 +29,7 @@ class Audit:
         spans, events, foreign: what was read; `repeated` spans were there twice and count once.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
+        stories: what the files that are logs tell of their requests, in words.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -36,6 +41,7 @@ class Audit:
     repeated: int = 0
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
 
     @property
     def drift(self) -> bool:
@@ -54,21 +60,25 @@ class Audit:
             "repeated": self.repeated,
             "missing": self.missing,
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
+            "stories": self.stories,
         }
 
 
-def audit(paths: Iterable[Path]) -> Audit:
-    """Judge the spans of all files together, as one history; the order of files and lines does not matter.
+def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audit:
+    """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
+    a server's log.
+
+    With `rules`, only these judge, and verdicts and checks are theirs alone.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
     result = Audit()
-    detector = Detector()
+    detector = Detector(rules=rules)
     found: dict[str, Finding] = {}
     seen: set[tuple[str, str]] = set()
-    for path in paths:
-        reader = TraceReader(path)
+    last_ns = 0
+    for reader in readers(paths):
         for span in reader.spans():
             result.spans += 1
             if (span.trace_id, span.span_id) in seen:
@@ -76,44 +86,26 @@ def audit(paths: Iterable[Path]) -> Audit:
                 continue
             seen.add((span.trace_id, span.span_id))
             try:
-                event = events.from_span(span)
-            except events.MalformedSpan as malformed:
-                result.unreadable.append((str(path), 0, str(malformed)))
+                event = decode.from_span(span)
+            except decode.MalformedSpan as malformed:
+                result.unreadable.append((str(reader.path), 0, str(malformed)))
                 continue
             if event is None:
                 result.foreign += 1
                 continue
             result.events += 1
+            last_ns = max(last_ns, event.end_ns)
             found.update({f.id: f for f in detector.feed([event])})
-        result.unreadable += [(str(path), number, reason) for number, reason in reader.bad_lines]
-    found.update({f.id: f for f in detector.settle()})
+            if isinstance(reader, LogReader) and result.events % SETTLE_EVERY == 0:
+                # A log's requests all wait for their number 0, which never comes: all of it would be held at once.
+                found.update({f.id: f for f in detector.settle()})
+        if isinstance(reader, LogReader):
+            result.stories += reader.stories.digest()
+        result.unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
+    found.update({f.id: f for f in (*detector.settle(), *detector.tick(last_ns))})
     order = list(Severity)
     result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
     result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())
     result.checks = detector.verdicts
     result.missing = detector.missing
     return result
-
-
-def as_text(result: Audit) -> Sequence[str]:
-    """The audit in sentences, a paragraph a finding."""
-    lines = []
-    for finding in result.findings:
-        times = "once" if finding.count == 1 else f"{finding.count} times"
-        healed = f", {finding.healed} of them healed by the guard" if finding.healed else ""
-        lines += [
-            f"{finding.rule} [{finding.severity}] {finding.title}",
-            f"  request {finding.request}, epoch {finding.epoch}, {finding.connector}; {times}{healed}",
-            f"  {finding.explanation}",
-            f"  Usually: {finding.hint}",
-            "",
-        ]
-    of = result.verdicts
-    lines.append(
-        f"{sum(of.values())} requests: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown;"
-        f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing."
-    )
-    if result.unreadable:
-        file, number, reason = result.unreadable[0]
-        lines.append(f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}")
-    return lines

@@ -6,10 +6,14 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from tracer.options import Options
+
+if TYPE_CHECKING:
+    from tracer.rules import Rule
 
 _DEFAULT = Options()
 PORT = click.IntRange(1, 65535)
@@ -71,31 +75,95 @@ def serve(host: str, grpc_port: int, http_port: int, store: Path, trace_file: Pa
         raise click.ClickException(str(error)) from error
 
 
+def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
+    """The rules by their names; None, all of them, when none is named."""
+    return [_rule(name) for name in dict.fromkeys(names)] or None
+
+
+def _explain(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+    """Print a rule's page and end, as --help does."""
+    if name is None or context.resilient_parsing:
+        return
+    from tracer import terminal
+    from tracer.report import rule_page
+
+    terminal.echo(rule_page(_rule(name), columns=terminal.width()))
+    context.exit(0)
+
+
+def _rule(name: str) -> Rule:
+    from tracer.rules import all_rules
+
+    known = {rule.id: rule for rule in all_rules()}
+    if name not in known:
+        raise click.BadParameter(f"there is no rule {name!r}. The rules are: {', '.join(known)}")
+    return known[name]
+
+
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    callback=_rules,
+    envvar="KVTRAIL_AUDIT_RULE",
+    metavar="RULE",
+    help="Judge by this rule only; may be given several times.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    envvar="KVTRAIL_AUDIT_ALL",
+    help="Show all requests under a rule, not the first ten.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, envvar="KVTRAIL_AUDIT_JSON", help="Print one JSON document, for machines."
+)
+@click.option(
+    "--explain",
+    metavar="RULE",
+    is_eager=True,
+    expose_value=False,
+    callback=_explain,
+    help="Print what a rule says, why, and what to do about it, instead of an audit.",
+)
 @click.pass_context
-def audit(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+def audit(
+    context: click.Context, files: tuple[Path, ...], rules: list[Rule] | None, everything: bool, as_json: bool
+) -> None:
     """Judge trace files (OTLP JSON Lines, plain or .gz) together, and explain what contradicts itself.
 
-    Exit code 0: no drift found; 1: drift; 2: a file cannot be used.
+    A FILE may also be the log of a vLLM server with LMCache: what it shows is judged and told, the rest is unknown.
+
+    Exit code 0: no drift found; 1: drift; 2: a file cannot be used, or there is no such rule.
 
     Example: kvtrail audit trace.jsonl
+
+    Example: kvtrail audit --rule stale-lookup --all trace.jsonl
+
+    Example: kvtrail audit --explain stale-lookup
     """
-    from tracer.audit import as_text
+    from tracer import terminal
     from tracer.audit import audit as judge
+    from tracer.report import as_text
     from tracer.tracefile import UnusableTrace
 
     try:
-        result = judge(files)
+        result = judge(files, rules=rules)
+        text = (
+            json.dumps(result.as_dict(), indent=2)
+            if as_json
+            else as_text(result, columns=terminal.width(), everything=everything)
+        )
     except UnusableTrace as error:
         click.echo(f"Error: {error}", err=True)
         context.exit(2)
     except Exception as error:  # a defect of ours: exit code 1 would say that there is drift
         click.echo(f"Error: the audit failed: {type(error).__name__}: {error}", err=True)
         context.exit(2)
-    if as_json:
-        click.echo(json.dumps(result.as_dict(), indent=2))
-    else:
-        click.echo("\n".join(as_text(result)))
+    terminal.echo(text)
+    if result.stories and not as_json:
+        terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
     context.exit(1 if result.drift else 0)

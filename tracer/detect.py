@@ -1,36 +1,52 @@
-"""Events in any order -> ledger -> findings, as they come.
+"""Events in any order -> accounts and engines -> findings, as they come.
 
-Events of one request from one recorder are numbered; they are entered in that order, and one that comes early waits for
-those before it. What does not come within the grace time is declared missing: the account is then incomplete, and
-rules that lean on its history answer `unknown`. A number seen twice is entered once. So the verdicts do not depend on
-the order of arrival, and no loss can make a drift.
+Events are numbered twice: among those of their request from one recorder, and among all of the recorder's. They are entered
+into a request's account by the first number and into the engine's state by the second; one that comes early waits for those
+before it. What does not come within the grace time is declared missing: the account, or the engine, is then incomplete, and
+rules that lean on its history answer `unknown`. A number seen twice is entered once. So the verdicts do not depend on the
+order of arrival, and no loss can make a drift.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tracer.events import Event, Heartbeat
-from tracer.findings import Drift, Finding, Verdict, witnesses
-from tracer.ledger import Account, Ledger
-from tracer.rules import Rule, all_rules
+from tracer.account import Account
+from tracer.engine import Engine
+from tracer.events import Event, Heartbeat, RequestStart
+from tracer.findings import Drift, Finding, Judgement, Verdict, witnesses
+from tracer.ledger import Ledger
+from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule, all_rules
 from tracer.semconv import Kind
 
 REMEMBERED_NUMBERS = 64
 """Numbers per request and recorder of which the span is remembered, to tell a repetition from a contradiction."""
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, in nanoseconds of the recorders' clocks."""
+WAITING = {Kind.ALLOC, Kind.REQUEST, Kind.RECEIVED}
+"""After these, a request may wait for something that must come in time."""
+
+Key = tuple[str, str]
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The events of one request from one recorder: the next number to enter, and those that came before their turn."""
+    """Numbered events: the next number to enter, and those that came before their turn."""
 
     expected: int = 0
     recent: dict[int, str] = field(default_factory=dict)
     early: dict[int, Event] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Case:
+    """A request under judgement: its account, the streams that tell of it by recorder, and whether a fact was checked."""
+
+    account: Account
+    streams: dict[str, _Stream] = field(default_factory=dict)
+    checked: bool = False
 
 
 class Detector:
@@ -38,57 +54,78 @@ class Detector:
 
     def __init__(self, *, rules: Sequence[Rule] | None = None, ledger: Ledger | None = None) -> None:
         self.ledger = ledger or Ledger()
-        self.findings: dict[tuple[str, str], dict[str, Finding]] = {}
+        self.findings: dict[Key, dict[str, Finding]] = {}
         """Findings by request and id, for the requests whose account is still held."""
         self.verdicts: Counter[tuple[str, Verdict]] = Counter()
         """How often each rule gave each verdict."""
-        self.changed: list[tuple[str, str]] = []
+        self.changed: list[Key] = []
         """Requests whose account changed without an event of theirs: their engine ended, or their gaps were given up.
         For the caller to read and to clear."""
         self.missing = 0
         """Events that were declared missing."""
-        self._streams: dict[tuple[str, str], dict[str, _Stream]] = {}
-        self._waiting: dict[tuple[str, str], None] = {}
-        self._checked: set[tuple[str, str]] = set()
-        self._by_kind: dict[Kind, list[Rule]] = {}
-        for rule in all_rules() if rules is None else rules:
+        self._cases: dict[Key, _Case] = {}
+        self._gaps: dict[Key, None] = {}
+        self._waiting: dict[Key, None] = {}
+        self._engines: dict[str, tuple[Engine, _Stream]] = {}
+        rules = all_rules() if rules is None else rules
+        self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement]]]] = {}
+        self._by_engine: dict[Kind, list[tuple[Rule, Callable[[Event, Engine], Judgement]]]] = {}
+        for rule in rules:
             for kind in rule.kinds:
-                self._by_kind.setdefault(kind, []).append(rule)
+                if isinstance(rule, RequestRule):
+                    self._by_kind.setdefault(kind, []).append((rule, rule.judge))
+                elif isinstance(rule, EngineRule):
+                    self._by_engine.setdefault(kind, []).append((rule, rule.judge))
+        self._deadlines = [rule for rule in rules if isinstance(rule, DeadlineRule)]
 
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
         touched: dict[str, Finding] = {}
         for event in events:
-            if event.request is None:
-                if isinstance(event, Heartbeat) and event.recorder_closed:
-                    self.changed += self.ledger.abandon(event)
-                continue
-            key = (event.engine, event.request)
-            stream = self._streams.setdefault(key, {}).setdefault(event.recorder, _Stream())
-            if self._seen(event, stream):
-                continue
-            if event.request_sequence > stream.expected:
-                stream.early[event.request_sequence] = event
-                self._waiting[key] = None
-            else:
-                self._enter(event, touched)
-                stream.expected += 1
-                if stream.early:
-                    self._catch_up(key, stream, touched)
+            if event.request is not None:
+                self._hear(event, touched)
+            elif isinstance(event, Heartbeat) and event.recorder_closed:
+                self.changed += self.ledger.abandon(event)
+            self._hear_engine(event, touched)
         for key in self.ledger.over_limit():
             self.forget(key)
         return list(touched.values())
 
     def settle(self, *, before_ns: int | None = None) -> list[Finding]:
-        """Give up on what is missing: for all requests, or for those in which an event from before `before_ns` waits."""
+        """Give up on what is missing: everywhere, or where an event from before `before_ns` waits."""
         touched: dict[str, Finding] = {}
-        for key in list(self._waiting):
-            for stream in self._streams.get(key, {}).values():
-                if stream.early and (before_ns is None or min(e.end_ns for e in stream.early.values()) < before_ns):
+        for key in list(self._gaps):
+            streams = self._cases[key].streams.values()
+            for stream in streams:
+                if _is_due(stream, before_ns):
                     self._skip_gaps(key, stream, touched)
                     self.changed.append(key)
-            if not any(stream.early for stream in self._streams.get(key, {}).values()):
+            if not any(stream.early for stream in streams):
+                del self._gaps[key]
+        for engine, stream in self._engines.values():
+            if _is_due(stream, before_ns):
+                engine.complete = False
+                for number in sorted(stream.early):
+                    self._enter_engine(stream.early.pop(number), engine, touched)
+                    stream.expected = number + 1
+        return list(touched.values())
+
+    def tick(self, now_ns: int) -> list[Finding]:
+        """Ask about the requests that wait for something; `now_ns` is of the recorders' clocks."""
+        touched: dict[str, Finding] = {}
+        for key in list(self._waiting):
+            account, waits = self._cases[key].account, False
+            books = account.books
+            if account.ended_ns is None or books.end is not None:
+                waits = books.loading is not None or books.received is not None or books.end is not None
+            if not waits or account.status == "abandoned":
                 del self._waiting[key]
+                continue
+            told = {(f.rule, f.epoch) for f in self.findings.get(key, {}).values()}
+            for rule in self._deadlines:
+                if (rule.id, account.epoch) not in told and (drift := rule.overdue(account, now_ns)) is not None:
+                    self._judged(rule, drift.witness[-1], drift, touched)
+                    self.changed.append(key)
         return list(touched.values())
 
     def verdict(self, account: Account) -> Verdict:
@@ -96,15 +133,16 @@ class Detector:
         key = (account.engine, account.request)
         if key in self.findings:
             return Verdict.DRIFT
-        sound = account.complete and key in self._checked and key not in self._waiting
+        case = self._cases.get(key)
+        sound = account.complete and case is not None and case.checked and key not in self._gaps
         return Verdict.OK if sound else Verdict.UNKNOWN
 
-    def forget(self, key: tuple[str, str]) -> None:
+    def forget(self, key: Key) -> None:
         """Drop all that is held of a request."""
         self.ledger.close(key)
-        self._streams.pop(key, None)
+        self._cases.pop(key, None)
+        self._gaps.pop(key, None)
         self._waiting.pop(key, None)
-        self._checked.discard(key)
         self.findings.pop(key, None)
 
     def forget_finished(self, *, before_ns: int) -> int:
@@ -115,7 +153,32 @@ class Detector:
             self.forget(key)
         return len(leaving)
 
-    def _seen(self, event: Event, stream: _Stream) -> bool:
+    def _hear(self, event: Event, touched: dict[str, Finding]) -> None:
+        key = (event.engine, event.request or "")
+        case = self._cases.get(key)
+        if case is None:
+            case = self._cases[key] = _Case(self.ledger.account(*key))
+        stream = case.streams.get(event.recorder)
+        if stream is None:
+            stream = case.streams[event.recorder] = _Stream()
+        number = event.request_sequence
+        if number != stream.expected or stream.early:
+            if self._seen(event, stream, case):
+                return
+            if number > stream.expected:
+                stream.early[number] = event
+                self._gaps[key] = None
+                return
+        recent = stream.recent
+        recent[number] = event.span_id
+        if len(recent) > REMEMBERED_NUMBERS:
+            del recent[next(iter(recent))]
+        self._enter(event, case, touched)
+        stream.expected += 1
+        if stream.early:
+            self._catch_up(key, case, stream, touched)
+
+    def _seen(self, event: Event, stream: _Stream, case: _Case) -> bool:
         """Whether the number was there before. The same number on another span means that the numbers cannot be trusted."""
         number = event.request_sequence
         if number in stream.early:
@@ -123,46 +186,84 @@ class Detector:
         elif number < stream.expected:
             known = stream.recent.get(number)
         else:
-            stream.recent[number] = event.span_id
-            if len(stream.recent) > REMEMBERED_NUMBERS:
-                del stream.recent[next(iter(stream.recent))]
             return False
-        if known is not None and known != event.span_id and event.request is not None:
-            self.ledger.account(event.engine, event.request).complete = False
+        if known is not None and known != event.span_id:
+            case.account.complete = False
         return True
 
-    def _catch_up(self, key: tuple[str, str], stream: _Stream, touched: dict[str, Finding]) -> None:
+    def _catch_up(self, key: Key, case: _Case, stream: _Stream, touched: dict[str, Finding]) -> None:
         while (early := stream.early.pop(stream.expected, None)) is not None:
-            self._enter(early, touched)
+            stream.recent[stream.expected] = early.span_id
+            self._enter(early, case, touched)
             stream.expected += 1
-        if not any(other.early for other in self._streams[key].values()):
-            del self._waiting[key]
+        if not any(other.early for other in case.streams.values()):
+            del self._gaps[key]
 
-    def _skip_gaps(self, key: tuple[str, str], stream: _Stream, touched: dict[str, Finding]) -> None:
-        account = self.ledger.account(*key)
+    def _skip_gaps(self, key: Key, stream: _Stream, touched: dict[str, Finding]) -> None:
+        case = self._cases[key]
         for number in sorted(stream.early):
             if number > stream.expected:
                 self.missing += number - stream.expected
-                account.complete = False
-            self._enter(stream.early.pop(number), touched)
+                case.account.complete = False
+            self._enter(stream.early.pop(number), case, touched)
             stream.expected = number + 1
 
-    def _enter(self, event: Event, touched: dict[str, Finding]) -> None:
-        assert event.request is not None
-        account = self.ledger.account(event.engine, event.request)
-        for rule in self._by_kind.get(event.kind, ()):
-            judgement = rule.judge(event, account)
-            if judgement is None:
-                continue
-            if isinstance(judgement, Drift):
-                finding = self._found(rule, event, judgement)
-                touched[finding.id] = finding
-                self.verdicts[rule.id, Verdict.DRIFT] += 1
-            else:
-                self.verdicts[rule.id, judgement] += 1
-                if judgement is Verdict.OK:
-                    self._checked.add((event.engine, event.request))
-        self.ledger.apply(event)
+    def _enter(self, event: Event, case: _Case, touched: dict[str, Finding]) -> None:
+        account = case.account
+        if account.ended_ns is not None and isinstance(event, RequestStart):
+            # The id is used again: another request, and another account.
+            key = (account.engine, account.request)
+            self.ledger.close(key)
+            account = case.account = self.ledger.account(*key)
+            case.checked = False
+        for rule, judge in self._by_kind.get(event.kind, ()):
+            judgement = judge(event, account)
+            if judgement is Verdict.OK:
+                self.verdicts[rule.id, Verdict.OK] += 1
+                case.checked = True
+            elif judgement is not None:
+                self._judged(rule, event, judgement, touched)
+        account.apply(event)
+        if account.ended_ns is not None:
+            self.ledger.finished[account.engine, account.request] = None
+        if event.kind in WAITING:
+            self._waiting[account.engine, account.request] = None
+
+    def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
+        held = self._engines.get(event.recorder)
+        if held is None:
+            held = self._engines[event.recorder] = (Engine(), _Stream())
+        engine, stream = held
+        number = event.sequence
+        if number != stream.expected:
+            if number > stream.expected:
+                stream.early.setdefault(number, event)
+            return
+        self._enter_engine(event, engine, touched)
+        stream.expected += 1
+        while stream.early and (early := stream.early.pop(stream.expected, None)) is not None:
+            self._enter_engine(early, engine, touched)
+            stream.expected += 1
+
+    def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
+        for rule, judge in self._by_engine.get(event.kind, ()):
+            judgement = judge(event, engine)
+            if judgement is not None:
+                self._judged(rule, event, judgement, touched)
+        if event.request is None:  # a rule that needs the event alone judges it all the same
+            for request_rule, judge_request in self._by_kind.get(event.kind, ()):
+                judgement = judge_request(event, Account(event.engine, "", complete=False))
+                if judgement is not None:
+                    self._judged(request_rule, event, judgement, touched)
+        engine.apply(event)
+
+    def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
+        if isinstance(judgement, Drift):
+            finding = self._found(rule, event, judgement)
+            touched[finding.id] = finding
+            self.verdicts[rule.id, Verdict.DRIFT] += 1
+        else:
+            self.verdicts[rule.id, judgement] += 1
 
     def _found(self, rule: Rule, event: Event, drift: Drift) -> Finding:
         fresh = Finding(
@@ -191,3 +292,9 @@ class Detector:
             known.healed += fresh.healed
             known.last_ns = max(known.last_ns, event.start_ns)
         return known
+
+
+def _is_due(stream: _Stream, before_ns: int | None) -> bool:
+    """Whether something waits in the stream, and has done so for too long."""
+    early = stream.early
+    return bool(early) and (before_ns is None or min(e.end_ns for e in early.values()) < before_ns)

@@ -1,4 +1,4 @@
-"""Typed events, and how a span becomes one.
+"""Typed events.
 
 An event is a kvtrail span read back: who recorded it, when, about which request, and the numbers of its kind. A field
 that the recorder could not know is None. Foreign spans (vLLM's `llm_request`, a gateway's) are no events; they are
@@ -7,13 +7,11 @@ stored and shown beside them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tracer import semconv
 from tracer.semconv import Kind
-from tracer.spans import LATEST_NS, Span
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +38,8 @@ class Event:
     epoch: int = 0
     error: str | None = None
     block_size: int | None = None
-    """Tokens per KV block of the engine."""
+    """Tokens per KV block of the engine, where its recorder says so."""
+    chunk_size: int | None = None
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known."""
@@ -62,6 +61,7 @@ class RequestEnd(Event):
     computed: int | None = None
     outcome: str | None = None
     free_delayed: bool | None = None
+    blocks_ids: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class Lookup(Event):
     is_async: bool = False
     cached: bool | None = None
     refused: int | None = None
+    chunk_keys: tuple[str, ...] | None = None
 
     @property
     def answer(self) -> int | None:
@@ -87,6 +88,10 @@ class Alloc(Event):
     total: int | None = None
     allocated: int
     blocks_count: int | None = None
+    blocks_ids: tuple[int, ...] | None = None
+    computed: int | None = None
+    """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
+    matched: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,11 +100,16 @@ class Schedule(Event):
     computed: int
     scheduled: int
     resumed: bool = False
+    drafted: int | None = None
+    rejected: int | None = None
+    blocks_ids: tuple[int, ...] | None = None
+    """The blocks that the step adds to the request's table; all of them on the first step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Preempt(Event):
     kind = Kind.PREEMPT
+    blocks_free: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +118,8 @@ class Transfer(Event):
     count: int
     blocks_count: int | None = None
     bytes: int | None = None
+    expected: int | None = None
+    blocks_ids: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +141,121 @@ class Received(Event):
 @dataclass(slots=True, kw_only=True)
 class Sent(Event):
     kind = Kind.SENT
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan(Event):
+    start: int | None = None
+    """None where the connector names blocks, but not whose tokens they are."""
+    count: int
+    blocks_ids: tuple[int, ...] | None = None
+    chunk_keys: tuple[str, ...] | None = None
+    transfer_id: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadPlan(Plan):
+    kind = Kind.LOAD_PLAN
+
+
+@dataclass(slots=True, kw_only=True)
+class StorePlan(Plan):
+    kind = Kind.STORE_PLAN
+    chunk_present: bool | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferEnd(Event):
+    kind = Kind.TRANSFER_END
+    transfer_id: int
+    failed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadError(Event):
+    kind = Kind.LOAD_ERROR
+    blocks_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class RankLookup(Event):
+    kind = Kind.RANK_LOOKUP
+    total: int | None = None
+    matched: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Prefetch(Event):
+    kind = Kind.PREFETCH
+    start: int
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Lock(Event):
+    kind = Kind.LOCK
+    locks: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Unlock(Event):
+    kind = Kind.UNLOCK
+    locks: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Refcount(Event):
+    kind = Kind.REFCOUNT
+    chunk_key: str | None = None
+    refs: int | None = None
+    pins: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Free(Event):
+    kind = Kind.FREE
+    blocks_count: int | None = None
+    lease_expired: bool | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Read(Event):
+    kind = Kind.READ
+    blocks_count: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Stats(Event):
+    kind = Kind.STATS
+    total: int | None = None
+    reported: int | None = None
+    from_connector: int | None = None
+    queried: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Key(Event):
+    kind = Kind.KEY
+    chunk_key: str
+    chunk_parent: str | None = None
+    chunk_content: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Pool(Event):
+    kind = Kind.POOL
+    pool_tier: str = ""
+    pool_used: int | None = None
+    pool_free: int | None = None
+    pool_total: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Index(Event):
+    kind = Kind.INDEX
+    index_published: int | None = None
+    index_applied: int | None = None
+    index_declined: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,74 +283,8 @@ class Heartbeat(Event):
 CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, Evict, Reset, Heartbeat,
+        RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
+        TransferEnd, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index, Evict,
+        Reset, Heartbeat,
     )
 }  # fmt: skip
-_KEYS: dict[str, tuple[tuple[str, str, type], ...]] = {
-    kind: tuple((a.key, a.field, a.type) for a in attributes) for kind, attributes in semconv.FIELDS.items()
-}
-
-_COMMON = (
-    (semconv.SEQUENCE.key, "sequence", int),
-    (semconv.CONNECTOR.key, "connector", str),
-    (semconv.CONNECTOR_ID.key, "connector_id", str),
-    (semconv.ROLE.key, "role", str),
-    (semconv.RANK.key, "rank", int),
-    (semconv.REQUEST_ID.key, "request", str),
-    (semconv.EXTERNAL_ID.key, "external", str),
-    (semconv.REQUEST_SEQUENCE.key, "request_sequence", int),
-    (semconv.EPOCH.key, "epoch", int),
-)
-_MAY_BE_NEGATIVE = {semconv.RETURNED.key, semconv.REFUSED.key}
-"""A connector's answer is recorded as it is, however wrong."""
-MOST = 2**50
-"""Counts beyond this are taken for damage, and so sums of them always fit into 64 bits."""
-
-
-class MalformedSpan(ValueError):
-    """A span in kvtrail's scope that lacks what its kind needs; the text names the span and what is missing."""
-
-
-def from_span(span: Span) -> Event | None:
-    """The event that a span carries; None for a foreign span or a kind that a newer kvtrail invented.
-
-    Raises:
-        MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs.
-    """
-    if span.scope != semconv.SCOPE:
-        return None
-    cls = CLASSES.get(span.name)
-    if cls is None:
-        return None
-    attributes, resource = span.attributes, span.resource
-    try:
-        fields = {field: _typed(attributes, key, type_) for key, field, type_ in _KEYS[span.name] if key in attributes}
-        common = {field: _typed(attributes, key, type_) for key, field, type_ in _COMMON if key in attributes}
-        if not (span.span_id and 0 <= span.start_ns < LATEST_NS and 0 <= span.end_ns < LATEST_NS):
-            raise TypeError(f"id {span.span_id!r} or time {span.start_ns} to {span.end_ns} is none")
-        return cls(
-            engine=_typed(resource, semconv.ENGINE_ID.key, str),
-            recorder=_typed(resource, semconv.RECORDER_ID.key, str),
-            block_size=_typed(resource, semconv.BLOCK_SIZE.key, int) if semconv.BLOCK_SIZE.key in resource else None,
-            start_ns=span.start_ns,
-            end_ns=span.end_ns,
-            span_id=span.span_id,
-            trace_id=span.trace_id,
-            error=span.error,
-            **{"connector": "", "role": "", "rank": 0, **common},
-            **fields,
-        )
-    except KeyError as missing:
-        raise MalformedSpan(f"span {span.span_id} ({span.name}) lacks {missing}") from missing
-    except TypeError as wrong:
-        raise MalformedSpan(f"span {span.span_id} ({span.name}): {wrong}") from wrong
-
-
-def _typed(values: Mapping[str, Any], key: str, type_: type) -> Any:
-    value: Any = values[key]
-    if type(value) is not type_:
-        raise TypeError(f"{key} must be {type_.__name__}, not {value!r}")
-    least = -MOST if key in _MAY_BE_NEGATIVE else 0
-    if isinstance(value, int) and not least <= value <= MOST:
-        raise TypeError(f"{key} is {value}, which no count can be")
-    return value

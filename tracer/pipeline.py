@@ -17,7 +17,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import events, otlp, semconv
+from tracer import decode, otlp, semconv
 from tracer.detect import GRACE_NS, Detector
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
@@ -123,6 +123,7 @@ class Pipeline:
         now_ns = time.time_ns()
         with self._lock:
             self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
+            self._take_findings(self.detector.tick(now_ns))
             self._take_changed()
             if self._dirty:
                 self._commit([])
@@ -145,8 +146,8 @@ class Pipeline:
 
     def _event(self, span: Span) -> Event | None:
         try:
-            return events.from_span(span)
-        except events.MalformedSpan as malformed:
+            return decode.from_span(span)
+        except decode.MalformedSpan as malformed:
             self._metrics.spans_malformed.inc()
             logger.warning("%s; it is stored, but judged by no rule", malformed)
             return None

@@ -43,6 +43,21 @@ class Kind(StrEnum):
     STORE = "kv.store"
     RECEIVED = "kv.received"
     SENT = "kv.sent"
+    LOAD_PLAN = "kv.load.plan"
+    STORE_PLAN = "kv.store.plan"
+    TRANSFER_END = "kv.transfer.end"
+    LOAD_ERROR = "kv.load.error"
+    RANK_LOOKUP = "kv.lookup.rank"
+    PREFETCH = "kv.prefetch"
+    LOCK = "kv.lock"
+    UNLOCK = "kv.unlock"
+    REFCOUNT = "kv.refcount"
+    FREE = "kv.free"
+    READ = "kv.read"
+    STATS = "kv.stats"
+    KEY = "kv.key"
+    POOL = "kv.pool"
+    INDEX = "kv.index"
     EVICT = "kv.evict"
     RESET = "kv.reset"
     HEARTBEAT = "kv.recorder"
@@ -65,10 +80,37 @@ RETURNED = _tokens(
 REFUSED = _tokens("refused", "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`.")
 ALLOCATED = _tokens("allocated", "External tokens for which the scheduler allocated blocks.")
 SCHEDULED = _tokens("scheduled", "Tokens that the scheduler runs in this step.")
+DRAFTED = _tokens("drafted", "Speculative tokens among the scheduled ones.")
+REJECTED = _tokens("rejected", "Speculative tokens of the request's step before that were rejected.")
+EXPECTED = _tokens("expected", "Tokens that the transfer was meant to move; absent where it is not known.")
+CACHED_TOTAL = _tokens("reported", "Cached tokens in all, local and external, as the engine's statistics report them.")
+FROM_CONNECTOR = _tokens("from_connector", "Tokens from the connector, as the engine's statistics report them.")
+QUERIED = _tokens("queried", "Tokens that the engine's statistics count as asked of the connector.")
 START = _tokens("start", "First token position of a transfer.")
 COUNT = _tokens("count", "Tokens of a transfer.")
 OUTPUT = _tokens("output", "Tokens generated when the request finished.")
 BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
+BLOCK_IDS = Attribute(
+    "kvtrail.blocks.ids", tuple, "KV block ids of the first KV cache group, in the order of their tokens."
+)
+FREE_BLOCKS = Attribute("kvtrail.blocks.free", int, "Free KV blocks in the pool afterwards.")
+KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
+PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
+CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
+PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
+CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
+JOB = Attribute("kvtrail.transfer.id", int, "The connector's number of an asynchronous transfer.")
+LOCKS = Attribute("kvtrail.locks", int, "Chunks that were locked or unlocked.")
+REFS = Attribute("kvtrail.refs", int, "References to a stored chunk, as the connector counts them.")
+PINS = Attribute("kvtrail.pins", int, "Pins of a stored chunk, as the connector counts them.")
+EXPIRED = Attribute("kvtrail.lease.expired", bool, "The blocks were freed because a lease ran out.")
+TIER = Attribute("kvtrail.pool.tier", str, "The pool's name: gpu, cpu, disk, ...")
+POOL_USED = Attribute("kvtrail.pool.used", int, "Units in use in a pool.")
+POOL_FREE = Attribute("kvtrail.pool.free", int, "Units free in a pool.")
+POOL_TOTAL = Attribute("kvtrail.pool.total", int, "Units of a pool.")
+PUBLISHED = Attribute("kvtrail.index.published", int, "Blocks that KV events announced.")
+APPLIED = Attribute("kvtrail.index.applied", int, "Announced blocks that an index took over.")
+DECLINED = Attribute("kvtrail.index.declined", int, "Announced blocks that an index refused, and counted.")
 BYTES = Attribute("kvtrail.bytes", int, "Bytes copied or freed.")
 KEY = Attribute("kvtrail.chunk.key", str, "Key of a chunk in the connector's store, shortened hex.")
 ASYNC = Attribute("kvtrail.async", bool, "The load runs between scheduler steps.")
@@ -86,15 +128,30 @@ CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of th
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL,),
-    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED),
-    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED),
-    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS),
-    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED),
-    Kind.PREEMPT: (),
-    Kind.LOAD: (START, COUNT, BLOCKS, BYTES),
-    Kind.STORE: (START, COUNT, BLOCKS, BYTES),
+    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS),
+    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
+    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED),
+    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, REJECTED, BLOCK_IDS),
+    Kind.PREEMPT: (FREE_BLOCKS,),
+    Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
+    Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.RECEIVED: (FAILED,),
     Kind.SENT: (),
+    Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
+    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
+    Kind.TRANSFER_END: (JOB, FAILED),
+    Kind.LOAD_ERROR: (BLOCK_IDS,),
+    Kind.RANK_LOOKUP: (TOTAL, MATCHED),
+    Kind.PREFETCH: (START, COUNT),
+    Kind.LOCK: (LOCKS,),
+    Kind.UNLOCK: (LOCKS,),
+    Kind.REFCOUNT: (KEY, REFS, PINS),
+    Kind.FREE: (BLOCKS, EXPIRED),
+    Kind.READ: (BLOCKS,),
+    Kind.STATS: (TOTAL, CACHED_TOTAL, FROM_CONNECTOR, QUERIED),
+    Kind.KEY: (KEY, PARENT, CONTENT),
+    Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
+    Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
     Kind.EVICT: (KEY, COUNT, BYTES),
     Kind.RESET: (SUCCEEDED,),
     Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED),
@@ -106,12 +163,27 @@ BRIEFS: dict[Kind, str] = {
     Kind.REQUEST: "Root of a request's KV story, from its arrival to its end.",
     Kind.LOOKUP: "`get_num_new_matched_tokens`: the scheduler asks what the connector could load.",
     Kind.ALLOC: "`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded.",
-    Kind.SCHEDULE: "The first step of a request after its admission or resumption.",
+    Kind.SCHEDULE: "A step of a request: the first after its admission or resumption; at level `detailed`, every one.",
     Kind.PREEMPT: "The scheduler took the request's blocks away; its computed tokens are 0 again.",
     Kind.LOAD: "Tokens were copied from the connector's store into KV blocks.",
     Kind.STORE: "Tokens were copied from KV blocks into the connector's store.",
     Kind.RECEIVED: "The workers reported an asynchronous load as finished.",
     Kind.SENT: "The workers reported an asynchronous store as finished.",
+    Kind.LOAD_PLAN: "What the scheduler's side of the connector tells its workers to load, read from its metadata.",
+    Kind.STORE_PLAN: "What the scheduler's side of the connector tells its workers to store, read from its metadata.",
+    Kind.TRANSFER_END: "An asynchronous transfer of a plan is over, as the connector's workers reported it.",
+    Kind.LOAD_ERROR: "Blocks whose load failed, as the workers reported them to the scheduler.",
+    Kind.RANK_LOOKUP: "What one rank's store answered to a lookup.",
+    Kind.PREFETCH: "Tokens were fetched into a nearer tier of the store because of a lookup.",
+    Kind.LOCK: "Chunks were locked against eviction for a request.",
+    Kind.UNLOCK: "Chunks that were locked for a request were given free.",
+    Kind.REFCOUNT: "The connector's own count of references or pins of a stored chunk.",
+    Kind.FREE: "KV blocks that were kept for a request, after its end, were given back.",
+    Kind.READ: "Another instance has read a request's KV blocks.",
+    Kind.STATS: "The engine's own statistics of a request's prefill.",
+    Kind.KEY: "A chunk's key was computed.",
+    Kind.POOL: "The state of a pool of blocks or bytes, as its owner reports it.",
+    Kind.INDEX: "The state of an index that follows KV events.",
     Kind.EVICT: "A chunk left the connector's store to make room.",
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
@@ -128,6 +200,7 @@ ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
 COMMON: tuple[Attribute, ...] = (
     REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
+    CHUNK_SIZE,
 )  # fmt: skip
 """Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
 
@@ -150,7 +223,9 @@ def as_markdown() -> str:
     """The documentation page of spans and attributes."""
 
     def rows(attributes: tuple[Attribute, ...]) -> str:
-        return "\n".join(f"| `{a.key}` | {a.type.__name__} | {a.brief} |" for a in attributes)
+        return "\n".join(
+            f"| `{a.key}` | {'array' if a.type is tuple else a.type.__name__} | {a.brief} |" for a in attributes
+        )
 
     head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
     parts = [

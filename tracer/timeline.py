@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tracer import events
-from tracer.ledger import Account
+from tracer import decode, events
+from tracer.account import Account
 from tracer.semconv import SCOPE
 from tracer.spans import Span
 
@@ -60,8 +60,8 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
 
 def _event(span: Span) -> events.Event | None:
     try:
-        return events.from_span(span)
-    except events.MalformedSpan:
+        return decode.from_span(span)
+    except decode.MalformedSpan:
         return None
 
 

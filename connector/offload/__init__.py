@@ -22,7 +22,7 @@ from connector.offload.config import from_vllm
 from connector.offload.host_memory import HostMemory
 from connector.offload.plan import Copy, OffloadPlan
 from connector.offload.scheduler import OffloadScheduler
-from connector.probes import Evicted, Moved
+from connector.probes import Evicted, Moved, Sign
 
 
 class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -35,6 +35,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = from_vllm(vllm_config, kv_cache_config)
+        self._chunk_size = config.chunk_size
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = OffloadScheduler(config, drafts=vllm_config.speculative_config is not None)
         else:
@@ -92,6 +93,19 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def last_matched(self) -> int:
         """Length of the stored prefix that the last lookup found, in tokens."""
         return self._scheduler.last_matched
+
+    @property
+    def chunk_size(self) -> int:
+        """Tokens per chunk."""
+        return self._chunk_size
+
+    def last_keys(self) -> tuple[str, ...]:
+        """Keys of the chunks that the last lookup found."""
+        return self._scheduler.last_keys()
+
+    def take_signs(self) -> list[Sign]:
+        """Nothing but plans and evictions happens here; a known fault (`connector.faults`) may tell more."""
+        return []
 
     def take_evicted(self) -> list[Evicted]:
         """The chunks that left host memory since the last call."""

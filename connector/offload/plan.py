@@ -18,6 +18,7 @@ class Copy:
         slot: the chunk's slot in host memory.
         first: number of the first block inside the chunk.
         blocks: the KV blocks, in the order of their tokens.
+        key: the chunk's key, shortened hex; for those who watch.
     """
 
     request_id: str
@@ -26,11 +27,14 @@ class Copy:
     slot: int
     first: int
     blocks: tuple[int, ...]
+    key: str
 
 
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
-    """The copies of one step. All loads come before the forward pass, all stores after it."""
+    """The copies of one step. All loads come before the forward pass, all stores after it. What is `present` is stored
+    already, and nobody copies it."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
+    present: list[Copy] = field(default_factory=list)

@@ -49,6 +49,7 @@ class OffloadScheduler:
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
         self._evicted: list[Evicted] = []
+        self._last: Any = None
         self.last_matched = 0
         """Length of the stored prefix that the last lookup found."""
 
@@ -57,8 +58,12 @@ class OffloadScheduler:
         tracked = self._track(request)
         tracked.matched = self._index.longest_prefix(self._keys(request)) * self._config.chunk_size
         tracked.computed = computed
-        self.last_matched = tracked.matched
+        self.last_matched, self._last = tracked.matched, request
         return self._loadable(tracked)
+
+    def last_keys(self) -> tuple[str, ...]:
+        """Keys of the chunks that the last lookup found."""
+        return tuple(map(short, self._keys(self._last)[: self.last_matched // self._config.chunk_size]))
 
     def admitted(self, request: Any, external: int, block_ids: Sequence[int]) -> None:
         """Plan the load of `external` tokens after the computed ones, into the request's blocks.
@@ -82,9 +87,10 @@ class OffloadScheduler:
         for start in range(tracked.computed // size * size, end, size):
             first, last = max(start, tracked.computed), min(start + size, end)
             blocks = tuple(block_ids[first // block : -(-last // block)])
-            slot = self._index.use(keys[start // size])
+            key = keys[start // size]
+            slot = self._index.use(key)
             self._plan.loads.append(
-                Copy(request.request_id, first, last - first, slot, (first - start) // block, blocks)
+                Copy(request.request_id, first, last - first, slot, (first - start) // block, blocks, short(key))
             )
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
@@ -151,12 +157,18 @@ class OffloadScheduler:
             key = keys[start // size]
             tracked.stored += size
             if key in self._index:
-                self._index.use(key)
+                slot = self._index.use(key)
+                self._plan.present.append(Copy(request.request_id, start, size, slot, 0, (), short(key)))
                 continue
             if block_ids is None:
                 (block_ids,) = block_state.get_block_ids(request.request_id)
             slot, evicted = self._index.add(key)
             if evicted is not None:
-                self._evicted.append(Evicted(evicted.hex()[:16], size, self._config.chunk_bytes))
+                self._evicted.append(Evicted(short(evicted), size, self._config.chunk_bytes))
             blocks = tuple(block_ids[start // block : (start + size) // block])
-            self._plan.stores.append(Copy(request.request_id, start, size, slot, 0, blocks))
+            self._plan.stores.append(Copy(request.request_id, start, size, slot, 0, blocks, short(key)))
+
+
+def short(key: bytes) -> str:
+    """A chunk's key as it is told: enough of it to be unique."""
+    return key.hex()[:16]

@@ -7,22 +7,27 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tracer.semconv import Kind
+
 _BY_CLASS = {
     "UntracedOffloadConnector": "connector.probes.offload",
     "LMCacheConnectorV1": "connector.probes.lmcache",
     "LMCacheConnectorV1Dynamic": "connector.probes.lmcache",
+    "OffloadingConnector": "connector.probes.offloading",
 }
 """The probe's module, by the name of a class among the connector's bases."""
 
 
 class Moved(NamedTuple):
-    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes."""
+    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes; and the tokens that it was meant
+    to move, where that is known."""
 
     request_id: str
     start: int
     tokens: int
     blocks: int
     bytes: int | None
+    expected: int | None = None
 
 
 class Evicted(NamedTuple):
@@ -33,18 +38,62 @@ class Evicted(NamedTuple):
     bytes: int
 
 
+class Planned(NamedTuple):
+    """What the scheduler's side tells its workers to copy: tokens, blocks of the first KV cache group, chunk keys, and the
+    number of the transfer if it runs between steps. `present` chunks are in the store already and are not copied."""
+
+    request_id: str
+    is_store: bool
+    start: int | None
+    tokens: int
+    blocks: tuple[int, ...] | None
+    keys: tuple[str, ...] | None = None
+    job: int | None = None
+    present: bool | None = None
+
+
+class Sign(NamedTuple):
+    """Anything else that a connector can tell: a kind, the request or None, and the values of `semconv.FIELDS[kind]`."""
+
+    kind: Kind
+    request_id: str | None
+    values: tuple[Any, ...]
+
+
 class Probe:
     """Sees nothing. Subclasses read the connector's own state, and must not change it.
 
     Attributes:
         sees_transfers: whether `loads` and `stores` are worth asking.
+        sees_plans: whether `plans`, `ended` and `signs` are.
     """
 
     sees_transfers = False
+    sees_plans = False
+
+    def chunk_size(self, connector: Any) -> int | None:
+        """Tokens per chunk of the connector's store."""
+        return None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
         """After a lookup: the matched prefix in tokens, and whether the answer was remembered; None is 'unknown'."""
         return None, None
+
+    def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
+        """After a lookup: the keys of the chunks that it claims. Only of a store that nobody else writes."""
+        return None
+
+    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
+        """On the scheduler's side, after `build_connector_meta`: what the workers are told to copy."""
+        return ()
+
+    def ended(self, connector: Any, output: Any) -> Sequence[int]:
+        """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""
+        return ()
+
+    def signs(self, connector: Any) -> Sequence[Sign]:
+        """On the scheduler's side, after `build_connector_meta`: whatever else happened since it was last asked."""
+        return ()
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """On a worker, after `start_load_kv`: what this step loaded."""

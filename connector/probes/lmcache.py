@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from connector.probes import Moved, Probe
+from connector.probes import Moved, Planned, Probe
 
 _FOREIGN = (AttributeError, TypeError)
 """What reading raises where an LMCache keeps its books in another way."""
@@ -21,11 +21,16 @@ class LMCacheProbe(Probe):
     """Of one connector object, since it remembers what it has seen."""
 
     sees_transfers = True
+    sees_plans = True
 
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The specifications that earlier lookups left, for as long as LMCache keeps them."""
         self._saving: _Saving | None = None
+
+    def chunk_size(self, connector: Any) -> int | None:
+        size = getattr(getattr(connector, "_lmcache_engine", None), "_lmcache_chunk_size", None)
+        return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
         """A lookup that LMCache carries out leaves a new specification. One that leaves the old one has given a remembered
@@ -42,13 +47,21 @@ class LMCacheProbe(Probe):
             return matched, True  # an injected fault, in front of LMCache, has remembered
         return matched, self._seen_before(spec)
 
+    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
+        try:
+            engine = connector._lmcache_engine
+            size = engine._block_size
+            loads = [_planned(r, False, start, end, size) for r, start, end in _to_load(metadata)]
+            return loads + [_planned(r, True, start, end, size) for r, start, end in _to_save(engine, metadata)]
+        except _FOREIGN:
+            return ()
+
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond the tokens that vLLM had: up to the first block that LMCache reports as failed."""
         self._note_saves(connector)
         try:
             engine = connector._lmcache_engine
-            wanted = [r for r in connector._connector_metadata.requests if r.load_spec and r.load_spec.can_load]
-            spans = [(r, r.load_spec.vllm_cached_tokens, r.load_spec.lmcache_cached_tokens) for r in wanted]
+            spans = _to_load(connector._connector_metadata)
             failed = getattr(engine, "_invalid_block_ids", ())
             if failed:
                 spans = [
@@ -79,13 +92,9 @@ class LMCacheProbe(Probe):
         self._saving = None
         try:
             engine, metadata = connector._lmcache_engine, connector._connector_metadata
-            if engine.lmcache_engine is None or engine.kv_role == "kv_producer":
-                return  # it failed to start; or it sends to a peer, from where only the peer's answers tell
-            chunk, block_size, moved = engine._lmcache_chunk_size, engine._block_size, []
-            for request in metadata.requests:
-                spec, end = request.save_spec, len(request.token_ids)
-                if spec and spec.can_save and spec.skip_leading_tokens < end == len(request.slot_mapping):
-                    moved.append(_moved(request, spec.skip_leading_tokens // chunk * chunk, end, block_size))
+            if engine.lmcache_engine is None:
+                return  # it failed to start, and stores nothing
+            moved = [_moved(r, start, end, engine._block_size) for r, start, end in _to_save(engine, metadata)]
         except _FOREIGN:
             return
         self._saving = _Saving(metadata, moved)
@@ -96,6 +105,31 @@ class _Saving(NamedTuple):
 
     metadata: Any
     moved: list[Moved]
+
+
+def _to_load(metadata: Any) -> list[tuple[Any, int, int]]:
+    """The requests that are to load, and from which token to which: beyond those that vLLM has."""
+    specs = [(r, r.load_spec) for r in metadata.requests if r.load_spec and r.load_spec.can_load]
+    return [(r, spec.vllm_cached_tokens, spec.lmcache_cached_tokens) for r, spec in specs]
+
+
+def _to_save(engine: Any, metadata: Any) -> list[tuple[Any, int, int]]:
+    """The same of those that are to save, in whole chunks. What a producer sends to a peer is no store."""
+    if engine.kv_role == "kv_producer":
+        return []
+    found, chunk = [], engine._lmcache_chunk_size
+    for request in metadata.requests:
+        spec, end = request.save_spec, len(request.token_ids)
+        if spec and spec.can_save and spec.skip_leading_tokens < end == len(request.slot_mapping):
+            found.append((request, spec.skip_leading_tokens // chunk * chunk, end))
+    return found
+
+
+def _planned(request: Any, is_store: bool, start: int, end: int, block_size: int) -> Planned:
+    """The blocks stand in the order of their tokens; one that stands twice in LMCache's list stands twice here."""
+    first = start // block_size * block_size
+    blocks = (request.slot_mapping[first:end:block_size] // block_size).tolist()
+    return Planned(request.req_id, is_store, start, end - start, tuple(blocks))
 
 
 def _moved(request: Any, start: int, end: int, block_size: int) -> Moved:

@@ -16,7 +16,7 @@ from wire import as_request, encoded
 from connector import wire
 from connector.context import RequestContext, root_ids
 from connector.encode import Encoder
-from tracer import events, otlp
+from tracer import decode, otlp
 from tracer.semconv import Kind
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
@@ -37,7 +37,7 @@ def test_any_value_survives(value: bool | int | str | float) -> None:
 
 def test_a_story_survives_the_wire() -> None:
     told = history(STORY)
-    read = [events.from_span(span) for span in otlp.spans(as_request(told))]
+    read = [decode.from_span(span) for span in otlp.spans(as_request(told))]
     for before, after in zip(told, read, strict=True):
         assert after is not None
         assert {k: v for k, v in asdict(before).items() if k not in LOST} == {

@@ -45,7 +45,7 @@ from connector.outlet import InProcess
 from connector.probes import Probe, probe_for
 from connector.recorder import Recorder
 from connector.traced import Tracing, TracingHMA, traced
-from tracer import events, otlp
+from tracer import decode, otlp
 
 names.register()
 OURS = "UntracedOffloadConnector"
@@ -202,7 +202,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         recorder.close()
         spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
         assert recorder.dropped == 0
-        assert [s.name for s in spans if events.from_span(s) is None] == []
+        assert [s.name for s in spans if decode.from_span(s) is None] == []
 
 
 class Stub:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from connector.probes import Moved, Probe, probe_for
+from connector.probes import Moved, Planned, Probe, probe_for
 from connector.probes.lmcache import LMCacheProbe
 
 REQUEST = SimpleNamespace(request_id="r")
@@ -123,6 +123,15 @@ def test_stores_are_told_once_they_are_done_although_lmcache_rewrites_its_metada
     assert probe.stores(connector) == (), "told once"
 
 
+def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
+    table = [*range(50, 64), 23, 23]
+    connector = a_connector(Books(lmcache_engine=None), a_request(512, table, save_spec=SaveSpec(300)))
+    connector._connector_metadata.requests.append(a_request(512, table, load_spec=LoadSpec(400, 512)))
+    load, store = LMCacheProbe().plans(connector, connector._connector_metadata)
+    assert load == Planned("r", False, 400, 112, (62, 63, 23, 23))
+    assert store == Planned("r", True, 256, 256, tuple(table[8:]))
+
+
 def test_a_block_that_stands_twice_counts_once() -> None:
     doubled = [*range(50, 64), 23, 23]
     connector = a_connector(Books(), a_request(512, doubled, save_spec=SaveSpec(256)))
@@ -135,7 +144,7 @@ def test_a_block_that_stands_twice_counts_once() -> None:
 def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Books) -> None:
     connector, probe = a_connector(books, a_request(256, save_spec=SaveSpec(0))), LMCacheProbe()
     probe.loads(connector)
-    assert probe.stores(connector) == ()
+    assert list(probe.stores(connector)) == []
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,7 @@ def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Book
 def test_of_a_version_that_it_does_not_know_it_tells_nothing_and_never_raises(foreign: Any) -> None:
     probe: Probe = LMCacheProbe()
     assert probe.lookup(foreign, REQUEST) == (None, None)
+    assert list(probe.plans(foreign, foreign)) == []
     assert list(probe.loads(foreign)) == []
     assert list(probe.stores(foreign)) == []
 

@@ -73,7 +73,7 @@ def test_numbers_of_numpy_are_numbers(helper: tuple[Helper, Tracer]) -> None:
     """A connector may compute its answer with numpy; `marshal` knows only Python's own."""
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
-    values = (numpy.int64(700), 0, 256, numpy.int32(256), False, None, None)
+    values = (numpy.int64(700), 0, 256, numpy.int32(256), False, None, None, None)
     recorder.record(Kind.LOOKUP.value, b"", recorder.context(a_request()), 1, 2, values)
     assert recorder.flush(20)
     recorder.close()
@@ -83,7 +83,7 @@ def test_numbers_of_numpy_are_numbers(helper: tuple[Helper, Tracer]) -> None:
 def test_a_value_that_is_no_number_is_unknown(helper: tuple[Helper, Tracer]) -> None:
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
-    values = (700, 0, object(), 256, False, None, None)
+    values = (700, 0, object(), 256, False, None, None, None)
     recorder.record(Kind.LOOKUP.value, b"", recorder.context(a_request()), 1, 2, values)
     assert recorder.flush(20)
     recorder.close()

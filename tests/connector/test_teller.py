@@ -14,7 +14,7 @@ from connector.probes import Probe
 from connector.teller import Teller
 from tracer.semconv import Kind
 
-VALUES = (700, 0, 256, 256, False, None, None)
+VALUES = (700, 0, 256, 256, False, None, None, None)
 
 
 def test_a_scheduler_output_of_another_vllm_stops_the_telling_and_nothing_else(
@@ -44,8 +44,8 @@ def test_a_probe_that_fails_is_switched_off_and_the_telling_goes_on(caplog: pyte
     recorder = a_recorder(line)
     teller = Teller(recorder, name="Some", probe=Broken())
     with caplog.at_level(logging.ERROR):
-        assert teller.see(None, None) == (None, None)
-        assert teller.see(None, None) == (None, None)
+        assert teller.see(None, None) == (None, None, None)
+        assert teller.see(None, None) == (None, None, None)
         teller.loaded(SimpleNamespace(_connector_metadata=None), 0)
         teller.lookup(a_request(), 1, 2, VALUES)
     recorder.close()
@@ -60,11 +60,12 @@ def test_callers_traces_are_handed_to_workers_where_the_metadata_takes_a_note() 
     request = a_request(trace_headers=headers, num_tokens=10)
     scheduler, worker_recorder = Teller(ours), a_recorder(theirs)
     scheduler.begun(request)
-    new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=0)
+    new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=0, block_ids=([1],))
     output = SimpleNamespace(
         preempted_req_ids=None,
         num_scheduled_tokens={request.request_id: 10},
         scheduled_new_reqs=[new],
+        scheduled_spec_decode_tokens={},
         scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
     )
     note, slots = SimpleNamespace(), object()

@@ -15,6 +15,7 @@ from wire import as_request
 
 from tracer import otlp
 from tracer.cli import COMMANDS, main
+from tracer.rules import Rule, all_rules, page
 from tracer.tracefile import TraceWriter
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +47,8 @@ def test_audit_of_a_sound_trace(tmp_path: Path) -> None:
 def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None:
     result = run("audit", str(write(tmp_path / "t.jsonl", OK, DRIFT, a_line_each=True)))
     assert result.exit_code == 1
-    assert "stale-lookup [crash]" in result.output
-    assert "request r-1-0123abcd, epoch 1" in result.output
+    assert result.output.count("stale-lookup [crash]") == 1
+    assert "request r-1-0123abcd, epoch 1, Connector; once, not healed" in result.output
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
     assert "2 requests: 1 with drift, 1 ok, 0 unknown" in result.output
 
@@ -58,6 +59,60 @@ def test_audit_as_json(tmp_path: Path) -> None:
     told = json.loads(result.output)
     assert [f["rule"] for f in told["findings"]] == ["stale-lookup"]
     assert told["requests"] == {"ok": 1, "drift": 1, "unknown": 0}
+
+
+def test_audit_by_some_rules_only(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "t.jsonl", DRIFT, "L 749 c0 h256 -> 256\nA 300\nend"))
+    both = run("audit", "--rule", "stale-lookup", "--rule", "alloc-mismatch", path)
+    assert (both.exit_code, both.output.count("[crash]")) == (1, 2)
+    one = run("audit", "--rule", "alloc-mismatch", path)
+    assert one.exit_code == 1
+    assert "stale-lookup" not in one.output
+    assert "2 requests: 1 with drift" in one.output
+    none = run("audit", "--rule", "full-hit", path)
+    assert none.exit_code == 0
+    assert "0 with drift" in none.output
+    told = json.loads(run("audit", "--json", "--rule", "alloc-mismatch", path).output)
+    assert {f["rule"] for f in told["findings"]} | {c["rule"] for c in told["checks"]} == {"alloc-mismatch"}
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
+def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
+    result = run("audit", "--explain", rule.id)
+    assert result.exit_code == 0
+
+    def bare(text: str) -> list[str]:
+        return text.replace("`", "").removeprefix("## ").split()
+
+    assert bare(result.output) == bare(page(rule))
+
+
+@pytest.mark.parametrize("option", ["--explain", "--rule"])
+def test_an_unknown_rule_is_told_with_the_known_ones(option: str, tmp_path: Path) -> None:
+    result = run("audit", option, "stale", str(write(tmp_path / "t.jsonl", DRIFT)))
+    assert result.exit_code == 2
+    assert f"'{option}': there is no rule 'stale'" in result.output
+    assert all(rule.id in result.output for rule in all_rules())
+
+
+def test_audit_needs_a_file() -> None:
+    result = run("audit")
+    assert result.exit_code == 2
+    assert "Missing argument 'FILE...'" in result.output
+
+
+def test_options_of_audit_can_be_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTRAIL_AUDIT_JSON", "1")
+    monkeypatch.setenv("KVTRAIL_AUDIT_RULE", "full-hit alloc-mismatch")
+    result = run("audit", str(write(tmp_path / "t.jsonl", DRIFT)))
+    assert (result.exit_code, json.loads(result.output)["findings"]) == (0, [])
+
+
+def test_a_report_that_cannot_be_written_is_no_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.report.as_text", lambda *_, **__: 1 / 0)
+    result = run("audit", str(write(tmp_path / "t.jsonl", DRIFT)))
+    assert result.exit_code == 2
+    assert "the audit failed: ZeroDivisionError" in result.output
 
 
 def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer import events, semconv
+from tracer import decode, events, semconv
 from tracer.semconv import Kind
 from tracer.spans import Span
 
@@ -36,7 +36,7 @@ def test_every_kind_has_its_event_with_the_fields_of_its_attributes(kind: Kind) 
 
 
 def test_a_lookup_is_read_back() -> None:
-    event = events.from_span(
+    event = decode.from_span(
         span(
             Kind.LOOKUP,
             **{semconv.TOTAL.key: 749, semconv.COMPUTED.key: 336, semconv.MATCHED.key: 256, semconv.RETURNED.key: 0},
@@ -48,13 +48,13 @@ def test_a_lookup_is_read_back() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(events.MalformedSpan, match=r"cdcdcdcdcdcdcdcd \(kv.lookup\).*computed"):
-        events.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: 749}))
+    with pytest.raises(decode.MalformedSpan, match=r"cdcdcdcdcdcdcdcd \(kv.lookup\).*computed"):
+        decode.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: 749}))
 
 
 def test_a_value_of_the_wrong_type_is_named() -> None:
-    with pytest.raises(events.MalformedSpan, match=r"kvtrail\.tokens\.total must be int, not '749'"):
-        events.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: "749", semconv.COMPUTED.key: 1}))
+    with pytest.raises(decode.MalformedSpan, match=r"kvtrail\.tokens\.total must be int, not '749'"):
+        decode.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: "749", semconv.COMPUTED.key: 1}))
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
 )
 def test_damage_is_named_and_not_believed(key: str, value: object) -> None:
     attributes = {semconv.TOTAL.key: 749, semconv.COMPUTED.key: 1, key: value}
-    with pytest.raises(events.MalformedSpan, match=key.replace(".", r"\.")):
-        events.from_span(span(Kind.LOOKUP, **attributes))
+    with pytest.raises(decode.MalformedSpan, match=key.replace(".", r"\.")):
+        decode.from_span(span(Kind.LOOKUP, **attributes))
 
 
 @pytest.mark.parametrize("change", [{"span_id": ""}, {"start_ns": -1}, {"end_ns": 2**63 + 5}])
 def test_a_span_of_no_time_or_no_id_is_damage(change: dict[str, object]) -> None:
     damaged = replace(span(Kind.PREEMPT), **change)  # type: ignore[arg-type]
-    with pytest.raises(events.MalformedSpan, match="is none"):
-        events.from_span(damaged)
+    with pytest.raises(decode.MalformedSpan, match="is none"):
+        decode.from_span(damaged)
 
 
 def test_foreign_spans_and_unknown_kinds_are_no_events() -> None:
     foreign = span(Kind.LOOKUP)
     foreign.scope = "vllm"
-    assert events.from_span(foreign) is None
-    assert events.from_span(span("kv.invented-later")) is None
+    assert decode.from_span(foreign) is None
+    assert decode.from_span(span("kv.invented-later")) is None
 
 
 def test_the_documentation_is_generated_from_the_vocabulary() -> None:

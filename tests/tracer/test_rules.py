@@ -116,7 +116,7 @@ def test_the_children_of_a_multiconnector_are_each_held_to_their_own_answers() -
         "L 749 c0 -> later\nL 749 c0 -> later\nL 749 c0 h256 -> 256\nA 256\nS 256+48",
         "L 749 c336 h256 -> 0\nA 0\nS 336+48  # the log prints 'need to load: -80', which is no drift",
         "L 749 c0 h256 -> 256\nA 0\nS 0+48  # skip_reading_prefix_cache, or another child was chosen",
-        "L 512 c0 h512 -> 512 async\nA 512\nA 0\nS 511+1  # asynchronous: all of it, and a second allocation",
+        "L 512 c0 h512 -> 512 async\nA 512\nR\nA 0\nS 511+1  # asynchronous: all of it, and a second allocation",
         "L 512 c0 h512 -> 511\nA 511\nS 511+1  # a full hit, the last token left to run",
         "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nL 749 c256 h512 -> 256\nA 256  # asked again and again",
         "L 749 c0 h512 -> 256\nA 256\nS 256+48  # less than it could",
@@ -144,19 +144,18 @@ def test_every_rule_says_what_it_is(rule: object) -> None:
     assert "Invariant" in text
     assert "Source:" in text
     assert "Needs" in text
-    assert all((rule.id, rule.severity, rule.kinds, rule.hint, rule.title))  # type: ignore[attr-defined]
+    assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))  # type: ignore[attr-defined]
 
 
 def test_two_stretches_of_tokens_in_one_block() -> None:
     """What LMCache 0.5.6 stored of a resumed request: block 23 stands twice in its list."""
-    finding = only_finding("L 750 c384 h256 -> 0\nA 0\nS 384+47\nStore 256+256 in 7")
+    finding = only_finding("L 750 c384 h256 -> 0\nA 0\nS 384+47\nstore 256+256 in 7")
     assert (finding.rule, finding.severity) == ("block-shortage", "wrong output")
     assert finding.numbers == {"start": 256, "count": 256, "blocks_count": 7, "block_size": 32, "need_blocks": 8}
     assert "was to store the tokens 256 to 512, which fill 8 blocks of 32. It named 7 different" in finding.explanation
-    assert "was to load the tokens 0 to 33" in only_finding("Load 0+33 in 1").explanation
 
 
-@pytest.mark.parametrize("legal", ["Store 256+256 in 8", "Load 250+12 in 2", "Load 0+255 in 8", "Load 416+96 in 3"])
+@pytest.mark.parametrize("legal", ["store 256+256 in 8", "store 250+12 in 2", "store 0+255 in 8", "store 416+96 in 3"])
 def test_a_transfer_with_its_blocks_is_ok(legal: str) -> None:
     detector = judge(history(legal))
     assert rules_found(detector) == []

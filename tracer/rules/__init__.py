@@ -1,7 +1,8 @@
 """The rules: one file each. Adding a rule means adding a file here (and its tests and documentation).
 
-A rule file defines one subclass of `Rule` with a docstring that begins with its title, states the invariant as a formula
-and names its source. It judges one event at a time against the account as it stood before that event.
+A rule file defines one rule with a docstring that begins with its title, states the invariant as a formula and names its
+source. It judges one event at a time, against the request's account or the engine as it stood before that event, or is asked
+about requests that wait.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 
+from tracer.account import Account
+from tracer.engine import Engine
 from tracer.events import Event
-from tracer.findings import Finding, Judgement, Severity
-from tracer.ledger import Account
+from tracer.findings import Drift, Finding, Judgement, Severity
 from tracer.semconv import Kind
 
 
@@ -29,11 +31,21 @@ class Rule(ABC):
     """The kinds of events that this rule judges."""
     hint: ClassVar[str]
     """What usually causes the drift, and what to do about it."""
+    classes: ClassVar[tuple[str, ...]]
+    """The classes of the taxonomy of drift that it decides: C1, C2, ..."""
 
     @property
     def title(self) -> str:
         """The first line of the docstring."""
         return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
+
+    @abstractmethod
+    def explain(self, finding: Finding) -> str:
+        """The contradiction in sentences, from the finding's data alone."""
+
+
+class RequestRule(Rule):
+    """Judges the events of a request, in their order, by its account."""
 
     @abstractmethod
     def judge(self, event: Event, account: Account) -> Judgement:
@@ -42,9 +54,24 @@ class Rule(ABC):
         A rule that leans on the account's history must answer `Verdict.UNKNOWN` when `account.complete` is False.
         """
 
+
+class EngineRule(Rule):
+    """Judges the events of an engine, in their order, by what is known of it across its requests."""
+
     @abstractmethod
-    def explain(self, finding: Finding) -> str:
-        """The contradiction in sentences, from the finding's data alone."""
+    def judge(self, event: Event, engine: Engine) -> Judgement:
+        """Judge one event; `engine` is as it stood before the event. It must answer `Verdict.UNKNOWN` where it leans on
+        history and `engine.complete` is False."""
+
+
+class DeadlineRule(Rule):
+    """Judges what has not happened: asked from time to time about every request that waits for something."""
+
+    kinds: ClassVar[frozenset[Kind]] = frozenset()
+
+    @abstractmethod
+    def overdue(self, account: Account, now_ns: int) -> Drift | None:
+        """The drift, if the request has waited too long at `now_ns`."""
 
 
 @cache
@@ -64,6 +91,12 @@ def all_rules() -> Sequence[Rule]:
     return sorted((cls() for cls in classes), key=lambda rule: rule.id)
 
 
+def page(rule: Rule) -> str:
+    """A rule's part of the documentation page."""
+    text = inspect.cleandoc(type(rule).__doc__ or "")
+    return f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n"
+
+
 def as_markdown() -> str:
     """The documentation page of the rules, made of their docstrings."""
     parts = [
@@ -73,7 +106,4 @@ def as_markdown() -> str:
         " e returned by a lookup, x allocated.\n\nFor tests and demos, a known bug can be injected into any connector as"
         " `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the same name.\n"
     ]
-    for rule in all_rules():
-        text = inspect.cleandoc(type(rule).__doc__ or "")
-        parts.append(f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n")
-    return "\n".join(parts)
+    return "\n".join(parts + [page(rule) for rule in all_rules()])

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from tracer.account import Account
 from tracer.events import Event, Transfer
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.ledger import Account
-from tracer.rules import Rule
+from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class BlockShortage(Rule):
+class BlockShortage(RequestRule):
     """A transfer named fewer KV blocks than its tokens fill.
 
     Invariant: n <= b * s, where n are the tokens of a load or store, b the distinct blocks it names and s the tokens that
@@ -19,6 +19,7 @@ class BlockShortage(Rule):
 
     id = "block-shortage"
     severity = Severity.WRONG_OUTPUT
+    classes = ("C4", "C5")
     kinds = frozenset({Kind.LOAD, Kind.STORE})
     hint = (
         "The connector's own list of a request's blocks has some twice, and is out of step with vLLM's. LMCache, 0.3.10 to"

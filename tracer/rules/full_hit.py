@@ -1,14 +1,14 @@
 from __future__ import annotations
 
+from tracer.account import Account
 from tracer.contract import Breach, breach
 from tracer.events import Event, Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.ledger import Account
-from tracer.rules import Rule
+from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class FullHit(Rule):
+class FullHit(RequestRule):
     """A full hit left no token to run.
 
     Invariant: c + e <= N - 1 for a synchronous load: the last token must be computed again, or there are no logits to
@@ -20,6 +20,7 @@ class FullHit(Rule):
 
     id = "full-hit"
     severity = Severity.CRASH
+    classes = ("C2",)
     kinds = frozenset({Kind.LOOKUP})
     hint = "Cap the answer at N - 1 - c for a synchronous load, after rounding to chunks."
 

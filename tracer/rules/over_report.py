@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+from tracer.account import Account
 from tracer.contract import Breach, breach, new_at_most
 from tracer.events import Event, Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.ledger import Account
-from tracer.rules import Rule
+from tracer.rules import RequestRule
 from tracer.rules.stale_lookup import earlier_source
 from tracer.semconv import Kind
 
 
-class OverReport(Rule):
+class OverReport(RequestRule):
     """A lookup returned more tokens than can be new.
 
     Invariant: e is None, or 0 <= e <= max(0, min(h, N) - c), with h = N where the connector hides what it matched.
@@ -20,6 +20,7 @@ class OverReport(Rule):
 
     id = "over-report"
     severity = Severity.CRASH
+    classes = ("C1",)
     kinds = frozenset({Kind.LOOKUP})
     hint = (
         "The connector counts tokens that vLLM has already computed, tokens that its store does not hold, or pads to a"

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from tracer.account import Account
 from tracer.contract import Breach, breach, new_at_most
 from tracer.events import Event, Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.ledger import Account
-from tracer.rules import Rule
+from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
@@ -16,7 +16,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     """
     if lookup.cached is False:
         return None
-    for earlier in reversed(account.recent_lookups):
+    for earlier in reversed(account.books.recent_lookups):
         if earlier.connector_id != lookup.connector_id:
             continue
         moved = (earlier.computed, earlier.epoch) != (lookup.computed, lookup.epoch) or bool(lookup.cached)
@@ -25,7 +25,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     return None
 
 
-class StaleLookup(Rule):
+class StaleLookup(RequestRule):
     """A cached lookup answer was handed out without regard to the computed tokens.
 
     Invariant, for every call, cached answers included: e <= max(0, min(h, N) - c), where e is the answer, h the matched
@@ -39,6 +39,7 @@ class StaleLookup(Rule):
 
     id = "stale-lookup"
     severity = Severity.CRASH
+    classes = ("C1",)
     kinds = frozenset({Kind.LOOKUP})
     hint = (
         "A lookup result is remembered per request and reused after a preemption or a prefix-cache hit. Remember the"

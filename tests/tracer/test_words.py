@@ -1,0 +1,55 @@
+"""Events and numbers in words, as audit and dashboard both say them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tracer import words
+from tracer.semconv import Kind
+
+
+def test_every_kind_has_a_name_of_its_own() -> None:
+    names = [words.kind(kind) for kind in Kind]
+    assert len(set(names)) == len(names)
+    assert not any(name.startswith("kv.") for name in names)
+    assert words.kind("llm_request") == "llm_request"
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "said"),
+    [
+        ("kv.load.plan", {"start": 256, "count": 256, "transfer_id": 3}, "256 tokens (256 to 512) to be loaded, transfer 3"),
+        ("kv.store.plan", {"start": 0, "count": 1}, "1 token (0 to 1) to be stored"),
+        ("kv.prefetch", {"start": 0, "count": 1024}, "1,024 tokens (0 to 1,024) fetched nearer"),
+        ("kv.transfer.end", {"transfer_id": 3, "failed": True}, "failed, transfer 3"),
+        ("kv.load.error", {"blocks_ids": (1, 2)}, "2 blocks could not be loaded"),
+        ("kv.lookup.rank", {"total": 512, "matched": 256}, "256 of 512 matched"),
+        ("kv.lock", {"locks": 1}, "1 chunk"),
+        ("kv.free", {"blocks_count": 4, "lease_expired": True}, "4 blocks, because a lease ran out"),
+        ("kv.read", {}, "blocks"),
+        ("kv.index", {"index_published": 1000, "index_applied": 999}, "index published 1,000, index applied 999"),
+        ("kv.reset", {"succeeded": False}, "succeeded no"),
+        ("llm_request", {"keys": ("a", "b", "c", "d", "e")}, "keys a b c d and 1 more"),
+    ],
+)  # fmt: skip
+def test_what_an_event_says(kind: str, numbers: dict[str, Any], said: str) -> None:
+    assert words.said(kind, numbers) == said
+
+
+def test_a_load_that_is_short_says_so() -> None:
+    numbers = {"start": 0, "count": 128, "expected": 256}
+    assert words.said("kv.load", numbers) == "128 tokens (0 to 128) copied into KV blocks, where 256 were expected"
+    assert "expected" not in words.said("kv.load", numbers | {"expected": 128})
+
+
+def test_block_ids_are_drawn_together() -> None:
+    assert words.blocks(range(3, 19)) == "3-18"
+    assert words.blocks([3, 4, 40, 7, 6, 5, 1, 2]) == "3-4, 40, 7, 6 and 3 more"
+
+
+def test_how_often_the_guard_healed() -> None:
+    assert words.healed(0, count=13) == "not healed"
+    assert words.healed(13, count=13) == "healed by the guard"
+    assert words.healed(2, count=13) == "healed by the guard twice"

@@ -1,0 +1,79 @@
+"""What rules need of a request beyond its account: the events behind its numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tracer.events import (
+    Alloc,
+    Event,
+    Free,
+    Load,
+    Lock,
+    Lookup,
+    Plan,
+    RankLookup,
+    Received,
+    RequestEnd,
+    Schedule,
+    Sent,
+    Stats,
+)
+
+REMEMBERED_LOOKUPS = 16
+"""Distinct lookups kept per request as witnesses; repeated ones with the same numbers count as one."""
+
+
+@dataclass(slots=True)
+class Books:
+    """Emptied when a new epoch begins, but for what is told there."""
+
+    recent_lookups: deque[Lookup] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOOKUPS))
+    """Over all epochs."""
+    repeated_hits: int = 0
+    """Lookups with a hit in the epoch, before the last allocation that took one."""
+    allocs: dict[str, Alloc] = field(default_factory=dict)
+    """The last allocation of the epoch, by connector."""
+    schedule: Schedule | None = None
+    """The last step of the epoch."""
+    blocks: list[int] | None = None
+    """The block table, as allocations and steps published it; None where they did not."""
+    loading: Alloc | None = None
+    """The allocation whose asynchronous load has not been received."""
+    received: Received | None = None
+    """The last completed asynchronous load of the epoch."""
+    stored_end: int = 0
+    """End of what the epoch's plans or workers have stored, without a hole from its beginning."""
+    store: Event | None = None
+    """The store that ended there."""
+    jobs: dict[int, Plan] = field(default_factory=dict)
+    """Open asynchronous transfers by their number, over all epochs."""
+    ended_jobs: set[int] = field(default_factory=set)
+    """Numbers of those that are over, over all epochs."""
+    short: Load | None = None
+    """A load that brought less than it was meant to, and of which no error has been reported yet."""
+    load_failed: bool = False
+    """Whether a load of the epoch was reported as failed."""
+    locks: int = 0
+    """Chunks locked for the request, over all epochs."""
+    locked_ever: int = 0
+    """Chunks that were ever locked for it."""
+    freed: Free | None = None
+    """When its blocks were given back after its end, where that was told."""
+    lock: Lock | None = None
+    """The last lock, while any are held."""
+    rank_lookups: list[RankLookup] = field(default_factory=list)
+    """What the ranks answered since the last lookup."""
+    stats: Stats | None = None
+    """The last statistics of the epoch."""
+    end: RequestEnd | None = None
+    """The end, while its blocks are kept."""
+    sent: Sent | None = None
+    """The first completed asynchronous store after the end."""
+
+    def begin_epoch(self) -> None:
+        """Forget what a preemption makes void."""
+        self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
+        self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
+        self.allocs.clear()

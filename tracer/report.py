@@ -1,0 +1,160 @@
+"""What people read: an audit, grouped by rule and request, and the page of a rule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from click import style
+
+from tracer import words
+from tracer.audit import Audit
+from tracer.findings import Finding, Severity, Verdict, Witness, clock
+from tracer.rules import Rule, page
+from tracer.terminal import plain, wrapped
+
+COLORS = {
+    Severity.CRASH: "red",
+    Severity.WRONG_OUTPUT: "red",
+    Severity.HANG: "yellow",
+    Severity.LEAK: "yellow",
+    Severity.WASTED_WORK: "cyan",
+    Severity.WRONG_METRICS: "cyan",
+}
+MOST_REQUESTS = 10
+"""Requests that are shown under a rule: the eleventh seldom says what ten did not."""
+T = TypeVar("T")
+
+
+def as_text(result: Audit, *, columns: int | None = None, everything: bool = False) -> str:
+    """The audit: each rule that found something, the requests under it, and what was read.
+
+    Args:
+        columns: where lines are wrapped; None leaves them whole.
+        everything: show all requests, not the first `MOST_REQUESTS` of a rule.
+    """
+    several_engines = len({finding.engine for finding in result.findings}) > 1
+    paragraphs = []
+    # The findings come worst first and then by time, so groups do too: what drifted first is often the cause.
+    for found in _grouped(result.findings, lambda f: f.rule):
+        requests = _grouped(found, lambda f: (f.engine, f.request))
+        paragraphs.append(_heading(found[0], len(requests), columns))
+        shown = requests if everything else requests[:MOST_REQUESTS]
+        paragraphs += [_finding(f, columns, several_engines) for request in shown for f in request]
+        if more := len(requests) - len(shown):
+            rest = words.some(more, f"more {_where(found[0])}")
+            paragraphs.append(style(f"  and {rest}; --all shows all of them", dim=True))
+    paragraphs.append(_summary(result, columns))
+    return "\n\n".join(paragraphs)
+
+
+def rule_page(rule: Rule, *, columns: int | None = None) -> str:
+    """The rule's page of the documentation, as a terminal has it: no Markdown, sentences wrapped."""
+    paragraphs = []
+    for paragraph in page(rule).strip().split("\n\n"):
+        if paragraph.startswith("## "):
+            paragraphs.append(style(paragraph.removeprefix("## ").strip("`"), bold=True))
+            continue
+        text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
+        text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
+        if text == f"Severity: {rule.severity}.":
+            text = f"Severity: {_severity(rule.severity)}."
+        paragraphs.append(text)
+    return "\n\n".join(paragraphs)
+
+
+def _heading(finding: Finding, requests: int, columns: int | None) -> str:
+    """What all findings of a rule share, said once."""
+    mark = f"[{finding.severity}]"
+    lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
+    lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
+    lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
+    lines.append(f"  In {words.some(requests, _where(finding))}.")
+    lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
+    return "\n".join(lines)
+
+
+def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:
+    """One contradiction: where, how often, why, and the moments that show it."""
+    facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
+    facts.append(finding.connector)
+    if name_engine or not finding.request:
+        facts.append(f"engine {finding.engine}")
+    often = f"{words.ending(finding.count)}, {words.healed(finding.healed, count=finding.count)}"
+    head = plain(f"{', '.join(fact for fact in facts if fact)}; {often}")
+    lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
+    lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")
+    return "\n".join([*lines, *_moments(finding, columns)])
+
+
+def _where(finding: Finding) -> str:
+    """What the finding is about: what concerns no request is said of its engine."""
+    return "request" if finding.request else "engine"
+
+
+def _moments(finding: Finding, columns: int | None) -> list[str]:
+    """A line for each event of the witness, in columns, under its day."""
+    labels = max((len(w.label) for w in finding.witness), default=0)
+    kinds = max((len(words.kind(w.kind)) for w in finding.witness), default=0)
+    lines = []
+    day = ""
+    for witness in finding.witness:
+        today = f"{datetime.fromtimestamp(witness.at_ns / 1e9, UTC):%Y-%m-%d}"
+        if today != day:
+            day = today
+            lines.append(style(f"    {day} (UTC)", dim=True))
+        at = clock(witness.at_ns)
+        prefix = f"    {at}  {witness.label:<{labels}}  {words.kind(witness.kind):<{kinds}}  "
+        hang = " " * (len(prefix) if columns is None else min(len(prefix), columns // 2))
+        first, *rest = wrapped(plain(_said(witness, finding.epoch)), columns, first=prefix, rest=hang)
+        lines += [first.replace(at, style(at, dim=True), 1), *rest]
+    return lines
+
+
+def _said(witness: Witness, epoch: int) -> str:
+    """What the event said; its epoch where that is another one than the finding's."""
+    parts = [words.said(witness.kind, witness.numbers)]
+    if ids := witness.numbers.get("blocks_ids"):
+        parts.append(f"blocks {words.blocks(ids)}")
+    if witness.epoch != epoch:
+        parts.append(f"epoch {witness.epoch}")
+    return "; ".join(part for part in parts if part)
+
+
+def _summary(result: Audit, columns: int | None) -> str:
+    of = result.verdicts
+    lines = wrapped(
+        f"{sum(of.values())} requests: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown;"
+        f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing.",
+        columns,
+    )
+    if result.unreadable:
+        file, number, reason = result.unreadable[0]
+        text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
+        lines += wrapped(plain(text), columns)
+    return "\n".join(lines)
+
+
+def _severity(severity: Severity, text: str | None = None) -> str:
+    return style(text or severity, fg=COLORS[severity], bold=True)
+
+
+def _items(paragraph: str) -> list[str]:
+    """A paragraph's lines drawn together for wrapping anew; a formula or list item, indented or dashed, keeps its line."""
+    items: list[str] = []
+    for line in paragraph.splitlines():
+        if items and not line.startswith((" ", "- ", "* ")):
+            items[-1] += f" {line}"
+        else:
+            items.append(line)
+    return items
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """The items by key, groups and items in the order in which they first come."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

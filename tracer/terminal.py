@@ -1,0 +1,42 @@
+"""Text on a terminal: wrapped to its width and coloured there, neither in a pipe."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+
+import click
+
+NARROWEST = 40
+"""Columns below which a terminal scrolls sideways: sentences of two words a line help nobody."""
+
+
+def width() -> int | None:
+    """Columns of the terminal that the output goes to; None for a pipe or a file, where lines stay whole."""
+    return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
+
+
+def echo(text: str) -> None:
+    """Print; colours stay only on a terminal, and only where NO_COLOR (https://no-color.org) does not forbid them."""
+    click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def plain(text: str) -> str:
+    """Text of others with its control characters spelt out, so that a trace file cannot steer the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
+    """Lines of at most `columns`, the first behind `first`, the others behind `rest`; ids and addresses stay whole."""
+    if columns is None or not text:
+        return [(first + text).rstrip()]
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

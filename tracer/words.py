@@ -1,0 +1,177 @@
+"""Events and numbers as people read them. One place, so that audit and dashboard say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tracer.semconv import Kind
+
+MOST_RUNS = 4
+"""Runs of block ids, or keys, that are named before the rest is only counted."""
+NOTHING = "–"  # noqa: RUF001 - an en dash, as tables have it for "no value"
+
+
+def count(number: float | None) -> str:
+    """A count with thousands separators: 1,234."""
+    return NOTHING if number is None else f"{number:,.0f}"
+
+
+def some(number: int, what: str) -> str:
+    """A count with its noun: 1 token, 2 tokens, 2 lookups."""
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
+def size(number: float) -> str:
+    """Bytes with a binary unit: 256 KiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:,.4g} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TiB"
+
+
+def ending(number: int) -> str:
+    """How often: once, twice, 13 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{count(number)} times")
+
+
+def healed(healed: int, *, count: int) -> str:
+    """Whether the guard repaired what was found `count` times before it did harm."""
+    if healed == 0:
+        return "not healed"
+    if healed >= count:
+        return "healed by the guard"
+    return f"healed by the guard {ending(healed)}"
+
+
+def blocks(ids: Iterable[int]) -> str:
+    """Block ids in their order, runs of neighbours drawn together: 3-18, 40, 7 and 12 more."""
+    runs: list[list[int]] = []
+    for block in ids:
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:MOST_RUNS]]
+    more = sum(last - first + 1 for first, last in runs[MOST_RUNS:])
+    return ", ".join(texts) + (f" and {count(more)} more" if more else "")
+
+
+def kind(name: str) -> str:
+    """A span's name in words: kv.request.start is an arrival, and a foreign name stays."""
+    return _KINDS.get(name, name)
+
+
+_KINDS: dict[str, str] = {
+    Kind.REQUEST_START: "arrival",
+    Kind.REQUEST: "request",
+    Kind.LOOKUP: "lookup",
+    Kind.ALLOC: "allocation",
+    Kind.SCHEDULE: "schedule",
+    Kind.PREEMPT: "preemption",
+    Kind.LOAD: "load",
+    Kind.STORE: "store",
+    Kind.RECEIVED: "load done",
+    Kind.SENT: "store done",
+    Kind.LOAD_PLAN: "plan to load",
+    Kind.STORE_PLAN: "plan to store",
+    Kind.TRANSFER_END: "transfer done",
+    Kind.LOAD_ERROR: "load error",
+    Kind.RANK_LOOKUP: "lookup of a rank",
+    Kind.PREFETCH: "prefetch",
+    Kind.LOCK: "lock",
+    Kind.UNLOCK: "unlock",
+    Kind.REFCOUNT: "references",
+    Kind.FREE: "blocks given back",
+    Kind.READ: "blocks read",
+    Kind.STATS: "statistics",
+    Kind.KEY: "key",
+    Kind.POOL: "pool",
+    Kind.INDEX: "index",
+    Kind.EVICT: "eviction",
+    Kind.RESET: "reset",
+    Kind.HEARTBEAT: "sign of life",
+}
+
+
+def said(name: str, numbers: Mapping[str, Any]) -> str:
+    """What a step says, in words."""
+    match name:
+        case Kind.REQUEST_START:
+            return f"arrived with {some(numbers.get('total') or 0, 'token')}"
+        case Kind.REQUEST:
+            outcome = str(numbers.get("outcome") or "ended").replace("_", " ")
+            return f"{outcome}; {some(numbers.get('output') or 0, 'token')} of output"
+        case Kind.LOOKUP:
+            return _lookup(numbers)
+        case Kind.ALLOC:
+            return f"{_blocks(numbers)} for {count(numbers.get('allocated'))} external tokens"
+        case Kind.SCHEDULE:
+            again = "resumed; " if numbers.get("resumed") else ""
+            return f"{again}runs {some(numbers['scheduled'], 'token')} after {count(numbers['computed'])} computed"
+        case Kind.LOAD | Kind.STORE:
+            way = "into KV blocks" if name == Kind.LOAD else "into the store"
+            amount = "" if numbers.get("bytes") is None else f", {size(numbers['bytes'])}"
+            expected = numbers.get("expected")
+            short = "" if expected in (None, numbers["count"]) else f", where {count(expected)} were expected"
+            return f"{_extent(numbers)} copied {way}{amount}{short}"
+        case Kind.LOAD_PLAN | Kind.STORE_PLAN | Kind.PREFETCH:
+            way = {Kind.LOAD_PLAN: "to be loaded", Kind.STORE_PLAN: "to be stored"}.get(Kind(name), "fetched nearer")
+            return f"{_extent(numbers)} {way}{_transfer(numbers)}"
+        case Kind.TRANSFER_END:
+            return ("failed" if numbers.get("failed") else "finished") + _transfer(numbers)
+        case Kind.LOAD_ERROR:
+            return f"{some(len(numbers.get('blocks_ids', ())), 'block')} could not be loaded"
+        case Kind.RANK_LOOKUP:
+            return f"{count(numbers.get('matched'))} of {count(numbers.get('total'))} matched"
+        case Kind.LOCK | Kind.UNLOCK:
+            return some(numbers["locks"], "chunk")
+        case Kind.FREE | Kind.READ:
+            return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
+        case Kind.PREEMPT:
+            return "taken off the engine; what was known of its tokens is void"
+        case Kind.RECEIVED:
+            return "asynchronous load failed" if numbers.get("failed") else "asynchronous load finished"
+        case Kind.SENT:
+            return "asynchronous store finished"
+        case _:
+            return ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in numbers.items())
+
+
+def _lookup(numbers: Mapping[str, Any]) -> str:
+    computed = f"{count(numbers.get('computed'))} of {count(numbers.get('total'))} computed"
+    matched = numbers.get("matched")
+    held = "the store's match is hidden" if matched is None else f"{count(matched)} matched"
+    returned = numbers.get("returned")
+    answer = "answered 'ask me later'" if returned is None else f"answered {count(returned)}"
+    cached = ", cached" if numbers.get("cached") else ""
+    refused = numbers.get("refused")
+    healed = "" if refused is None else f" in place of {count(refused)}, which the guard refused"
+    return f"{computed}, {held}; {answer}{healed}{cached}"
+
+
+def _extent(numbers: Mapping[str, Any]) -> str:
+    start, length = numbers["start"], numbers["count"]
+    return f"{some(length, 'token')} ({count(start)} to {count(start + length)})"
+
+
+def _transfer(numbers: Mapping[str, Any]) -> str:
+    number = numbers.get("transfer_id")
+    return "" if number is None else f", transfer {number}"
+
+
+def _blocks(numbers: Mapping[str, Any]) -> str:
+    blocks = numbers.get("blocks_count")
+    return "blocks" if blocks is None else some(blocks, "block")
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, tuple | list):
+        rest = len(value) - MOST_RUNS
+        return " ".join(map(str, value[:MOST_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
+    return str(value)
