@@ -125,11 +125,14 @@ class Teller:
         except Exception:
             self._give_up()
             return
-        if evicted := self._moved(self._probe.evictions, connector):
+        planned = self._moved(self._probe.plans, connector, metadata) if self._probe.sees_plans else ()
+        if planned:
+            self._plans([plan for plan in planned if not plan.is_store])
+        if evicted := self._moved(self._probe.evictions, connector):  # made room for what the step stores
             self._evictions(evicted)
+        if planned:
+            self._plans([plan for plan in planned if plan.is_store])
         if self._probe.sees_plans:
-            if planned := self._moved(self._probe.plans, connector, metadata):
-                self._plans(planned)
             if flushed := self._moved(self._probe.flushed, connector, metadata):
                 self._numbered(Kind.FLUSH, flushed)
             if signs := self._moved(self._probe.signs, connector):

@@ -123,17 +123,23 @@ class StoreUncomputed(_Planner):
 
 
 class EvictedHit:
-    """A chunk is evicted between the lookup that found it and the load."""
+    """vLLM #42289: a chunk is evicted between the lookup that found it and the load.
+
+    https://github.com/vllm-project/vllm/pull/42289.
+    """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
-        self._loaded: list[str] = []
+        self._found: list[str] = []
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
-        self._loaded = [copy.key for copy in plan.loads]
-        return plan
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(  # type: ignore[misc]
+            request, num_computed_tokens
+        )
+        self._found += self.last_keys()[:1]  # type: ignore[attr-defined]
+        return answer
 
     def take_evicted(self) -> list[Evicted]:
         evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
-        return evicted + [Evicted(key, self.chunk_size, 0) for key in self._loaded[:1]]  # type: ignore[attr-defined]
+        found, self._found = self._found, []
+        return evicted + [Evicted(key, self.chunk_size, 0) for key in found]  # type: ignore[attr-defined]

@@ -97,6 +97,7 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "reset-hit": run_reset,
     "retried-lookup": run_retries,
     "rank-disagreement": run_waiting,
+    "evicted-hit": run_retries,
     "plan-blocks": run_storm,
     "idle-preemption": run_many_short,
     "block-reuse": run_storm,

@@ -299,7 +299,15 @@ def test_the_timeline_holds_vllms_own_span(story: Story) -> None:
     assert foreign["name"] == "llm_request"
     assert foreign["numbers"]["gen_ai.request.id"] == EXTERNAL_ID
     told = [s["name"] for s in steps if not s["foreign"] and s["role"] == "scheduler"]
-    assert told == ["kv.request.start", "kv.lookup", "kv.alloc", "kv.schedule", "kv.stats", "kv.store.plan", "kv.request"]
+    assert told == [
+        "kv.request.start",
+        "kv.lookup",
+        "kv.alloc",
+        "kv.schedule",
+        "kv.stats",
+        "kv.store.plan",
+        "kv.request",
+    ]
     assert (story.first["missing"], story.first["findings"]) == (0, [])
     assert (story.first["request"]["stored"], story.first["request"]["outcome"]) == (HIT, "length_capped")
 
