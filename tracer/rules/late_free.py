@@ -47,8 +47,8 @@ class LateFree(DeadlineRule):
         if "loading" in n:
             return (
                 f"At {end.label} ({clock(end.at_ns)}) {n['loading']} tokens began to load asynchronously, and the request"
-                f" ended before they had come. {n['waited_s']} seconds after its end the load has not been reported as over, and"
-                " until then the scheduler keeps the blocks."
+                f" ended before they had come. {n['waited_s']} seconds after its end the load has not been"
+                " reported as over, and until then the scheduler keeps the blocks."
             )
         return (
             f"At {end.label} ({clock(end.at_ns)}) the request ended and the connector kept its blocks."
