@@ -65,7 +65,7 @@ class UntoldBlocks(RequestRule):
             )
         return (
             f"The step at {last.label} ({clock(last.at_ns)}) begins at {n['computed']} and runs {n['scheduled']} tokens, up"
-            f" to {n['end']}. The connector was told of {n['table_length']} blocks, which hold {n['room']}."
+            f" to {n['end']}. The blocks that the connector was told of, {n['table_length']} in all, hold {n['room']}."
         )
 
 
