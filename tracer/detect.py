@@ -108,7 +108,10 @@ class Detector:
             if _is_due(stream, before_ns):
                 engine.complete = False
                 for number in sorted(stream.early):
-                    self._enter_engine(stream.early.pop(number), engine, touched)
+                    event = stream.early.pop(number)
+                    if number > stream.expected:
+                        engine.missed_ns = max(engine.missed_ns, event.end_ns)
+                    self._enter_engine(event, engine, touched)
                     stream.expected = number + 1
         return list(touched.values())
 
@@ -118,11 +121,13 @@ class Detector:
         for key in list(self._waiting):
             account = self._cases[key].account
             books = account.books
-            waits = books.loading is not None or books.end is not None
-            waits = waits or (account.ended_ns is None and books.received is not None)
+            waits = books.loading or books.end or (books.received and account.ended_ns is None)
             if not waits or account.status == "abandoned":
                 del self._waiting[key]
                 continue
+            held = self._engines.get(account.recorder)
+            if held is None or held[1].early or held[0].missed_ns >= account.last_ns:
+                continue  # what the request waits for may have been recorded, and lost
             told = {(f.rule, f.epoch) for f in self.findings.get(key, {}).values()}
             for rule in self._deadlines:
                 if (rule.id, account.epoch) not in told and (drift := rule.overdue(account, now_ns)) is not None:

@@ -40,6 +40,8 @@ class Engine:
 
     complete: bool = True
     """False once an event of the recorder is known to be missing, or it was not heard from its beginning."""
+    missed_ns: int = 0
+    """When the last missing event had been recorded at the latest."""
     tables: dict[str, list[int]] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where block ids were recorded."""
     admitted: set[str] = field(default_factory=set)

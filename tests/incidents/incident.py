@@ -9,6 +9,7 @@ from typing import Any
 from history import BLOCK_SIZE, history, judge
 
 from tracer.detect import Detector
+from tracer.events import Event
 from tracer.rules import Rule
 
 
@@ -30,10 +31,13 @@ class Told:
     block: int = BLOCK_SIZE
     later_s: float = 0.0
 
+    def events(self) -> list[Event]:
+        """What happened."""
+        return history(self.text, connector=self.connector, chunk=self.chunk, block=self.block)
+
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
         """What the detector makes of it, with these rules or with all."""
-        events = history(self.text, connector=self.connector, chunk=self.chunk, block=self.block)
-        return judge(events, later_s=self.later_s, rules=rules)
+        return judge(self.events(), later_s=self.later_s, rules=rules)
 
 
 @dataclass(frozen=True, kw_only=True)

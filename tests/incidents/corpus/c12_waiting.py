@@ -147,6 +147,18 @@ INCIDENTS = [
         says="ended with 2 still locked",
     ),
     Incident(
+        id="sglang-37103 (re-match)",
+        of="C13",
+        url=sglang(37103, "pull"),
+        text="""
+            L 1100 c0 h512 -> 512  # its other half: a second match, longer than the planned one, is committed
+            A 768
+        """,
+        rule="alloc-mismatch",
+        numbers={"returned": 512, "allocated": 768},
+        says="returned 512 tokens. At A1",
+    ),
+    Incident(
         id="LMCache-1130",
         of="C13",
         url=lmcache(1130),
