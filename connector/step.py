@@ -22,8 +22,8 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
         return
     at_ns = time_ns()
     scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
-    for request_id in output.preempted_req_ids or ():
-        tell_one(Kind.PREEMPT, known(recorder, request_id), at_ns, (None,))
+    if output.preempted_req_ids:
+        _tell_preemptions(tell_one, recorder, connector, output, at_ns)
     for new in output.scheduled_new_reqs:
         context = known(recorder, new.req_id)
         table = first_group(new.block_ids) if context.detailed else None
@@ -68,6 +68,19 @@ def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | Non
     if blocks is None:
         return ()
     return tuple(blocks[0]) if len(blocks) == 1 else None
+
+
+def _tell_preemptions(tell_one: Tell, recorder: Recorder, connector: Any, output: Any, at_ns: int) -> None:
+    """Preemptions; in detail with the blocks that they left free: those that are free after the step, and those it used."""
+    free = None
+    if recorder.level.detailed:
+        used = [new.block_ids for new in output.scheduled_new_reqs]
+        used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
+        free = connector._kv_cache_manager.block_pool.get_num_free_blocks() + sum(
+            len(first_group(b) or ()) for b in used
+        )
+    for request_id in output.preempted_req_ids:
+        tell_one(Kind.PREEMPT, known(recorder, request_id), at_ns, (free,))
 
 
 def _tell_statistics(tell_one: Tell, context: RequestContext, at_ns: int) -> None:

@@ -130,6 +130,8 @@ class Teller:
         if self._probe.sees_plans:
             if planned := self._moved(self._probe.plans, connector, metadata):
                 self._plans(planned)
+            if flushed := self._moved(self._probe.flushed, connector, metadata):
+                self._numbered(Kind.FLUSH, flushed)
             if signs := self._moved(self._probe.signs, connector):
                 self._signs(signs)
 
@@ -147,9 +149,7 @@ class Teller:
     @_never_breaks
     def _completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
         at_ns = time_ns()
-        for number in ended:
-            if (request_id := self._jobs.get(number)) is not None:
-                self._tell(Kind.TRANSFER_END, self._recorder.context_of_id(request_id), at_ns, (number, False))
+        self._numbered(Kind.TRANSFER_END, ended)
         if invalid := getattr(output, "invalid_block_ids", None):
             for context, blocks in step.holders(self._recorder, connector, invalid):
                 self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
@@ -215,6 +215,13 @@ class Teller:
                 self._tell(Kind.STORE_PLAN, context, at_ns, (*values, plan.present))
             else:
                 self._tell(Kind.LOAD_PLAN, context, at_ns, values)
+
+    @_never_breaks
+    def _numbered(self, kind: Kind, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (request_id := self._jobs.get(number)) is not None:
+                values = (number,) if kind is Kind.FLUSH else (number, False)
+                self._tell(kind, self._recorder.context_of_id(request_id), time_ns(), values)
 
     @_never_breaks
     def _signs(self, signs: Sequence[Sign]) -> None:

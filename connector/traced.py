@@ -106,7 +106,7 @@ class Tracing:
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = time_ns()
         table = self._kvtrail.table(request, blocks)
-        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table)
+        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table, None, None)
         try:
             result = super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
         except BaseException as error:

@@ -12,6 +12,7 @@
     plan load 0+64 [1 2] keys a #7     the connector's plan: tokens, blocks, keys, number of the transfer
     plan store 64+64 [3 4] present     `present`: the store held it already
     done #7                            the transfer has ended; `failed` after it
+    flush #7                           the workers must wait for it
     load 0/130                         a worker's load: tokens, of how many; `rank 1` after it; `!text` an error
     store 256+256                      a store, from a log
     R                                  the asynchronous load was received; `failed` after it
@@ -129,6 +130,7 @@ LINES: list[Line] = [
         e.TransferEnd,
         lambda m: {"transfer_id": int(m["job"]), "failed": bool(m["failed"])},
     ),
+    (r"flush #(?P<job>\d+)", e.Flush, lambda m: {"transfer_id": int(m["job"])}),
     (
         r"load (?P<count>\d+)(?:/(?P<expected>\d+))?(?: rank (?P<rank>\d+))?(?: !(?P<error>.*))?",
         e.Load,

@@ -11,8 +11,11 @@ from typing import Any
 from tracer import decode
 from tracer.detect import Detector
 from tracer.findings import Finding, Severity, Verdict
+from tracer.importers.reader import LogReader, readers
 from tracer.rules import Rule
-from tracer.tracefile import TraceReader
+
+SETTLE_EVERY = 10_000
+"""Events of a log after which those that wait for earlier ones are entered."""
 
 
 @dataclass(slots=True)
@@ -26,6 +29,7 @@ class Audit:
         spans, events, foreign: what was read; `repeated` spans were there twice and count once.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
+        stories: what the files that are logs tell of their requests, in words.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -37,6 +41,7 @@ class Audit:
     repeated: int = 0
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
 
     @property
     def drift(self) -> bool:
@@ -55,11 +60,13 @@ class Audit:
             "repeated": self.repeated,
             "missing": self.missing,
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
+            "stories": self.stories,
         }
 
 
 def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audit:
-    """Judge the spans of all files together, as one history; the order of files and lines does not matter.
+    """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
+    a server's log.
 
     With `rules`, only these judge, and verdicts and checks are theirs alone.
 
@@ -71,8 +78,7 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
     found: dict[str, Finding] = {}
     seen: set[tuple[str, str]] = set()
     last_ns = 0
-    for path in paths:
-        reader = TraceReader(path)
+    for reader in readers(paths):
         for span in reader.spans():
             result.spans += 1
             if (span.trace_id, span.span_id) in seen:
@@ -82,7 +88,7 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
             try:
                 event = decode.from_span(span)
             except decode.MalformedSpan as malformed:
-                result.unreadable.append((str(path), 0, str(malformed)))
+                result.unreadable.append((str(reader.path), 0, str(malformed)))
                 continue
             if event is None:
                 result.foreign += 1
@@ -90,7 +96,12 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
             result.events += 1
             last_ns = max(last_ns, event.end_ns)
             found.update({f.id: f for f in detector.feed([event])})
-        result.unreadable += [(str(path), number, reason) for number, reason in reader.bad_lines]
+            if isinstance(reader, LogReader) and result.events % SETTLE_EVERY == 0:
+                # A log's requests all wait for their number 0, which never comes: all of it would be held at once.
+                found.update({f.id: f for f in detector.settle()})
+        if isinstance(reader, LogReader):
+            result.stories += reader.stories.digest()
+        result.unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
     found.update({f.id: f for f in (*detector.settle(), *detector.tick(last_ns))})
     order = list(Severity)
     result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))

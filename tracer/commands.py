@@ -135,6 +135,8 @@ def audit(
 ) -> None:
     """Judge trace files (OTLP JSON Lines, plain or .gz) together, and explain what contradicts itself.
 
+    A FILE may also be the log of a vLLM server with LMCache: what it shows is judged and told, the rest is unknown.
+
     Exit code 0: no drift found; 1: drift; 2: a file cannot be used, or there is no such rule.
 
     Example: kvtrail audit trace.jsonl
@@ -162,4 +164,6 @@ def audit(
         click.echo(f"Error: the audit failed: {type(error).__name__}: {error}", err=True)
         context.exit(2)
     terminal.echo(text)
+    if result.stories and not as_json:
+        terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
     context.exit(1 if result.drift else 0)

@@ -257,6 +257,11 @@ class Detector:
             judgement = judge(event, engine)
             if judgement is not None:
                 self._judged(rule, event, judgement, touched)
+        if event.request is None:  # a rule that needs the event alone judges it all the same
+            for request_rule, judge_request in self._by_kind.get(event.kind, ()):
+                judgement = judge_request(event, Account(event.engine, "", complete=False))
+                if judgement is not None:
+                    self._judged(request_rule, event, judgement, touched)
         engine.apply(event)
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:

@@ -14,6 +14,7 @@ from tracer.events import (
     Alloc,
     Event,
     Evict,
+    Flush,
     Key,
     LoadError,
     LoadPlan,
@@ -48,6 +49,9 @@ class Engine:
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
     """Open asynchronous transfers over a block: by block, then by the request whose transfer it is."""
+    contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
+    """Open transfers over a block that was given to another request since, by the transfer's number or a load's request: the
+    block, and the event that gave it. A flush settles it."""
     jobs: dict[int, Plan] = field(default_factory=dict)
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
@@ -90,6 +94,7 @@ class Engine:
         request = event.request or ""
         self.admitted.add(request)
         if event.blocks_ids is not None:
+            self._contest(event, event.blocks_ids)
             self.tables[request] = list(event.blocks_ids)
             lookup = self.last_lookup(event)
             if event.allocated and lookup is not None and lookup.is_async:
@@ -100,6 +105,7 @@ class Engine:
         request = event.request or ""
         self.preemptions.clear()
         if event.blocks_ids is not None:
+            self._contest(event, event.blocks_ids)
             first = request in self.admitted
             self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
         self.admitted.discard(request)
@@ -123,6 +129,7 @@ class Engine:
 
     def _enter_received(self, event: Received) -> None:
         alloc = self.loads.pop(event.request or "", None)
+        self.contested.pop(event.request or "", None)
         if alloc is not None:
             self._close(alloc, alloc.blocks_ids or ())
 
@@ -139,11 +146,15 @@ class Engine:
             self._stored(event)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
+        self.contested.pop(event.transfer_id, None)
         plan = self.jobs.pop(event.transfer_id, None)
         if plan is not None:
             self._close(plan, plan.blocks_ids or ())
             if isinstance(plan, StorePlan) and not event.failed:
                 self._stored(plan)
+
+    def _enter_flush(self, event: Flush) -> None:
+        self.contested.pop(event.transfer_id, None)
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
@@ -171,6 +182,16 @@ class Engine:
             self.partial.add(event.connector_id)
         else:
             self.keys.setdefault(event.connector_id, set()).update(event.chunk_keys)
+
+    def _contest(self, event: Event, blocks: Iterable[int]) -> None:
+        """Note the open transfers of others over blocks that a request is given, unless those hold the block themselves."""
+        if not self.transfers:
+            return
+        for block in blocks:
+            for owner, transfer in self.transfers.get(block, {}).items():
+                if owner != event.request and block not in self.tables.get(owner, ()):
+                    number = transfer.transfer_id if isinstance(transfer, Plan) else None
+                    self.contested.setdefault(owner if number is None else number, (block, event))
 
     def _open(self, event: Event, blocks: Iterable[int]) -> None:
         for block in blocks:
@@ -202,6 +223,7 @@ _ENTER: dict[Kind, Callable[[Engine, Any], None]] = {
     Kind.LOAD_PLAN: Engine._enter_load_plan,
     Kind.STORE_PLAN: Engine._enter_store_plan,
     Kind.TRANSFER_END: Engine._enter_transfer_end,
+    Kind.FLUSH: Engine._enter_flush,
     Kind.LOAD_ERROR: Engine._enter_load_error,
     Kind.EVICT: Engine._enter_evict,
     Kind.RESET: Engine._enter_reset,

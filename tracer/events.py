@@ -89,6 +89,9 @@ class Alloc(Event):
     allocated: int
     blocks_count: int | None = None
     blocks_ids: tuple[int, ...] | None = None
+    computed: int | None = None
+    """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
+    matched: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,6 +169,12 @@ class TransferEnd(Event):
     kind = Kind.TRANSFER_END
     transfer_id: int
     failed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Flush(Event):
+    kind = Kind.FLUSH
+    transfer_id: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -281,7 +290,7 @@ CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
-        TransferEnd, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index, Evict,
-        Reset, Heartbeat,
+        TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
+        Evict, Reset, Heartbeat,
     )
 }  # fmt: skip

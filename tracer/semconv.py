@@ -46,6 +46,7 @@ class Kind(StrEnum):
     LOAD_PLAN = "kv.load.plan"
     STORE_PLAN = "kv.store.plan"
     TRANSFER_END = "kv.transfer.end"
+    FLUSH = "kv.transfer.flush"
     LOAD_ERROR = "kv.load.error"
     RANK_LOOKUP = "kv.lookup.rank"
     PREFETCH = "kv.prefetch"
@@ -93,7 +94,9 @@ BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
 BLOCK_IDS = Attribute(
     "kvtrail.blocks.ids", tuple, "KV block ids of the first KV cache group, in the order of their tokens."
 )
-FREE_BLOCKS = Attribute("kvtrail.blocks.free", int, "Free KV blocks in the pool afterwards.")
+FREE_BLOCKS = Attribute(
+    "kvtrail.blocks.free", int, "Free KV blocks after the preemptions of a step, before the step used any."
+)
 KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
 CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
@@ -130,7 +133,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL,),
     Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
-    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS),
+    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, REJECTED, BLOCK_IDS),
     Kind.PREEMPT: (FREE_BLOCKS,),
     Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
@@ -140,6 +143,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
     Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
     Kind.TRANSFER_END: (JOB, FAILED),
+    Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED),
     Kind.PREFETCH: (START, COUNT),
@@ -172,6 +176,7 @@ BRIEFS: dict[Kind, str] = {
     Kind.LOAD_PLAN: "What the scheduler's side of the connector tells its workers to load, read from its metadata.",
     Kind.STORE_PLAN: "What the scheduler's side of the connector tells its workers to store, read from its metadata.",
     Kind.TRANSFER_END: "An asynchronous transfer of a plan is over, as the connector's workers reported it.",
+    Kind.FLUSH: "The workers must wait for a transfer before they run the step: its blocks are given to others.",
     Kind.LOAD_ERROR: "Blocks whose load failed, as the workers reported them to the scheduler.",
     Kind.RANK_LOOKUP: "What one rank's store answered to a lookup.",
     Kind.PREFETCH: "Tokens were fetched into a nearer tier of the store because of a lookup.",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from connector.drive import tiny
+from connector.drive.worker import MadeUpWorker
 
 
 class BareScheduler:
@@ -55,6 +56,7 @@ class BareScheduler:
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(tiny.BLOCK_SIZE, hash_function)
         self._seed = seed
+        self._worker = None if connector is None else MadeUpWorker(self.scheduler.connector, seed=seed)
         self.steps = 0
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0) -> Any:
@@ -93,6 +95,7 @@ class BareScheduler:
             req_ids=ids,
             req_id_to_index={request_id: n for n, request_id in enumerate(ids)},
             sampled_token_ids=[self._sample(request_id) for request_id in ids],
+            kv_connector_output=None if self._worker is None else self._worker(output),
         )
         self.scheduler.update_from_output(output, answer)
         self.steps += 1

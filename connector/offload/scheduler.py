@@ -63,6 +63,8 @@ class OffloadScheduler:
 
     def last_keys(self) -> tuple[str, ...]:
         """Keys of the chunks that the last lookup found."""
+        if not self.last_matched:
+            return ()
         return tuple(map(short, self._keys(self._last)[: self.last_matched // self._config.chunk_size]))
 
     def admitted(self, request: Any, external: int, block_ids: Sequence[int]) -> None:

@@ -85,6 +85,10 @@ class Probe:
         """On the scheduler's side, after `build_connector_meta`: what the workers are told to copy."""
         return ()
 
+    def flushed(self, connector: Any, metadata: Any) -> Sequence[int]:
+        """On the scheduler's side, after `build_connector_meta`: the numbers of transfers that the workers must wait for."""
+        return ()
+
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""
         return ()

@@ -27,7 +27,7 @@ class OffloadProbe(Probe):
         loads = [_planned(copy, is_store=False) for copy in metadata.loads]
         stores = [_planned(copy, is_store=True) for copy in metadata.stores]
         present = [_planned(copy, is_store=True, present=True) for copy in metadata.present]
-        return loads + sorted(stores + present, key=lambda plan: plan.start)  # in the order of their tokens
+        return loads + sorted(stores + present, key=lambda plan: plan.start or 0)  # in the order of their tokens
 
     def signs(self, connector: Any) -> Sequence[Sign]:
         return connector.take_signs()  # type: ignore[no-any-return]  # the connector is known by name only

@@ -22,6 +22,9 @@ class OffloadingProbe(Probe):
         jobs += [(number, job, True) for number, job in metadata.store_jobs.items()]
         return [_planned(number, job, is_store, size) for number, job, is_store in jobs]
 
+    def flushed(self, connector: Any, metadata: Any) -> Sequence[int]:
+        return tuple(metadata.jobs_to_flush or ())
+
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         meta = getattr(output, "kv_connector_worker_meta", None)
         if meta is None or not meta.completed_jobs:
@@ -35,13 +38,12 @@ class OffloadingProbe(Probe):
 
 
 def _planned(number: int, job: Any, is_store: bool, size: int) -> Planned:
-    """Blocks of the first KV cache group; they are consecutive in the request's table."""
+    """Blocks of the only KV cache group. Those that need no copy are left out between them, so it is not known whose tokens
+    the others hold."""
     blocks_of = job.src_spec if is_store else job.dst_spec
-    count = int(blocks_of.group_sizes[0])
-    blocks = tuple(int(block) for block in blocks_of.block_ids[:count])
     one_group = len(blocks_of.group_sizes) == 1
-    start = int(blocks_of.block_indices[0]) * size if one_group else None
-    return Planned(job.req_id, is_store, start, count * size, blocks if one_group else None, None, number)
+    blocks = tuple(int(block) for block in blocks_of.block_ids)
+    return Planned(job.req_id, is_store, None, len(blocks) * size, blocks if one_group else None, None, number)
 
 
 PROBE = OffloadingProbe()

@@ -21,7 +21,7 @@ from connector.drive.workload import shared_prefixes, stale_lookup
 from connector.offload.config import OffloadConfig
 from connector.offload.scheduler import OffloadScheduler
 from tracer.detect import Detector
-from tracer.events import Event
+from tracer.events import Alloc, Event
 from tracer.findings import Verdict
 
 
@@ -50,8 +50,9 @@ def scheduler(folder: Path, name: str, extra: dict[str, Any] | None = None, **op
     return BareScheduler(folder / "model", connector, **options)
 
 
-def storm(bare: BareScheduler, *, seed: int, requests: int = 300) -> None:
-    """Requests that share prefixes, come at random, are aborted at random, while caches are reset at random."""
+def storm(bare: BareScheduler, *, seed: int, requests: int = 300, reset_running: bool = True) -> None:
+    """Requests that share prefixes, come at random, are aborted at random, while caches are reset at random; with requests
+    that run, if no load can be under way."""
     rng = random.Random(seed)
     heads = [[rng.randrange(3, 512) for _ in range(32 * rng.randrange(4, 20))] for _ in range(4)]
     heads.append([rng.randrange(3, 512) for _ in range(512)])  # by itself a full hit, the second time
@@ -72,7 +73,7 @@ def storm(bare: BareScheduler, *, seed: int, requests: int = 300) -> None:
             bare.abort(live.pop(rng.randrange(len(live))))
         if rng.random() < 0.01:
             bare.scheduler.reset_prefix_cache(
-                reset_running_requests=rng.random() < 0.5, reset_connector=rng.random() < 0.3
+                reset_running_requests=rng.random() < 0.5 and reset_running, reset_connector=rng.random() < 0.3
             )
         bare.step()
 
@@ -83,7 +84,8 @@ def test_a_correct_connector_is_never_accused(
     tmp_path: Path, recorded: Callable[[], list[Event]], extra: dict[str, Any], seed: int
 ) -> None:
     policy = "priority" if seed % 2 else "fcfs"
-    bare = scheduler(tmp_path, "OffloadConnector", extra, seed=seed, scheduling_policy=policy)
+    level = {"kvtrail": {"level": "detailed" if seed % 3 else "basic"}}
+    bare = scheduler(tmp_path, "OffloadConnector", {**extra, **level}, seed=seed, scheduling_policy=policy)
     storm(bare, seed=seed)
     told = recorded()
     detector = Detector()
@@ -102,6 +104,37 @@ def test_a_correct_connector_is_never_accused(
     if extra:
         assert "kv.evict" in kinds
     assert all(a.ended_ns is not None for a in detector.ledger.accounts.values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_vllms_own_offloading_is_never_accused(tmp_path: Path, recorded: Callable[[], list[Event]], seed: int) -> None:
+    """The native OffloadingConnector: asynchronous loads and numbered stores that end late and out of order."""
+    extra = {"cpu_bytes_to_use": (2_000_000, 50_000_000)[seed % 2], "kvtrail": {"level": "detailed"}}
+    policy = "priority" if seed % 2 else "fcfs"
+    bare = scheduler(tmp_path, "TracedOffloadingConnector", extra, seed=seed, scheduling_policy=policy)
+    storm(bare, seed=seed, requests=120, reset_running=False)
+    detector = judged(recorded())
+    assert detector.findings == {}
+    for rule in ("block-reuse", "plan-blocks", "stray-completion", "load-store-overlap", "resume-point"):
+        assert detector.verdicts[rule, Verdict.OK] > 0
+
+
+def test_the_level_can_be_changed_while_the_engine_runs(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+    """Requests keep the level of their epoch, so that no block table is half told."""
+    file = tmp_path / "level"
+    bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 64, "kvtrail": {"level_file": str(file)}})
+    for number, level in enumerate(["basic", "detailed", "nonsense", "basic"]):
+        file.write_text(level)
+        for each in recorder.recorders():
+            each.level.read()
+        bare.add(f"r-{number}", list(range(3 + number, 303 + number)), 40)
+        for _ in range(12):
+            bare.step()
+    bare.run()
+    told = recorded()
+    in_detail = {event.request: event.blocks_ids is not None for event in told if isinstance(event, Alloc)}
+    assert in_detail == {"r-0": False, "r-1": True, "r-2": True, "r-3": False}
+    assert judged(told).findings == {}
 
 
 def judged(events: list[Event]) -> Detector:

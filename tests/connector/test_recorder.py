@@ -34,7 +34,9 @@ def lookups(line: Memory) -> list[Event]:
 
 def record(recorder: Recorder, request: Any, count: int = 1) -> None:
     for _ in range(count):
-        recorder.record(Kind.LOOKUP.value, b"", recorder.context(request), 1, 2, (700, 0, 0, 0, False, None, None, None))
+        recorder.record(
+            Kind.LOOKUP.value, b"", recorder.context(request), 1, 2, (700, 0, 0, 0, False, None, None, None)
+        )
 
 
 def test_what_is_recorded_arrives_numbered() -> None:

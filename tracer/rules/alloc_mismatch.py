@@ -15,7 +15,8 @@ class AllocMismatch(RequestRule):
 
     x = 0 after e > 0 is legal: the answer was discarded (`skip_reading_prefix_cache`, another child of a
     MultiConnector, a second call after an asynchronous load). Source: vLLM, `Scheduler.schedule` hands the lookup's
-    answer on to `update_state_after_alloc`. Needs every event of the request since its last lookup.
+    answer on to `update_state_after_alloc`. Needs every event of the request since its last lookup; or the connector's own
+    words when it refuses, which name h and c: then x <= max(0, h - c).
     """
 
     id = "alloc-mismatch"
@@ -29,6 +30,16 @@ class AllocMismatch(RequestRule):
 
     def judge(self, event: Event, account: Account) -> Judgement:
         assert isinstance(event, Alloc)
+        if event.matched is not None and event.computed is not None:
+            most = max(0, event.matched - event.computed)
+            if event.allocated > most:
+                numbers = {
+                    "allocated": event.allocated,
+                    "matched": event.matched,
+                    "computed": event.computed,
+                    "at_most": most,
+                }
+                return Drift(numbers, [event])
         if not account.complete:
             return Verdict.UNKNOWN
         if event.allocated == 0:
@@ -41,8 +52,15 @@ class AllocMismatch(RequestRule):
         return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])
 
     def explain(self, finding: Finding) -> str:
-        lookup, alloc = finding.witness
         n = finding.numbers
+        if "at_most" in n:
+            (alloc,) = finding.witness
+            return (
+                f"At {alloc.label} ({clock(alloc.at_ns)}) {n['allocated']} external tokens were allocated. The connector held"
+                f" {n['matched']} tokens of the request, of which vLLM had {n['computed']} computed, so at most"
+                f" max(0, {n['matched']} - {n['computed']}) = {n['at_most']} could be loaded, and it refused."
+            )
+        lookup, alloc = finding.witness
         return (
             f"Let {lookup.label} = the lookup at {clock(lookup.at_ns)}, the last before the allocation, which returned"
             f" {n['returned']} tokens. At {alloc.label} ({clock(alloc.at_ns)}) the scheduler allocated {n['allocated']}"

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 from tracer.engine import Engine
 from tracer.events import Event, Preempt
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
@@ -15,8 +13,8 @@ IN_VAIN = 3
 class IdlePreemption(EngineRule):
     """Requests are preempted one after the other and no block becomes free.
 
-    Invariant: of three preemptions with nothing scheduled between them, at least one leaves more free blocks than there
-    were before.
+    Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the requests
+    held at least one that it shared with nobody.
 
     A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
     `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
@@ -36,12 +34,11 @@ class IdlePreemption(EngineRule):
             return None
         if not engine.complete:
             return Verdict.UNKNOWN
-        row = [*engine.preemptions, event][-IN_VAIN - 1 :]
-        free = [p.blocks_free for p in row if p.blocks_free is not None]
-        if len(free) <= IN_VAIN:
-            return None
-        if any(after > before for before, after in pairwise(free)):
+        row = [*engine.preemptions, event]
+        if event.blocks_free >= len(row):
             return Verdict.OK
+        if len(row) < IN_VAIN:
+            return None
         return Drift({"free": event.blocks_free, "preempted": len(row)}, row)
 
     def explain(self, finding: Finding) -> str:

@@ -274,10 +274,9 @@ INCIDENTS = [
             P free 0  # how many fell is ours
             b: P free 0
             c: P free 0
-            d: P free 0
         """,
         rule="idle-preemption",
-        numbers={"free": 0, "preempted": 4},
-        says="4 requests were preempted in a row, and the pool still has 0 free blocks",
+        numbers={"free": 0, "preempted": 3},
+        says="3 requests were preempted in a row, and the pool still has 0 free blocks",
     ),
 ]

@@ -3,7 +3,7 @@
 from incidents.incident import Incident, lmcache, sglang, vllm
 
 
-def _stored_over(number: int, kind: str, id: str, url: str) -> Incident:
+def _stored_over(number: int, id: str, url: str) -> Incident:
     return Incident(
         id=id,
         of="C16",
@@ -19,8 +19,8 @@ def _stored_over(number: int, kind: str, id: str, url: str) -> Incident:
             done #{number}
         """,
         rule="block-reuse",
-        numbers={"block": 5, "other": "cmpl-1-0-0123abcd", "transfer": kind},
-        says="a store of request cmpl-1-0-0123abcd began over block 5, and it has not ended",
+        numbers={"block": 5, "other": "b-cmpl-1-0-0123abcd", "transfer": "store"},
+        says="a store of this request began over block 5",
     )
 
 
@@ -57,12 +57,12 @@ INCIDENTS = [
             R
         """,
         rule="block-reuse",
-        numbers={"block": 14, "other": "cmpl-1-0-0123abcd", "transfer": "load"},
-        says="a load of request cmpl-1-0-0123abcd began over block 14",
+        numbers={"block": 14, "other": "b-cmpl-1-0-0123abcd", "transfer": "load"},
+        says="began over block 14. At A2",
     ),
-    _stored_over(1, "store", "LMCache-4822", lmcache(4822, "pull")),
-    _stored_over(2, "store", "vllm-29870", vllm(29870, "pull")),
-    _stored_over(3, "store", "vllm-52360", vllm(52360)),
+    _stored_over(1, "LMCache-4822", lmcache(4822, "pull")),
+    _stored_over(2, "vllm-29870", vllm(29870, "pull")),
+    _stored_over(3, "vllm-52360", vllm(52360)),
     Incident(
         id="aws-do-eks-84",
         of="C16",

@@ -28,7 +28,7 @@ LOOK_ALIKES = [
         "C15",
         "idle-preemption",
         "steps between",
-        "P free 0\nb: P free 0\nc: S 0+1\nd: P free 0\ne: P free 0\nf: P free 0",
+        "P free 0\nb: P free 0\nc: S 0+1\nd: P free 0\ne: P free 0",
     ),
     _alike(
         "C16",

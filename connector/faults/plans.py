@@ -1,0 +1,139 @@
+"""Wrong plans: what the scheduler's side tells its workers to copy. For the OffloadConnector."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from connector.probes import Evicted
+
+
+class _Planner:
+    """Changes the plan of each step."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+        self.spoil(plan, scheduler_output)
+        return plan
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        raise NotImplementedError
+
+
+class ResumePoint(_Planner):
+    """RBLN #1009: a match below the connector's granularity moves the beginning after the lookup.
+
+    https://github.com/RBLN-SW/vllm-rbln/pull/1009.
+    """
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        loaded = {copy.request_id for copy in plan.loads}
+        for new in output.scheduled_new_reqs:
+            if new.req_id in loaded:
+                new.num_computed_tokens += 32
+
+
+class PlanBlocks(_Planner):
+    """vLLM #52170's kind: after a preemption the connector goes on with the block table from before it.
+
+    https://github.com/vllm-project/vllm/issues/52170.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self._first_tables: dict[str, list[int]] = {}
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._first_tables.setdefault(request.request_id, list(blocks.get_block_ids()[0]))
+        super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        for number, copy in enumerate(plan.stores):
+            first = copy.start // 32
+            stale = tuple(self._first_tables[copy.request_id][first : first + len(copy.blocks)])
+            plan.stores[number] = replace(copy, blocks=stale + copy.blocks[len(stale) :])
+
+
+class LoadRange(_Planner):
+    """A load reaches a block further than was allocated for it."""
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        if plan.loads:
+            last = plan.loads[-1]
+            table = output.kv_connector_block_state.get_block_ids(last.request_id)[0]
+            end = (last.start + last.count) // 32
+            plan.loads[-1] = replace(last, count=last.count + 32, blocks=(*last.blocks, *table[end : end + 1]))
+
+
+class UnselectedLoad:
+    """LMCache #4355: the load is planned with what the lookup had answered, though 0 tokens were allocated.
+
+    https://github.com/LMCache/LMCache/pull/4355.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self._answers: dict[str, int] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        returned, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+        self._answers[request.request_id] = returned or 0
+        return returned, is_async
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, self._answers[request.request_id])  # type: ignore[misc]
+
+
+class StoreGap(_Planner):
+    """The first chunk of a request is never stored, and the cursor moves on."""
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        plan.stores[:] = [copy for copy in plan.stores if copy.start]
+
+
+class RetriedLookup(_Planner):
+    """LMCache #4508: every lookup with a hit moves the store's watermark by the hit.
+
+    https://github.com/LMCache/LMCache/issues/4508.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self._watermarks: Counter[str] = Counter()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        returned, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+        self._watermarks[request.request_id] += self.last_matched if returned else 0  # type: ignore[attr-defined]
+        return returned, is_async
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        for copies in (plan.stores, plan.present):
+            copies[:] = [copy for copy in copies if copy.start >= self._watermarks[copy.request_id]]
+
+
+class StoreUncomputed(_Planner):
+    """A store reaches a block further than the step computes."""
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        for number, copy in enumerate(plan.stores):
+            table = output.kv_connector_block_state.get_block_ids(copy.request_id)[0]
+            end = (copy.start + copy.count) // 32
+            plan.stores[number] = replace(copy, count=copy.count + 32, blocks=(*copy.blocks, *table[end : end + 1]))
+
+
+class EvictedHit:
+    """A chunk is evicted between the lookup that found it and the load."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self._loaded: list[str] = []
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+        self._loaded = [copy.key for copy in plan.loads]
+        return plan
+
+    def take_evicted(self) -> list[Evicted]:
+        evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
+        return evicted + [Evicted(key, self.chunk_size, 0) for key in self._loaded[:1]]  # type: ignore[attr-defined]

@@ -1,0 +1,168 @@
+"""From readings to events: lines that belong together become one, and each event gets its number.
+
+Numbers are the importer's own. A process is a recorder, and its events of a request are numbered from 1: number 0 is what
+the log did not show, so the detector calls the request incomplete and the rules that need its history say `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracer import semconv
+from tracer.events import CLASSES, Event
+from tracer.importers.lines import Record
+from tracer.importers.readings import Reading, Role
+from tracer.importers.story import Stories
+from tracer.semconv import Kind
+
+FIRST_NUMBER = 1
+_SCHEDULERS = {Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.SENT, Kind.RECEIVED, Kind.STATS}
+
+
+@dataclass(slots=True)
+class _Process:
+    """One process that wrote lines: what it has announced and not yet reported."""
+
+    name: str
+    sequence: int = 0
+    last: tuple[int, str] = (0, "")
+    storing: Reading | None = None
+    retrieved: tuple[Record, Reading] | None = None
+    short_of: str | None = None
+    next_number: dict[str, int] = field(default_factory=dict)
+
+
+class Assembler:
+    """Puts the readings of one log together; `repeated` counts the messages that were printed twice."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.stories = Stories()
+        self.repeated = 0
+        self._processes: dict[str, _Process] = {}
+        self._epochs: dict[str, int] = {}
+        self._lookups: dict[str, dict[str, Any]] = {}
+        """The numbers of each request's last lookup."""
+        self._failed: set[tuple[Any, ...]] = set()
+
+    def enter(self, record: Record, reading: Reading) -> Iterator[Event]:
+        """Enter one reading; yields the events that are now complete."""
+        process = self._processes.get(record.process)
+        if process is None:
+            process = self._processes[record.process] = _Process(f"{self.engine}#{record.process or 'main'}")
+        if record.precise and process.last == (record.at_ns, record.text):
+            self.repeated += 1  # two handlers of one logger, or ranks that do not say who they are
+            return
+        process.last = (record.at_ns, record.text)
+        if reading.role is not Role.SHORT_OF and reading.role is not Role.SHORTFALL:
+            yield from self._load_is_over(process)
+        match reading.role:
+            case Role.EVENT:
+                yield self._event(process, record, reading)
+            case Role.STORING:
+                process.storing = reading
+            case Role.STORED:
+                yield from self._stored(process, record, reading)
+            case Role.RETRIEVED:
+                process.retrieved = (record, reading)
+            case Role.SHORT_OF:
+                process.short_of = reading.request
+                if process.retrieved is not None and process.retrieved[1].request is None:
+                    process.retrieved[1].request = reading.request
+            case Role.SHORTFALL:
+                yield from self._shortfall(process, record, reading)
+            case Role.MISMATCH:
+                yield from self._mismatch(process, record, reading)
+            case Role.TOLD:
+                self.stories.tell(record, reading)
+
+    def close(self) -> Iterator[Event]:
+        """The events that waited for a line which did not come."""
+        for process in self._processes.values():
+            yield from self._load_is_over(process)
+
+    def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
+        """`Stored` counts tokens, `Storing` before it says of which request and from where on. Without it the place is
+        unknown: a part of the story, and no event."""
+        storing, process.storing = process.storing, None
+        if storing is None or (reading.request or storing.request) != storing.request:
+            reading.words += "; from which position on is not printed"
+            self.stories.tell(record, reading)
+            return
+        start, count = storing.fields["start"], reading.fields["count"]
+        reading.request, reading.fields["start"] = storing.request, start
+        reading.words = f"stored {count} tokens, [{start}, {start + count})"
+        yield self._event(process, record, reading)
+
+    def _load_is_over(self, process: _Process) -> Iterator[Event]:
+        """A `Retrieved` line waits for the two lines with which LMCache complains of a load that fell short: they tell of
+        the same load, and the first of them of which request it was."""
+        if process.retrieved is not None:
+            (record, reading), process.retrieved = process.retrieved, None
+            yield self._event(process, record, reading)
+
+    def _shortfall(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
+        request, process.short_of = process.short_of, None
+        if process.retrieved is not None and process.retrieved[1].fields["count"] == reading.fields["count"]:
+            load = process.retrieved[1]
+            load.words += f"; {reading.fields['expected']} of them were new to vLLM"
+            load.fields["expected"], load.error = reading.fields["expected"], reading.error  # LMCache's own complaint
+            yield from self._load_is_over(process)
+            return
+        yield from self._load_is_over(process)
+        reading.request = request
+        lookup = self._lookups.get(request or "", {})
+        computed = lookup.get("computed")
+        fits = computed is not None and lookup["matched"] - computed == reading.fields["expected"]
+        reading.fields["start"] = computed if fits else 0  # 0: the vocabulary demands a place, and the log has none
+        yield self._event(process, record, reading)
+
+    def _mismatch(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
+        """The assertion is printed by several handlers as the engine dies; it fails once. Older versions do not name the
+        request: it is the one whose last lookup printed the same two numbers, if there is just one such."""
+        numbers = {name: reading.fields[name] for name in ("matched", "computed")}
+        if reading.request is None:
+            fitting = [request for request, lookup in self._lookups.items() if numbers.items() <= lookup.items()]
+            reading.request = fitting[0] if len(fitting) == 1 else None
+        key = (reading.request, reading.fields["allocated"], *numbers.values())
+        if key in self._failed:
+            self.repeated += 1
+            return
+        self._failed.add(key)
+        if total := self._lookups.get(reading.request or "", {}).get("total"):
+            reading.fields["total"] = total
+        yield self._event(process, record, reading)
+
+    def _event(self, process: _Process, record: Record, reading: Reading) -> Event:
+        assert reading.kind is not None
+        request = reading.request
+        number = 0
+        if request is not None:
+            number = process.next_number.get(request, FIRST_NUMBER)
+            process.next_number[request] = number + 1
+            if reading.kind is Kind.PREEMPT:
+                self._epochs[request] = self._epochs.get(request, 0) + 1
+            elif reading.kind is Kind.LOOKUP:
+                self._lookups[request] = reading.fields
+        self.stories.tell(record, reading)
+        sequence, process.sequence = process.sequence, process.sequence + 1
+        scheduler = reading.kind in _SCHEDULERS or (reading.kind is Kind.RANK_LOOKUP and "total" in reading.fields)
+        return CLASSES[reading.kind](
+            engine=self.engine,
+            recorder=process.name,
+            sequence=sequence,
+            connector=reading.connector,
+            connector_id=reading.connector_id,
+            role="scheduler" if scheduler else "worker",
+            rank=record.rank,
+            start_ns=record.at_ns,
+            end_ns=record.at_ns,
+            request=request,
+            external=None if request is None else semconv.external_id(request),
+            request_sequence=number,
+            epoch=self._epochs.get(request or "", 0),
+            error=reading.error,
+            **reading.fields,
+        )

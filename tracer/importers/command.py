@@ -1,0 +1,145 @@
+"""`kvtrail import`: the log of a server becomes a trace file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import click
+
+from tracer.importers.export import to_json_line
+from tracer.importers.lines import Record
+from tracer.importers.reader import LogReader, names
+from tracer.tracefile import UnusableTrace
+
+STDOUT = Path("-")
+BIG = 32 << 20
+"""Bytes from which on a file is worth a progress bar."""
+_SPANS_A_LINE = 256
+_MOST_SHOWN = 300
+
+
+@click.command("import")
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="LOG...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Trace file to write, OTLP JSON Lines; - is the standard output.",
+)
+@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@click.option("--engine", help="Name of the engine that wrote all these logs; otherwise each file is one of its own.")
+@click.option("--story", is_flag=True, help="Tell what the log shows of each request, a line a moment.")
+@click.option("--show-unread", is_flag=True, help="Print the lines that say nothing kvtrail knows, with file and line.")
+@click.pass_context
+def import_log(
+    context: click.Context,
+    logs: tuple[Path, ...],
+    output: Path | None,
+    force: bool,
+    engine: str | None,
+    story: bool,
+    show_unread: bool,
+) -> None:
+    """Read the logs of a vLLM server with LMCache, as they are, into a trace file for `kvtrail audit`.
+
+    LOG may be gzipped, and - is the standard input. A log shows only a part of what happened: what it does not show is
+    `unknown`, and docs/importing.md says what that is. `kvtrail audit LOG` does both at once.
+
+    Exit code 0: something was read; 2: a file cannot be used.
+
+    Example: kvtrail import server.log -o trace.jsonl
+    """
+    if output is None and not (story or show_unread):
+        raise click.UsageError("say where to write with -o, or ask for --story or --show-unread")
+    if output is not None and output != STDOUT:
+        if output.exists() and any(log.exists() and output.samefile(log) for log in logs):
+            raise click.UsageError(f"{output} is one of the logs to read")
+        if output.exists() and not force:
+            raise click.UsageError(f"{output} is there already; --force writes over it")
+    aside = output == STDOUT  # the standard output belongs to the trace
+    try:
+        with _destination(output) as file:
+            events = 0
+            for path, name in zip(logs, names(logs), strict=True):
+                unread = partial(_tell_unread, path, aside) if show_unread else None
+                with _progress(path) as on_bytes:
+                    reader = LogReader(path, engine=engine or name, on_unread=unread, on_bytes=on_bytes)
+                    events += _write(reader, file)
+                if story:
+                    _tell(reader, aside)
+                click.echo(_summary(path, reader), err=True)
+            if file is not None and not events:
+                raise UnusableTrace("no line of these logs is an event; --story tells what they say")
+    except UnusableTrace as error:
+        click.echo(f"Error: {error}", err=True)
+        context.exit(2)
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; click knows what to do
+    except OSError as error:
+        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
+        context.exit(2)
+    if output is not None and output != STDOUT:
+        click.echo(f"{output}: {events} events; judge them with: kvtrail audit {output}", err=True)
+
+
+def _write(reader: LogReader, file: IO[str] | None) -> int:
+    """Write the reader's spans; returns how many. Without a file they are read for the sake of the story."""
+    spans = reader.spans()
+    count = 0
+    while batch := list(islice(spans, _SPANS_A_LINE)):
+        count += len(batch)
+        if file is not None:
+            file.write(to_json_line(batch) + "\n")
+    return count
+
+
+def _tell(reader: LogReader, aside: bool) -> None:
+    for told in reader.stories.all():
+        click.echo("\n".join([*told.lines(), ""]), err=aside)
+    if reader.stories.forgotten:
+        click.echo(f"... and {reader.stories.forgotten} requests more, of which nothing is kept.", err=aside)
+
+
+def _tell_unread(path: Path, aside: bool, record: Record) -> None:
+    click.echo(f"{path}:{record.number}: {record.text[:_MOST_SHOWN]}", err=aside)
+
+
+def _summary(path: Path, reader: LogReader) -> str:
+    text = f"{path}: {reader.understood} lines read, {reader.unread} unread, {reader.repeated} printed twice."
+    return text + "".join(f" Line {number}: {reason}." for number, reason in reader.bad_lines)
+
+
+@contextmanager
+def _destination(output: Path | None) -> Iterator[IO[str] | None]:
+    """Where to write. A file appears under its name when it is complete, whatever interrupts the writing."""
+    if output is None:
+        yield None
+    elif output == STDOUT:
+        yield sys.stdout
+        sys.stdout.flush()
+    else:
+        unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            with unfinished.open("w", encoding="utf-8") as file:
+                yield file
+            unfinished.replace(output)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(path: Path) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar, where somebody watches and waits."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size < BIG or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=size, label=str(path), file=sys.stderr) as bar:
+        yield bar.update

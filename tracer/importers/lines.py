@@ -1,0 +1,151 @@
+"""From the bytes of a log to records: one message each, with its time and the process that wrote it.
+
+Logs are pasted, coloured, prefixed by whoever ran the server, glued together by a progress bar and cut by a terminal. A
+record begins where a logger's header stands; what stands before the header is the process's name or nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import IO
+
+from tracer.spans import LATEST_NS
+
+MOST_BYTES = 1 << 20
+"""A line longer than this is read in pieces: a file without line ends must not fill the memory."""
+_DAY_NS = 86_400 * 10**9
+
+_COLOUR = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\033)\[[0-9;?]*[A-Za-z]|\ufffd?\[\d{1,3}(?:;\d{1,3}){0,4}m")
+"""Colour codes: with the escape character, with one of its spellings, and with it lost or replaced."""
+_HEADER = re.compile(
+    r"\[(?P<full>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[,.](?P<fraction>\d{1,6})\]\s*LMCache\s+[A-Z]+:\s*"
+    r"|\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*"
+)
+_NAMES = r"(?:\(?[\w.,:= -]*\bpid=\d+[\w.,:= -]*\)\s*)"
+_BEFORE_HEADER = re.compile(_NAMES + r"{1,3}$")
+_AHEAD = re.compile(r"(?:^|[\s:\]])" + r"((?:\([\w.,:= -]*\bpid=\d+[\w.,:= -]*\)\s*){1,3})")
+_NAME = re.compile(r"([\w.,:= -]*)\bpid=(\d+)([\w.,:= -]*)\)")
+_RANK = re.compile(r"TP(\d{1,6})|rank=(\d{1,6})")
+_OPEN_END = re.compile(r"\bfor (?:unrecognized )?request\s*$")
+"""A warning that names its request on the next line, as terminals and people wrap it."""
+_NAMES_FIT = 160
+
+
+@dataclass(slots=True)
+class Record:
+    """One message. `process` tells processes apart, empty for the one that does not name itself; `precise` times have
+    milliseconds, so the same message at the same time is the same message printed twice."""
+
+    number: int
+    text: str
+    at_ns: int
+    process: str = ""
+    rank: int = 0
+    precise: bool = False
+    logged: bool = False
+    """Whether a header of LMCache or vLLM stood before it; without one, the time is that of the line before."""
+
+
+class Lines:
+    """Splits a log into records; remembers the time and the process for the lines that name none."""
+
+    def __init__(self, *, file_ns: int) -> None:
+        """`file_ns` is when the file was last written: the only hint at the year where no line has one."""
+        self._file_ns = file_ns
+        self._last_ns: int | None = None
+        self._process, self._rank = "", 0
+        self._open: Record | None = None
+
+    def records(self, file: IO[bytes]) -> Iterator[Record]:
+        """The records of a file, in its order."""
+        number, torn = 0, False
+        while line := file.readline(MOST_BYTES):
+            number += not torn
+            torn = not line.endswith(b"\n")
+            for piece in line.decode("utf-8", errors="replace").rstrip("\r\n").split("\r"):  # a progress bar's returns
+                for record in self.split(piece, number):
+                    yield from self._joined(record)
+        if self._open is not None:
+            yield self._open
+            self._open = None
+
+    def split(self, line: str, number: int) -> Iterator[Record]:
+        """The records of one line."""
+        line = _COLOUR.sub("", line).lstrip("\ufeff")
+        headers = list(_HEADER.finditer(line))
+        if not headers:
+            if line.strip():
+                yield self._bare(line, number)
+            return
+        names = [
+            _BEFORE_HEADER.search(line, max(before, header.start() - _NAMES_FIT), header.start())
+            for before, header in zip([0, *(h.end() for h in headers)], headers, strict=False)
+        ]
+        ends = [*(n.start() if n else h.start() for n, h in zip(names, headers, strict=True)), len(line)][1:]
+        for header, name, end in zip(headers, names, ends, strict=True):
+            self._process, self._rank = _named(name[0]) if name else ("", 0)
+            self._last_ns = self._time(header)
+            text, precise = line[header.end() : end].strip(), header["full"] is not None
+            yield Record(number, text, self._now(), self._process, self._rank, precise, True)
+
+    def _bare(self, line: str, number: int) -> Record:
+        """A line without a header: it goes on where the last one stopped."""
+        names = _AHEAD.search(line[:_NAMES_FIT])
+        process, rank = self._process, self._rank
+        if names:
+            process, rank = _named(names[1])
+            line = line[names.end() :]
+        return Record(number, line.strip(), self._now(), process, rank)
+
+    def _joined(self, record: Record) -> Iterator[Record]:
+        """Records as they are, but for a warning whose end stands on the next line."""
+        held, self._open = self._open, None
+        if held is not None:
+            if not record.logged:
+                held.text = f"{held.text} {record.text}"
+                yield held
+                return
+            yield held
+        if _OPEN_END.search(record.text):
+            self._open = record
+        else:
+            yield record
+
+    def _now(self) -> int:
+        return self._file_ns if self._last_ns is None else self._last_ns
+
+    def _time(self, header: re.Match[str]) -> int | None:
+        if header["full"]:
+            seconds = _seconds(header["full"].replace("T", " "))
+            return self._last_ns if seconds is None else seconds * 10**9 + int(header["fraction"].ljust(9, "0"))
+        return self._without_year(header["short"])
+
+    def _without_year(self, text: str) -> int | None:
+        """vLLM prints no year: the one that brings the time nearest to the line before it, or not after the file's."""
+        near = self._now()
+        year = datetime.fromtimestamp(near / 1e9, UTC).year
+        times = [s * 10**9 for y in (year - 1, year, year + 1) if (s := _seconds(f"{y:04}-{text}")) is not None]
+        if self._last_ns is None:
+            times = [t for t in times if t <= near + _DAY_NS][-1:]
+        return min(times, key=lambda t: abs(t - near), default=self._last_ns)
+
+
+@lru_cache(maxsize=64)
+def _seconds(text: str) -> int | None:
+    try:
+        seconds = int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp())
+    except ValueError:  # a damaged date
+        return None
+    return seconds if 0 <= seconds < LATEST_NS // 10**9 - 1 else None
+
+
+def _named(names: str) -> tuple[str, int]:
+    """The process's key and rank. The last name counts: a Ray worker's stands behind that of its engine. The key leaves
+    out the name itself, of which the beginning may be cut off."""
+    name = list(_NAME.finditer(names))[-1]
+    rank = _RANK.search(name[0])
+    return f"pid={name[2]}{name[3].rstrip()}", int(rank[1] or rank[2]) if rank else 0

@@ -1,0 +1,80 @@
+"""What one line of a log says, before it is put together with its neighbours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from tracer.semconv import Kind
+
+NUMBER = r"\d{1,15}"
+"""A count; longer runs of digits are damage, and would not fit into a span."""
+
+
+class Role(Enum):
+    """How a reading is put together with others."""
+
+    EVENT = auto()
+    """It is an event, complete in itself."""
+    STORING = auto()
+    """It announces the store that the process will report next."""
+    STORED = auto()
+    RETRIEVED = auto()
+    SHORT_OF = auto()
+    """It names the request of the shortfall that the process will report next."""
+    SHORTFALL = auto()
+    MISMATCH = auto()
+    TOLD = auto()
+    """It belongs to the story, and no event of the vocabulary can hold it."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One line, understood: the fields of its event under the names of the vocabulary, and what it says in words."""
+
+    role: Role
+    words: str
+    request: str | None = None
+    kind: Kind | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    connector: str = ""
+    connector_id: str = ""
+    error: str | None = None
+    remarkable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of line: text that it always holds, the pattern, and the function that reads a match."""
+
+    hint: str
+    pattern: re.Pattern[str]
+    read: Callable[[re.Match[str]], Reading]
+
+
+class Table:
+    """The forms of one system."""
+
+    def __init__(self, connector: str, forms: Sequence[Form]) -> None:
+        self.connector = connector
+        self.forms = forms
+        self._hints = re.compile("|".join(re.escape(form.hint) for form in forms))
+
+    def read(self, text: str) -> Reading | None:
+        """What a message says; None where this system has no such line."""
+        if self._hints.search(text) is None:  # most lines of a log are none of ours
+            return None
+        for form in self.forms:
+            if form.hint in text and (match := form.pattern.search(text)) is not None:
+                reading = form.read(match)
+                reading.connector = self.connector
+                return reading
+        return None
+
+
+def numbers(match: re.Match[str], *names: str) -> list[int]:
+    """Named groups as numbers."""
+    return [int(match[name]) for name in names]

@@ -1,0 +1,111 @@
+"""vLLM's own lines that say something of a request's KV: transfers, leases, preemptions, the statistics of a prefill.
+
+The formats are those of `v1/core/sched/scheduler.py`, the NIXL and Mooncake connectors' workers, V0's `core/scheduler.py` and
+`v1/metrics`. V1's scheduler prints no preemption.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tracer.importers.readings import NUMBER, Form, Reading, Role, Table
+from tracer.semconv import Kind
+
+_ID = r"(?P<request>[^\s,]+)"
+
+
+def _sent(match: re.Match[str]) -> Reading:
+    return Reading(Role.EVENT, "its KV has been sent", match["request"], Kind.SENT)
+
+
+def _received(match: re.Match[str]) -> Reading:
+    return Reading(Role.EVENT, "its KV has been received", match["request"], Kind.RECEIVED)
+
+
+def _preempted(match: re.Match[str]) -> Reading:
+    return Reading(Role.EVENT, "preempted: its blocks are taken away", match["request"], Kind.PREEMPT)
+
+
+def _expired(match: re.Match[str]) -> Reading:
+    words = f"its blocks are freed because the lease ran out; {match['readers']} had read them"
+    return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
+
+
+def _timed_out(match: re.Match[str]) -> Reading:
+    words = f"its blocks are freed because they were not sent within {match['seconds']} seconds"
+    return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
+
+
+def _load_failed(match: re.Match[str]) -> Reading:
+    return Reading(Role.TOLD, f"vLLM says: {match[0]}", remarkable=True)
+
+
+def _read_late(match: re.Match[str]) -> Reading:
+    words = "its blocks are read by another instance, when this one no longer knows the request"
+    return Reading(Role.EVENT, words, match["request"], Kind.READ, remarkable=True)
+
+
+def _rate(match: re.Match[str]) -> Reading:
+    """A rate over the last interval: no count of any request."""
+    return Reading(Role.TOLD, f"the engine reports an external prefix cache hit rate of {match['rate']} %")
+
+
+def _prompt_tokens(match: re.Match[str]) -> Reading:
+    said = {name: int(value) for name, value in re.findall(r"\b(\w+)=(-?\d{1,15})\b", match[0])}
+    names = {"total": "total", "cached_tokens": "reported", "external_kv_transfer": "from_connector"}
+    fields = {field: said[name] for name, field in names.items() if name in said}
+    if fields.get("total", 0) < 0:
+        del fields["total"]
+    told = ", ".join(f"{name} {value}" for name, value in said.items())
+    negative = any(value < 0 for value in said.values())
+    return Reading(Role.EVENT, f"the statistics of a prefill: {told}", None, Kind.STATS, fields, remarkable=negative)
+
+
+VLLM = Table(
+    "",
+    (
+        Form(
+            "Finished sending KV transfer",
+            re.compile(rf"^(?:\[[^\]]*\] )?Finished sending KV transfer for request {_ID}"),
+            _sent,
+        ),
+        Form(
+            "Finished recving KV transfer",
+            re.compile(rf"^(?:\[[^\]]*\] )?Finished recving KV transfer for request {_ID}"),
+            _received,
+        ),
+        Form(" is preempted by ", re.compile(rf"Sequence group {_ID} is preempted by PreemptionMode"), _preempted),
+        Form(
+            "Releasing expired KV blocks",
+            re.compile(
+                rf"Releasing expired KV blocks for request {_ID} which were retrieved by"
+                rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))"
+            ),
+            _expired,
+        ),
+        Form(
+            " without being sent",
+            re.compile(rf"Request {_ID} timed out after (?P<seconds>{NUMBER}) seconds without being sent"),
+            _timed_out,
+        ),
+        Form(
+            " KV load failure",
+            re.compile(
+                rf"Recovered from KV load failure: {NUMBER} request\(s\) rescheduled \({NUMBER} tokens affected\)"
+                rf"|Failing {NUMBER} request\(s\) due to KV load failure"
+            ),
+            _load_failed,
+        ),
+        Form(
+            "Potentially invalid KV blocks",
+            re.compile(rf"Potentially invalid KV blocks for unrecognized request {_ID} were retrieved"),
+            _read_late,
+        ),
+        Form(
+            "External prefix cache hit rate",
+            re.compile(r"External prefix cache hit rate: (?P<rate>\d{1,3}(?:\.\d+)?)%"),
+            _rate,
+        ),
+        Form("PromptTokenStats(", re.compile(r"PromptTokenStats\([^\n]*"), _prompt_tokens),
+    ),
+)
