@@ -1,7 +1,7 @@
 # make demo            set everything up, then run a real vLLM engine, traced live
 # make demo ARGS=...   the same with options; `make demo ARGS=--help` lists them
 # make test            set everything up, then pass the tests
-# make clean           remove the environment and what the demo left
+# make clean           remove the environment and what the demo and the tests left
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -33,4 +33,4 @@ lint: .venv/.ready
 	@touch $@
 
 clean:
-	rm -rf .venv .demo test-artifacts build dist *.egg-info
+	rm -rf .venv .cache .demo test-artifacts build dist *.egg-info

@@ -2,6 +2,7 @@
 
     L 749 c336 h256 -> 256 cached      a lookup: tokens, computed, matched (h? hides it), the answer
     L 749 c336 h256 -> 0 healed 256    the guard replaced 256 by 0
+    L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer anew
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
     L 749 c0 h64 -> 64 keys a,b        the keys of the chunks that it claims
     rank 1 h256                        what rank 1 answered to the lookup that comes
@@ -15,6 +16,7 @@
     flush #7                           the workers must wait for it
     load 0/130                         a worker's load: tokens, of how many; `rank 1` after it; `!text` an error
     store 256+256                      a store, from a log
+    store 256+256 in 7                 a worker's store from 7 different blocks
     R                                  the asynchronous load was received; `failed` after it
     error [5 6]                        blocks whose load failed
     prefetch 0+512
@@ -79,7 +81,7 @@ def _lookup(m: re.Match[str]) -> Fields:
         "matched": None if m["matched"] in (None, "?") else int(m["matched"]),
         "returned": None if m["answer"] == "later" else int(m["answer"]),
         "is_async": bool(m["is_async"]),
-        "cached": True if m["cached"] else None,
+        "cached": None if m["cached"] is None else m["cached"] == " cached",
         "refused": _number(m["healed"]),
         "chunk_keys": _keys(m["keys"]),
     }
@@ -100,7 +102,7 @@ _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\
 LINES: list[Line] = [
     (
         r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?P<answer>-?\d+|later)"
-        r"(?P<is_async> async)?(?P<cached> cached)?(?: healed (?P<healed>-?\d+))?(?: keys (?P<keys>\S+))?",
+        r"(?P<is_async> async)?(?P<cached> cached| fresh)?(?: healed (?P<healed>-?\d+))?(?: keys (?P<keys>\S+))?",
         e.Lookup,
         _lookup,
     ),
@@ -138,6 +140,11 @@ LINES: list[Line] = [
             "start": 0, "count": int(m["count"]), "expected": _number(m["expected"]), "role": "worker",
             "rank": int(m["rank"] or 0), "error": m["error"],
         },
+    ),
+    (
+        r"store (?P<start>\d+)\+(?P<count>\d+) in (?P<blocks>\d+)",
+        e.Store,
+        lambda m: {"start": int(m["start"]), "count": int(m["count"]), "blocks_count": int(m["blocks"])},
     ),
     (r"store (?P<start>\d+)\+(?P<count>\d+)", e.Store, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
     (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),

@@ -77,6 +77,7 @@ _KINDS: dict[str, str] = {
     Kind.LOAD_PLAN: "plan to load",
     Kind.STORE_PLAN: "plan to store",
     Kind.TRANSFER_END: "transfer done",
+    Kind.FLUSH: "transfer waited for",
     Kind.LOAD_ERROR: "load error",
     Kind.RANK_LOOKUP: "lookup of a rank",
     Kind.PREFETCH: "prefetch",

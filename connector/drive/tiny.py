@@ -1,7 +1,8 @@
 """A real vLLM engine that fits a laptop: a two-layer OPT with seeded random weights, on the CPU, in this process.
 
 vLLM's own dummy weights answer the same token to everything, so wrong KV would go unnoticed; normal weights with a standard
-deviation of 0.25 answer differently for different KV, and the same for the same, whatever the batch.
+deviation of 0.25 answer differently for different KV, and the same for the same, whatever the batch. They are written to a
+file before vLLM starts: on a CPU it packs what it has loaded, and overwriting its parameters afterwards changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
+HIDDEN = 64
+LAYERS = 2
+FEED_FORWARD = 128
+POSITIONS = 2048
 BLOCK_SIZE = 32  # vLLM's CPU attention takes multiples of 32
 WEIGHT_DEVIATION = 0.25
 ENVIRONMENT = {
@@ -27,7 +32,6 @@ ENVIRONMENT = {
 """Set before vLLM is imported; what the user has set already stays."""
 
 OPTIONS: dict[str, Any] = {
-    "load_format": "dummy",
     "skip_tokenizer_init": True,
     "dtype": "float32",
     "enforce_eager": True,
@@ -50,18 +54,18 @@ def prepare_environment() -> None:
 
 
 def write_model(folder: Path) -> None:
-    """Write the model's configuration; its weights are made when it is loaded."""
+    """Write the model's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 2,
-        "ffn_dim": 128,
-        "word_embed_proj_dim": 64,
+        "ffn_dim": FEED_FORWARD,
+        "word_embed_proj_dim": HIDDEN,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": POSITIONS,
         "do_layer_norm_before": True,
         "activation_function": "relu",
         "torch_dtype": "float32",
@@ -72,30 +76,41 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def write_weights(folder: Path, seed: int) -> None:
+    """Write seeded noise for every matrix and bias; the norms stay as they are, or they would drown what attention sees."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _shapes().items()}
+    norms = [f"layers.{n}.{which}_layer_norm" for n in range(LAYERS) for which in ("self_attn", "final")]
+    for norm in [*norms, "final_layer_norm"]:
+        weights[f"{norm}.weight"], weights[f"{norm}.bias"] = torch.ones(HIDDEN), torch.zeros(HIDDEN)
+    save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (VOCABULARY, HIDDEN),
+        "embed_positions.weight": (POSITIONS + 2, HIDDEN),  # OPT counts positions from 2
+    }
+    attention = {f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "out")}
+    linear = {**attention, "fc1": (FEED_FORWARD, HIDDEN), "fc2": (HIDDEN, FEED_FORWARD)}
+    for layer in range(LAYERS):
+        for name, (rows, columns) in linear.items():
+            shapes[f"layers.{layer}.{name}.weight"] = (rows, columns)
+            shapes[f"layers.{layer}.{name}.bias"] = (rows,)
+    return shapes
+
+
 def build(folder: Path, connector: Mapping[str, Any] | None = None, *, seed: int = 0, **overrides: Any) -> Any:
     """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector."""
     prepare_environment()
     write_model(folder)
+    write_weights(folder, seed)
     from vllm import LLM
 
     options: dict[str, Any] = {**OPTIONS, "seed": seed, **overrides}
     if connector is not None:
         options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
-    llm = LLM(model=str(folder), **options)
-    llm.apply_model(_Randomize(seed))
-    return llm
-
-
-class _Randomize:
-    """Replace every weight by seeded noise. A class, because vLLM may send it to a worker."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, model: Any) -> None:
-        import torch
-
-        generator = torch.Generator().manual_seed(self.seed)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * WEIGHT_DEVIATION)
+    return LLM(model=str(folder), **options)

@@ -35,6 +35,7 @@ FAULTS: dict[str, type] = {
     "failed-load-resume": transfers.FailedLoadResume,
     "idle-preemption": transfers.IdlePreemption,
     "short-load": told.ShortLoad,
+    "block-shortage": told.BlockShortage,
     "rank-disagreement": told.RankDisagreement,
     "wasted-prefetch": told.WastedPrefetch,
     "lock-leak": told.LockLeak,

@@ -46,6 +46,17 @@ class ShortLoad(_Telling):
         return plan
 
 
+class BlockShortage(_Telling):
+    """LMCache, 0.3.10 to 0.5.6: a list of blocks that has some twice, and so too few for its tokens."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+        for copy in plan.stores[:1]:
+            values = (copy.start, copy.count, len(copy.blocks) - 1, None, None, None)
+            self._signs.append(Sign(Kind.STORE, copy.request_id, values))
+        return plan
+
+
 class RankDisagreement(_Telling):
     """LMCache #1467: a rank has lost a chunk, and the others' answer is taken.
 

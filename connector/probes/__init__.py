@@ -11,6 +11,8 @@ from tracer.semconv import Kind
 
 _BY_CLASS = {
     "UntracedOffloadConnector": "connector.probes.offload",
+    "LMCacheConnectorV1": "connector.probes.lmcache",
+    "LMCacheConnectorV1Dynamic": "connector.probes.lmcache",
     "OffloadingConnector": "connector.probes.offloading",
 }
 """The probe's module, by the name of a class among the connector's bases."""
@@ -111,9 +113,9 @@ class Probe:
 
 
 def probe_for(cls: type) -> Probe:
-    """The probe that knows this class, or one that sees nothing."""
+    """A probe that knows this class, for one connector object; or one that sees nothing."""
     for base in cls.__mro__:
         if module := _BY_CLASS.get(base.__name__):
-            probe: Probe = importlib.import_module(module).PROBE
+            probe: Probe = importlib.import_module(module).PROBE()
             return probe
     return Probe()

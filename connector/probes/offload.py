@@ -48,4 +48,4 @@ def _planned(copy: Any, *, is_store: bool, present: bool | None = None) -> Plann
     return Planned(copy.request_id, is_store, copy.start, copy.count, copy.blocks or None, (copy.key,), None, present)
 
 
-PROBE = OffloadProbe()
+PROBE = OffloadProbe

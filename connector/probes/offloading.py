@@ -46,4 +46,4 @@ def _planned(number: int, job: Any, is_store: bool, size: int) -> Planned:
     return Planned(job.req_id, is_store, None, len(blocks) * size, blocks if one_group else None, None, number)
 
 
-PROBE = OffloadingProbe()
+PROBE = OffloadingProbe

@@ -56,6 +56,13 @@ def test_a_remembered_answer_is_stale_even_when_its_source_was_never_seen() -> N
     assert "which it had remembered" in finding.explanation
 
 
+def test_an_answer_computed_anew_is_not_stale_even_where_its_number_came_before() -> None:
+    """LMCache 0.5.6 with max_tokens_per_load: each answer is the cap, 256, also where the load it plans is of 128."""
+    finding = only_finding("L 790 c0 h256 -> 256 fresh\nA 256\nP\nL 790 c384 h512 -> 256 fresh")
+    assert finding.rule == "over-report"
+    assert finding.numbers["at_most"] == 128
+
+
 def test_a_healed_answer_is_told_as_healed() -> None:
     finding = only_finding("L 749 c0 h256 -> 256\nP\nL 749 c336 h256 -> 0 healed 256\nA 0\nS 336+48")
     assert (finding.rule, finding.count, finding.healed) == ("stale-lookup", 1, 1)
@@ -138,3 +145,17 @@ def test_every_rule_says_what_it_is(rule: object) -> None:
     assert "Source:" in text
     assert "Needs" in text
     assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))  # type: ignore[attr-defined]
+
+
+def test_two_stretches_of_tokens_in_one_block() -> None:
+    """What LMCache 0.5.6 stored of a resumed request: block 23 stands twice in its list."""
+    finding = only_finding("L 750 c384 h256 -> 0\nA 0\nS 384+47\nstore 256+256 in 7")
+    assert (finding.rule, finding.severity) == ("block-shortage", "wrong output")
+    assert finding.numbers == {"start": 256, "count": 256, "blocks_count": 7, "block_size": 32, "need_blocks": 8}
+    assert "was to store the tokens 256 to 512, which fill 8 blocks of 32. It named 7 different" in finding.explanation
+
+
+@pytest.mark.parametrize("legal", ["store 256+256 in 8", "store 250+12 in 2", "store 0+255 in 8", "store 416+96 in 3"])
+def test_a_transfer_with_its_blocks_is_ok(legal: str) -> None:
+    detector = judge(history(legal))
+    assert rules_found(detector) == []

@@ -11,8 +11,11 @@ from tracer.semconv import Kind
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     """The earlier lookup whose result `lookup` repeats although vLLM's computed tokens have changed since, or None.
 
-    The result may be repeated as the number that was returned then, or as the length that was matched then.
+    The result may be repeated as the number that was returned then, or as the length that was matched then. A connector
+    that says it has computed the answer anew repeats nothing: the same number is then a coincidence.
     """
+    if lookup.cached is False:
+        return None
     for earlier in reversed(account.books.recent_lookups):
         if earlier.connector_id != lookup.connector_id:
             continue
@@ -30,7 +33,8 @@ class StaleLookup(RequestRule):
 
     Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens`; the incident is LMCache #2158
     (https://github.com/LMCache/LMCache/issues/2158). Needs the event alone where the connector shows h or says that the
-    answer was cached; otherwise an earlier lookup of the same request.
+    answer was cached; otherwise an earlier lookup of the same request. What the connector says it computed anew is left
+    to over-report.
     """
 
     id = "stale-lookup"

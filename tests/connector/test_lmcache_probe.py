@@ -1,0 +1,169 @@
+"""The probe for LMCache against books as its versions keep them; the real ones are in tests/e2e/test_lmcache.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from connector.probes import Moved, Planned, Probe, probe_for
+from connector.probes.lmcache import LMCacheProbe
+
+REQUEST = SimpleNamespace(request_id="r")
+BLOCK_SIZE, CHUNK = 32, 256
+
+
+@dataclass
+class LoadSpec:
+    """Comparable and not hashable, like LMCache's."""
+
+    vllm_cached_tokens: int
+    lmcache_cached_tokens: int
+    can_load: bool = True
+
+
+@dataclass(slots=True)
+class Slotted:
+    """One that takes no weak reference."""
+
+    lmcache_cached_tokens: int
+
+
+@dataclass
+class SaveSpec:
+    skip_leading_tokens: int
+    can_save: bool = True
+
+
+@dataclass
+class Meta:
+    req_id: str
+    token_ids: list[int]
+    slot_mapping: torch.Tensor
+    save_spec: SaveSpec | None = None
+    load_spec: LoadSpec | None = None
+
+
+@dataclass
+class Books:
+    """LMCache's side of a connector."""
+
+    load_specs: dict[str, Any] = field(default_factory=dict)
+    lmcache_engine: object | None = field(default_factory=object)
+    kv_role: str = "kv_both"
+    _block_size: int = BLOCK_SIZE
+    _lmcache_chunk_size: int = CHUNK
+    _invalid_block_ids: set[int] = field(default_factory=set)
+
+
+def a_connector(books: Books, *requests: Meta) -> Any:
+    return SimpleNamespace(_lmcache_engine=books, _connector_metadata=SimpleNamespace(requests=list(requests)))
+
+
+def slots(blocks: list[int], tokens: int) -> torch.Tensor:
+    return (torch.tensor(blocks)[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:tokens]
+
+
+def a_request(tokens: int, blocks: list[int] | None = None, **specs: Any) -> Meta:
+    return Meta("r", [0] * tokens, slots(blocks or list(range(100, 100 + -(-tokens // BLOCK_SIZE))), tokens), **specs)
+
+
+def test_both_of_lmcaches_connectors_are_known_each_object_by_a_probe_of_its_own() -> None:
+    for name in ("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"):
+        cls = type(name, (), {})
+        assert isinstance(probe_for(cls), LMCacheProbe)
+        assert probe_for(cls) is not probe_for(cls)
+
+
+def test_a_specification_that_stays_is_a_remembered_answer_and_a_new_one_is_not() -> None:
+    books, probe = Books(), LMCacheProbe()
+    connector = a_connector(books)
+    assert probe.lookup(connector, REQUEST) == (None, None)
+    books.load_specs["r"] = LoadSpec(384, 256)
+    assert probe.lookup(connector, REQUEST) == (256, False)
+    assert probe.lookup(connector, REQUEST) == (256, True)
+    books.load_specs["r"] = LoadSpec(384, 256)  # equal, and another
+    assert probe.lookup(connector, REQUEST) == (256, False)
+    del books.load_specs["r"]
+    assert probe.lookup(connector, REQUEST) == (None, None)
+    assert not probe._seen, "what LMCache forgets, the probe forgets"
+
+
+def test_an_injected_fault_in_front_of_lmcache_tells_of_its_own_memory() -> None:
+    connector = a_connector(Books(load_specs={"r": LoadSpec(0, 256)}))
+    connector.answered_from_memory = True
+    assert LMCacheProbe().lookup(connector, REQUEST) == (256, True)
+
+
+def test_loads_begin_where_vllms_tokens_end() -> None:
+    books, probe = Books(), LMCacheProbe()
+    wanted = a_request(559, load_spec=LoadSpec(384, 512))
+    refused = a_request(559, load_spec=LoadSpec(384, 512, can_load=False))
+    connector = a_connector(books, wanted, refused, a_request(10))
+    assert probe.loads(connector) == [Moved("r", 384, 128, 4, None)]
+
+
+@pytest.mark.parametrize(("failed", "loaded"), [({113}, [Moved("r", 384, 32, 1, None)]), ({112}, []), ({7}, None)])
+def test_loads_end_before_the_first_block_that_failed(failed: set[int], loaded: list[Moved] | None) -> None:
+    connector = a_connector(Books(_invalid_block_ids=failed), a_request(559, load_spec=LoadSpec(384, 512)))
+    assert LMCacheProbe().loads(connector) == (loaded if loaded is not None else [Moved("r", 384, 128, 4, None)])
+
+
+def test_stores_are_told_once_they_are_done_although_lmcache_rewrites_its_metadata() -> None:
+    probe = LMCacheProbe()
+    saving = a_request(512, save_spec=SaveSpec(300))
+    idle = [a_request(512, save_spec=SaveSpec(512)), a_request(512, save_spec=SaveSpec(0, can_save=False))]
+    connector = a_connector(Books(), saving, *idle)
+    assert probe.loads(connector) == []
+    saving.save_spec.skip_leading_tokens = 512  # type: ignore[union-attr]
+    assert probe.stores(connector) == [Moved("r", 256, 256, 8, None)]
+    assert probe.stores(connector) == (), "told once"
+
+
+def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
+    table = [*range(50, 64), 23, 23]
+    connector = a_connector(Books(lmcache_engine=None), a_request(512, table, save_spec=SaveSpec(300)))
+    connector._connector_metadata.requests.append(a_request(512, table, load_spec=LoadSpec(400, 512)))
+    load, store = LMCacheProbe().plans(connector, connector._connector_metadata)
+    assert load == Planned("r", False, 400, 112, (62, 63, 23, 23))
+    assert store == Planned("r", True, 256, 256, tuple(table[8:]))
+
+
+def test_a_block_that_stands_twice_counts_once() -> None:
+    doubled = [*range(50, 64), 23, 23]
+    connector = a_connector(Books(), a_request(512, doubled, save_spec=SaveSpec(256)))
+    probe = LMCacheProbe()
+    probe.loads(connector)
+    assert probe.stores(connector) == [Moved("r", 256, 256, 7, None)]
+
+
+@pytest.mark.parametrize("books", [Books(lmcache_engine=None), Books(kv_role="kv_producer")])
+def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Books) -> None:
+    connector, probe = a_connector(books, a_request(256, save_spec=SaveSpec(0))), LMCacheProbe()
+    probe.loads(connector)
+    assert list(probe.stores(connector)) == []
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        SimpleNamespace(),
+        SimpleNamespace(_lmcache_engine=None, _connector_metadata=None),
+        SimpleNamespace(_lmcache_engine=SimpleNamespace(load_specs=None), _connector_metadata=object()),
+        a_connector(Books(load_specs={"r": SimpleNamespace(hits=256)}), SimpleNamespace(load_spec=1)),  # type: ignore[arg-type]
+        a_connector(Books(load_specs={"r": LoadSpec(0, "256")}), a_request(9, load_spec=LoadSpec(None, 3))),  # type: ignore[arg-type]
+    ],
+)
+def test_of_a_version_that_it_does_not_know_it_tells_nothing_and_never_raises(foreign: Any) -> None:
+    probe: Probe = LMCacheProbe()
+    assert probe.lookup(foreign, REQUEST) == (None, None)
+    assert list(probe.plans(foreign, foreign)) == []
+    assert list(probe.loads(foreign)) == []
+    assert list(probe.stores(foreign)) == []
+
+
+def test_a_specification_that_takes_no_weak_reference_still_shows_what_matched() -> None:
+    assert LMCacheProbe().lookup(a_connector(Books(load_specs={"r": Slotted(256)})), REQUEST) == (256, None)

@@ -1,0 +1,116 @@
+"""Real LMCaches in a real vLLM engine, traced: the one that has #2158's bug, and those that have it no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_lmcache
+from processes import Tracer, until
+from real_lmcache import Run
+
+Findings = list[dict[str, Any]]
+DETAILED = {"level": "detailed"}
+MISMATCH = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm)"
+
+
+@pytest.fixture(scope="session")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What an engine without any connector generates."""
+    plain = real_lmcache.run(tmp_path_factory.mktemp("plain"), None)
+    assert plain.tokens[0] == plain.tokens[1]
+    assert len({tuple(tokens) for tokens in plain.tokens[0].values()}) > 5, "the model must tell its prompts apart"
+    return plain
+
+
+@pytest.fixture
+def tracer(start_tracer: Callable[..., Tracer]) -> Tracer:
+    return start_tracer()
+
+
+def requests_of(tracer: Tracer, count: int) -> list[dict[str, Any]]:
+    """The requests, once the tracer has heard the ends of all of them."""
+
+    def ended() -> list[Any]:
+        return [r for r in tracer.get("/api/requests", limit=500) if r["ended_ns"] is not None]  # type: ignore[attr-defined]
+
+    until(lambda: len(ended()) == count, why=ended)
+    return ended()
+
+
+def test_0_3_10_dies_and_the_finding_says_why(tmp_path: Path, tracer: Tracer) -> None:
+    """LMCache #2158. The bug is in the lookup; the assertion that kills the engine comes one call later."""
+    died = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port)
+    assert died.error.startswith(MISMATCH), died
+    (dead,) = [r for r in requests_of(tracer, 8) if r["status"] == "failed"]
+    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    assert (finding["rule"], finding["request"], finding["healed"]) == ("stale-lookup", dead["request"], 0)
+    first, stale = finding["witness"]
+    assert (first["numbers"]["matched"], first["numbers"]["returned"], first["numbers"]["cached"]) == (256, 0, False)
+    assert (stale["numbers"]["matched"], stale["numbers"]["returned"], stale["numbers"]["cached"]) == (256, 256, True)
+    steps = tracer.get(f"/api/requests/{dead['request']}")["steps"]  # type: ignore[index]
+    (raised,) = [step for step in steps if step["error"]]
+    assert died.error in raised["error"]
+    assert first["at_ns"] < stale["at_ns"] < raised["start_ns"]
+
+
+def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
+    healed = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port, kvtrail={"guard": "heal"})
+    assert healed.tokens == expected.tokens
+    told = requests_of(tracer, 16)
+    findings: Findings = tracer.get("/api/findings")  # type: ignore[assignment]
+    stale = [finding for finding in findings if finding["rule"] == "stale-lookup"]
+    assert stale
+    assert all(finding["healed"] == finding["count"] for finding in stale)
+    moved_as_logged(healed, told)
+
+
+@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
+def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
+    tmp_path: Path, tracer: Tracer, expected: Run, version: str
+) -> None:
+    """A defect of theirs: a resumed request's list of blocks is vLLM's own, and vLLM appends to it too."""
+    lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, kvtrail=DETAILED)
+    told = requests_of(tracer, 16)
+    moved_as_logged(lived, told)
+    assert lived.tokens[0] == expected.tokens[0], "what is stored wrongly is loaded in the second pass only"
+    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
+    findings: Findings = tracer.get("/api/findings")  # type: ignore[assignment]
+    for rule in ("block-shortage", "plan-blocks"):  # from the counts alone, and against the scheduler's own table
+        assert {finding["external"] for finding in findings if finding["rule"] == rule} == {f"0-{job}" for job in wrong}
+    assert {finding["rule"] for finding in findings} == {"block-shortage", "plan-blocks"}
+    assert wrong
+
+
+@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
+def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, expected: Run, version: str) -> None:
+    lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, mended=True, kvtrail=DETAILED)
+    told = requests_of(tracer, 16)
+    assert lived.tokens == expected.tokens
+    assert tracer.get("/api/findings") == []
+    assert {request["verdict"] for request in told} == {"ok"}
+    moved_as_logged(lived, told)
+    lookups = sum(request["lookups"] for request in told)
+    assert lookups > 2 * len(told), "the engine must have been short of room, or nothing was tried"
+
+
+def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) -> None:
+    """A defect of theirs: the cap is answered, but what is planned is the cap from the chunk in which vLLM's tokens end."""
+    extra = {"lmcache.max_tokens_per_load": 256}
+    died = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, mended=True, **extra)
+    assert died.error.startswith("AssertionError: Mismatch in tokens to load: 256 vs 512 (tokens in lmcache) - 384"), (
+        died
+    )
+    (dead,) = [r for r in requests_of(tracer, 16) if r["status"] == "failed"]
+    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    assert (finding["rule"], finding["request"]) == ("over-report", dead["request"])
+    assert finding["numbers"] == {"total": 790, "matched": 512, "computed": 384, "returned": 256, "at_most": 128}
+
+
+def moved_as_logged(run: Run, told: list[dict[str, Any]]) -> None:
+    """Our loads and stores against those of LMCache's own log."""
+    assert run.loaded > 2000
+    assert sum(request["loaded"] for request in told) == run.loaded
+    assert sum(request["stored"] for request in told) == run.stored

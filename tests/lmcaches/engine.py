@@ -1,0 +1,41 @@
+"""One run of a real vLLM engine with a real LMCache, for a process of its own: LMCache's threads would keep a test alive.
+
+Takes one argument, JSON: `connector` (the KV transfer configuration, or null), `passes` over the workload of LMCache #2158,
+`mended` (whether LMCache is kept from sharing vLLM's lists), and `folder` for the model. Prints one line of JSON at the end:
+the tokens of each pass, or the error that the engine died of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import cpu
+
+from connector.drive import tiny, workload
+
+
+def main(task: dict[str, Any]) -> dict[str, Any]:
+    tiny.prepare_environment()
+    cpu.prepare_late(mended=task["mended"])
+    llm = tiny.build(Path(task["folder"]), task["connector"])
+    tokens = []
+    try:
+        for number in range(task["passes"]):
+            llm.reset_prefix_cache()  # what comes again must come from LMCache
+            named = [workload.Job(f"{number}-{j.id}", *astuple(j)[1:]) for j in workload.stale_lookup()]
+            tokens.append({name[2:]: generated for name, generated in workload.run(llm, named).items()})
+    except Exception as died:
+        return {"error": f"{type(died).__name__}: {died}"}
+    llm.llm_engine.engine_core.shutdown()
+    return {"tokens": tokens}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    print(json.dumps(result), flush=True)
+    os._exit(0)  # hard: LMCache's threads do not end

@@ -1,0 +1,132 @@
+"""Real LMCaches for tests: several versions side by side, none of them in the environment, each engine in its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HOUSE = ROOT / "tests" / "lmcaches"  # not "lmcache": tests are on the path, and must not be taken for it
+INSTALLED = ROOT / ".cache" / "lmcache"
+PINS = [line for line in (HOUSE / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+HELPERS = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
+INSTALL_S = 240
+RUN_S = 150
+SETTINGS = {
+    "LMCACHE_CHUNK_SIZE": "256",
+    "LMCACHE_SAVE_UNFULL_CHUNK": "False",
+    "LMCACHE_LOCAL_CPU": "True",
+    "LMCACHE_MAX_LOCAL_CPU_SIZE": "0.5",
+    "LMCACHE_TRACK_USAGE": "false",
+    "LMCACHE_LOG_LEVEL": "INFO",
+    "PYTHONHASHSEED": "0",
+}
+
+
+@dataclass
+class Run:
+    """What an engine did: the tokens of each pass, or what it died of; and what LMCache's worker logged that it moved."""
+
+    tokens: list[dict[str, list[int]]] = field(default_factory=list)
+    error: str = ""
+    stored: int = 0
+    loaded: int = 0
+
+
+def folders(version: str) -> list[Path]:
+    """Where this LMCache and its helpers are; fetched once, and the test is skipped, by name, where they cannot be had."""
+    assert f"lmcache=={version}" in PINS
+    places = []
+    for name, pins in ((f"lmcache-{version}", (f"lmcache=={version}",)), ("helpers", HELPERS)):
+        failed = _fetch(name, pins)
+        if failed:
+            pytest.skip(f"LMCache {version} is not tested: pip cannot get {' '.join(pins)}: {failed}")
+        places.append(INSTALLED / name)
+    return places
+
+
+@cache
+def _fetch(name: str, pins: tuple[str, ...]) -> str:
+    """Install into a folder of the cache, whole or not at all; returns why it could not. Once for all tests."""
+    place = INSTALLED / name
+    note = place / "pins.txt"
+    if note.is_file() and note.read_text().split() == list(pins):
+        return ""
+    INSTALLED.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=INSTALLED))
+    command = [
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--retries",
+        "1",
+        "--target",
+        str(new),
+        *pins,
+    ]
+    try:
+        pip = subprocess.run(
+            [sys.executable, "-m", "pip", "--disable-pip-version-check", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=INSTALL_S,
+        )
+        if pip.returncode != 0:
+            return (pip.stderr.strip().splitlines() or [f"exit code {pip.returncode}"])[-1]
+        (new / note.name).write_text("\n".join(pins))
+        shutil.rmtree(place, ignore_errors=True)
+        new.rename(place)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {INSTALL_S} s"
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return ""
+
+
+def run(
+    folder: Path,
+    version: str | None,
+    *,
+    grpc_port: int | None = None,
+    passes: int = 2,
+    mended: bool = False,
+    **extra: Any,
+) -> Run:
+    """Run an engine in a process that is ended hard; without a version, an engine that has no connector."""
+    environment = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)}
+    connector = None
+    if version is not None:
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *folders(version)]))
+        environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
+        connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
+    task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
+    process = subprocess.run(
+        [sys.executable, str(HOUSE / "engine.py"), json.dumps(task)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_S,
+        env=environment,
+    )
+    said = process.stdout + process.stderr
+    results = [line for line in process.stdout.splitlines() if line.startswith("{")]
+    assert results, said[-8000:]
+    return Run(
+        **json.loads(results[-1]),
+        stored=sum(map(int, re.findall(r"Stored (\d+) out of", said))),
+        loaded=sum(map(int, re.findall(r"Retrieved (\d+) out of", said))),
+    )
