@@ -11,7 +11,16 @@ from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident, LookAlike
 from tracer.rules import EngineRule, all_rules
 
-OF_ONE_EVENT = {"stale-lookup", "over-report", "full-hit", "statistics", "double-free", "index-drift", "late-read"}
+OF_ONE_EVENT = {
+    "stale-lookup",
+    "over-report",
+    "full-hit",
+    "statistics",
+    "double-free",
+    "index-drift",
+    "late-read",
+    "block-shortage",
+}
 """Rules that may judge one event without its history."""
 RULES = {rule.id: rule for rule in all_rules()}
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]

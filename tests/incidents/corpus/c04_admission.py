@@ -145,6 +145,20 @@ INCIDENTS = [
         says="up to 128. The blocks that the connector was told of, 2 in all, hold 64",
     ),
     Incident(
+        id="LMCache-1732 (the copy)",
+        of="C5",
+        url=lmcache(1732),
+        text="""
+            L 128 c0 h0 -> 0  # the same, where only the worker's copy is told
+            A 0
+            S 0+128
+            store 0+128 in 2
+        """,
+        rule="block-shortage",
+        numbers={"start": 0, "count": 128, "blocks_count": 2, "block_size": 32, "need_blocks": 4},
+        says="which fill 4 blocks of 32. It named 2 different blocks",
+    ),
+    Incident(
         id="vllm-56701",
         of="C5",
         url=vllm(56701),

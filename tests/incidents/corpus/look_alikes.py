@@ -111,6 +111,8 @@ LOOK_ALIKES = [
         "a window's blocks are left behind",
         "L 64 c0 h0 -> 0\nA 0 [5 6]\nS 0+64 [5 6]\nS 64+1 [7]\nend [0 6 7]",
     ),
+    _alike("C5", "block-shortage", "the last block is not full", "L 100 c0 h0 -> 0\nA 0\nS 0+100\nstore 0+100 in 4"),
+    _alike("C5", "block-shortage", "one token in a block", "L 97 c0 h0 -> 0\nA 0\nS 0+97\nstore 96+1 in 1"),
     _alike("C5", "load-range", "begins at the start of a chunk", "L 749 c288 h512 -> 224\nA 224\nplan load 256+256"),
     _alike(
         "C5", "load-range", "a full hit's last block is loaded whole", "L 512 c0 h512 -> 511\nA 511\nplan load 0+512"
