@@ -6,7 +6,7 @@
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
     L 749 c0 h64 -> 64 keys a,b        the keys of the chunks that it claims
     rank 1 h256                        what rank 1 answered to the lookup that comes
-    A 256 [1 2 3]                      an allocation for 256 external tokens, and the block table
+    A 256 [1 2 5-8]                    an allocation for 256 external tokens, and the block table
     A 256 !Mismatch ...                an allocation that raised
     S 336+48 [4] drafts 3              a step: from 336, 48 tokens; blocks that it adds; speculative tokens among them
     P free 7                           a preemption: the next epoch begins; free blocks after it
@@ -29,22 +29,28 @@
     index applied 3 declined 1 published 5
     evict a, reset, reset refused
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
+    end [1 2]                          the blocks that it held at its end
     wait 130                           so many seconds pass
     b: L 749 ...                       another request of the same engine
+    @nixl L 749 ...                    a child of a MultiConnector
+    <decoder> key k1 ...               another engine, with a recorder of its own
     # anything                         a remark
 
-Requests begin by themselves. Times count up by a millisecond a line. A block holds 32 tokens, a chunk `chunk` of them.
+Requests begin by themselves. Times count up by a millisecond a line. A block holds 32 tokens if
+nothing else is said, a chunk `chunk` of them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracer import events as e
 from tracer.detect import Detector
 from tracer.events import Event
+from tracer.rules import Rule
 
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
@@ -58,7 +64,10 @@ def _number(text: str | None) -> int | None:
 
 
 def _blocks(text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else tuple(map(int, text.split()))
+    if text is None:
+        return None
+    spans = (span.partition("-") for span in text.split())
+    return tuple(block for first, _, last in spans for block in range(int(first), int(last or first) + 1))
 
 
 def _keys(text: str | None) -> tuple[str, ...] | None:
@@ -88,7 +97,7 @@ def _plan(m: re.Match[str]) -> Fields:
     }
 
 
-_BLOCKS = r"(?: \[(?P<blocks>[\d ]*)\])?"
+_BLOCKS = r"(?: \[(?P<blocks>[\d -]*)\])?"
 _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
 LINES: list[Line] = [
     (
@@ -139,7 +148,7 @@ LINES: list[Line] = [
     ),
     (r"store (?P<start>\d+)\+(?P<count>\d+)", e.Store, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
     (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),
-    (r"error \[(?P<blocks>[\d ]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
+    (r"error \[(?P<blocks>[\d -]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
     (r"prefetch (?P<start>\d+)\+(?P<count>\d+)", e.Prefetch, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
     (r"lock (?P<locks>\d+)", e.Lock, lambda m: {"locks": int(m["locks"])}),
     (r"unlock (?P<locks>\d+)", e.Unlock, lambda m: {"locks": int(m["locks"])}),
@@ -177,7 +186,11 @@ LINES: list[Line] = [
     ),
     (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": m["key"]}),
     (r"reset(?P<refused> refused)?", e.Reset, lambda m: {"succeeded": not m["refused"]}),
-    (r"end(?P<delayed> delayed)?", e.RequestEnd, lambda m: {"outcome": "stopped", "free_delayed": bool(m["delayed"])}),
+    (
+        r"end(?P<delayed> delayed)?" + _BLOCKS,
+        e.RequestEnd,
+        lambda m: {"outcome": "stopped", "free_delayed": bool(m["delayed"]), "blocks_ids": _blocks(m["blocks"])},
+    ),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
 _OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key)
@@ -191,37 +204,41 @@ def history(
     recorder: str = "recorder",
     connector: str = "Connector",
     chunk: int = 256,
+    block: int = BLOCK_SIZE,
 ) -> list[Event]:
     """The events that the text tells."""
     told: list[Event] = []
     epochs: dict[str, int] = {}
-    numbers: dict[str | None, int] = {}
+    sequences: Counter[str] = Counter()
+    numbers: Counter[tuple[str, str | None]] = Counter()
     totals: dict[str, int] = {}
     waited_ns = 0
 
-    def add(cls: type[Event], about: str | None, **fields: Any) -> None:
+    def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
         at_ns = START_NS + waited_ns + len(told) * 1_000_000
-        number = numbers.get(about, 0)
-        numbers[about] = number + 1
+        by = where or recorder
         common: dict[str, Any] = {
-            "engine": engine, "recorder": recorder, "sequence": len(told), "connector": connector, "role": "scheduler",
-            "rank": 0, "start_ns": at_ns, "end_ns": at_ns + 10_000, "span_id": f"{len(told) + 1:016x}",
-            "trace_id": "0" * 31 + "1", "request": about, "external": about and about.rpartition("-")[0],
-            "request_sequence": number, "epoch": epochs.get(about or "", 0), "block_size": BLOCK_SIZE, "chunk_size": chunk,
+            "engine": where or engine, "recorder": by, "sequence": sequences[by], "connector": connector,
+            "connector_id": child, "role": "scheduler", "rank": 0, "start_ns": at_ns, "end_ns": at_ns + 10_000,
+            "span_id": f"{len(told) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
+            "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
+            "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
         }  # fmt: skip
+        sequences[by] += 1
+        numbers[by, about] += 1
         told.append(cls(**{**common, **fields}))
 
     for line in _lines(text):
-        named = re.match(r"(\w+): (.*)", line)
-        about, line = (f"{named[1]}-{request}", named[2]) if named else (request, line)
         if wait := re.fullmatch(r"wait (\d+)", line):
             waited_ns += int(wait[1]) * 10**9
             continue
+        where, name, child, line = _place(line)
+        about = f"{name}-{request}" if name else request
         cls, fields = _parse(line)
         if about not in epochs and cls not in _OF_NO_REQUEST:
             epochs[about] = 0
-            totals[about] = _total_of(text, named[1] + ": " if named else "")
-            add(e.RequestStart, about, total=totals[about])
+            totals[about] = _total_of(text, name)
+            add(e.RequestStart, about, where, child, total=totals[about])
         if cls is e.Preempt:
             epochs[about] += 1
         elif cls in (e.RequestEnd, e.Alloc):
@@ -230,8 +247,15 @@ def history(
             totals[about] = fields["total"]
         elif cls is e.Schedule:
             fields["resumed"] = epochs[about] > 0
-        add(cls, None if cls in _OF_NO_REQUEST else about, **fields)
+        add(cls, None if cls in _OF_NO_REQUEST else about, where, child, **fields)
     return told
+
+
+def _place(line: str) -> tuple[str, str, str, str]:
+    """The line's engine, request and child connector, empty if it names none; and what is left of it."""
+    match = re.fullmatch(r"(?:<(\w+)> )?(?:(\w+): )?(?:@(\w+) )?(.*)", line)
+    assert match is not None
+    return match[1] or "", match[2] or "", match[3] or "", match[4]
 
 
 def _lines(text: str) -> list[str]:
@@ -246,14 +270,18 @@ def _parse(line: str) -> tuple[type[Event], Fields]:
     raise ValueError(f"not a call: {line!r}")
 
 
-def _total_of(text: str, prefix: str) -> int:
-    first = re.search(rf"^\s*{re.escape(prefix)}L (\d+)", text, re.MULTILINE)
-    return int(first[1]) if first else 100
+def _total_of(text: str, name: str) -> int:
+    """The tokens of a request at its first lookup."""
+    for line in _lines(text):
+        _, about, _, call = _place(line)
+        if about == name and (first := re.match(r"L (\d+)", call)):
+            return int(first[1])
+    return 100
 
 
-def judge(events: list[Event], *, later_s: float = 0.0) -> Detector:
+def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule] | None = None) -> Detector:
     """The detector after all events, after it has given up waiting for more, and `later_s` seconds after the last one."""
-    detector = Detector()
+    detector = Detector(rules=rules)
     detector.feed(events)
     detector.settle()
     detector.tick(max((event.end_ns for event in events), default=0) + int(later_s * 1e9))

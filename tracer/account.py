@@ -56,6 +56,8 @@ class Account:
     epoch: int = 0
     """How often the request has been preempted."""
     total: int | None = None
+    prompt: int | None = None
+    """Tokens when the request began."""
     computed: int | None = None
     """Computed in vLLM, as the last call about it said."""
     matched: int | None = None
@@ -118,7 +120,7 @@ class Account:
             self.status = "abandoned"
 
     def _enter_start(self, event: RequestStart) -> None:
-        self.total = event.total
+        self.total = self.prompt = event.total
 
     def _enter_end(self, event: RequestEnd) -> None:
         self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from tracer.account import Account
 from tracer.engine import Engine
 from tracer.events import Event, Heartbeat, RequestStart
+from tracer.events import Key as ChunkKey
 from tracer.findings import Drift, Finding, Judgement, Verdict, witnesses
 from tracer.ledger import Ledger
 from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule, all_rules
@@ -67,6 +68,7 @@ class Detector:
         self._gaps: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}
         self._engines: dict[str, tuple[Engine, _Stream]] = {}
+        self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         rules = all_rules() if rules is None else rules
         self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement]]]] = {}
         self._by_engine: dict[Kind, list[tuple[Rule, Callable[[Event, Engine], Judgement]]]] = {}
@@ -106,7 +108,10 @@ class Detector:
             if _is_due(stream, before_ns):
                 engine.complete = False
                 for number in sorted(stream.early):
-                    self._enter_engine(stream.early.pop(number), engine, touched)
+                    event = stream.early.pop(number)
+                    if number > stream.expected:
+                        engine.missed_ns = max(engine.missed_ns, event.end_ns)
+                    self._enter_engine(event, engine, touched)
                     stream.expected = number + 1
         return list(touched.values())
 
@@ -114,13 +119,15 @@ class Detector:
         """Ask about the requests that wait for something; `now_ns` is of the recorders' clocks."""
         touched: dict[str, Finding] = {}
         for key in list(self._waiting):
-            account, waits = self._cases[key].account, False
+            account = self._cases[key].account
             books = account.books
-            if account.ended_ns is None or books.end is not None:
-                waits = books.loading is not None or books.received is not None or books.end is not None
+            waits = books.loading or books.end or (books.received and account.ended_ns is None)
             if not waits or account.status == "abandoned":
                 del self._waiting[key]
                 continue
+            held = self._engines.get(account.recorder)
+            if held is None or held[1].early or held[0].missed_ns >= account.last_ns:
+                continue  # what the request waits for may have been recorded, and lost
             told = {(f.rule, f.epoch) for f in self.findings.get(key, {}).values()}
             for rule in self._deadlines:
                 if (rule.id, account.epoch) not in told and (drift := rule.overdue(account, now_ns)) is not None:
@@ -232,7 +239,7 @@ class Detector:
     def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
         held = self._engines.get(event.recorder)
         if held is None:
-            held = self._engines[event.recorder] = (Engine(), _Stream())
+            held = self._engines[event.recorder] = (Engine(contents=self._contents), _Stream())
         engine, stream = held
         number = event.sequence
         if number != stream.expected:
@@ -259,7 +266,7 @@ class Detector:
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):
-            finding = self._found(rule, event, judgement)
+            finding = self._found(rule, judgement.witness[-1], judgement)
             touched[finding.id] = finding
             self.verdicts[rule.id, Verdict.DRIFT] += 1
         else:

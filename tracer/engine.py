@@ -41,6 +41,8 @@ class Engine:
 
     complete: bool = True
     """False once an event of the recorder is known to be missing, or it was not heard from its beginning."""
+    missed_ns: int = 0
+    """When the last missing event had been recorded at the latest."""
     tables: dict[str, list[int]] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where block ids were recorded."""
     admitted: set[str] = field(default_factory=set)
@@ -54,14 +56,15 @@ class Engine:
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
-    asynchronous: dict[str, bool] = field(default_factory=dict)
-    """Whether the last lookup's answer for a request was asynchronous."""
+    lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
+    """The last lookup of a live request, by connector."""
     keys: dict[str, set[str]] = field(default_factory=dict)
     """Keys of the chunks that a connector's store holds, by connector; only of those that name their keys."""
     partial: set[str] = field(default_factory=set)
     """Connectors that also store chunks whose keys they do not name, so that `keys` is no whole picture."""
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
-    """Keys by what they stand for: the chunk before, and its content."""
+    """The first keys by what they stand for: the chunk before, and its content. All recorders share it: a store is shared
+    by those who agree on its keys."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
     reset: Reset | None = None
@@ -74,6 +77,10 @@ class Engine:
         held = self.keys.get(connector_id, set())
         return [key for key in keys if key not in held]
 
+    def last_lookup(self, event: Event) -> Lookup | None:
+        """The last lookup of the event's request by the event's connector."""
+        return self.lookups.get(event.request or "", {}).get(event.connector_id)
+
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
         if (event.role == SCHEDULER or event.kind is Kind.KEY) and (enter := _ENTER.get(event.kind)):
@@ -81,7 +88,7 @@ class Engine:
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
-            self.asynchronous[event.request] = event.is_async
+            self.lookups.setdefault(event.request, {})[event.connector_id] = event
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = event.request or ""
@@ -89,7 +96,8 @@ class Engine:
         if event.blocks_ids is not None:
             self._contest(event, event.blocks_ids)
             self.tables[request] = list(event.blocks_ids)
-            if event.allocated and self.asynchronous.get(request):
+            lookup = self.last_lookup(event)
+            if event.allocated and lookup is not None and lookup.is_async:
                 self.loads[request] = event
                 self._open(event, event.blocks_ids[_first_loaded(event) :])
 
@@ -114,7 +122,7 @@ class Engine:
     def _enter_end(self, event: RequestEnd) -> None:
         if not event.free_delayed:
             self.tables.pop(event.request or "", None)
-        self.asynchronous.pop(event.request or "", None)
+        self.lookups.pop(event.request or "", None)
 
     def _enter_sent(self, event: Sent) -> None:
         self.tables.pop(event.request or "", None)
@@ -162,8 +170,11 @@ class Engine:
                 self.keys[event.connector_id].clear()
 
     def _enter_key(self, event: Key) -> None:
-        if event.chunk_content is not None and len(self.contents) < MOST_KEYS:
-            self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
+        if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
+            return
+        known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
+        if event.start_ns < known.start_ns:
+            self.contents[event.chunk_parent, event.chunk_content] = event
 
     def _stored(self, event: Plan) -> None:
         self.reset = None

@@ -21,6 +21,8 @@ FAULTS: dict[str, type] = {
     "load-range": plans.LoadRange,
     "unselected-load": plans.UnselectedLoad,
     "store-gap": plans.StoreGap,
+    "store-short": plans.StoreShort,
+    "untold-blocks": plans.UntoldBlocks,
     "retried-lookup": plans.RetriedLookup,
     "store-uncomputed": plans.StoreUncomputed,
     "evicted-hit": plans.EvictedHit,

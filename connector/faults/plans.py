@@ -55,6 +55,17 @@ class PlanBlocks(_Planner):
             plan.stores[number] = replace(copy, blocks=stale + copy.blocks[len(stale) :])
 
 
+class UntoldBlocks(_Planner):
+    """dynamo #8490: blocks that a running request needs are taken, and the connector is not told.
+
+    https://github.com/ai-dynamo/dynamo/pull/8490.
+    """
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        running = output.scheduled_cached_reqs
+        running.new_block_ids = [None] * len(running.new_block_ids)
+
+
 class LoadRange(_Planner):
     """A load reaches a block further than was allocated for it."""
 
@@ -90,6 +101,17 @@ class StoreGap(_Planner):
 
     def spoil(self, plan: Any, output: Any) -> None:
         plan.stores[:] = [copy for copy in plan.stores if copy.start]
+
+
+class StoreShort(_Planner):
+    """vLLM #53498: a request's first chunk is stored, and the rest never.
+
+    https://github.com/vllm-project/vllm/issues/53498.
+    """
+
+    def spoil(self, plan: Any, output: Any) -> None:
+        for copies in (plan.stores, plan.present):
+            copies[:] = [copy for copy in copies if not copy.start]
 
 
 class RetriedLookup(_Planner):

@@ -133,3 +133,22 @@ def test_a_request_that_comes_back_after_it_was_forgotten_is_unknown() -> None:
     detector.settle()
     (account,) = detector.ledger.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
+
+
+def test_keys_of_two_processes_are_compared_in_whatever_order_they_come() -> None:
+    events = history("<prefill> key k1 after k0 of tokens\n<decode> key k2 after k0 of tokens")
+    for order in (events, events[::-1]):
+        (held,) = judge(order).findings.values()
+        (finding,) = held.values()
+        assert (finding.rule, finding.engine) == ("key-mismatch", "decode")
+        assert finding.numbers == {"key": "k2", "other": "k1", "parent": "k0"}
+
+
+def test_a_deadline_accuses_nobody_where_an_event_was_lost_after_the_last_one() -> None:
+    """The completion is lost; the gap that it leaves is in the recorder's numbers, not in those of its request."""
+    events = history("L 600 c0 -> 599 async\nA 599\nR\nb: L 300 c0 h0 -> 0")
+    lost = [event for event in events if event.kind != "kv.received"]
+    assert rules_found(judge(lost, later_s=900)) == []
+    later = history("L 600 c0 -> 599 async\nb: L 300 c0 h0 -> 0\nwait 1\nA 599", recorder="recorder")
+    lost = [event for event in later if event.sequence != 2]  # another request's, and before the wait began
+    assert rules_found(judge(lost, later_s=900)) == ["stuck-load"]

@@ -39,7 +39,7 @@ class IndexDrift(EngineRule):
         (event,) = finding.witness
         n = finding.numbers
         what = ("used", "free", "in the pool") if event.kind == Kind.POOL else ("applied", "declined", "published")
-        return (
-            f"At {event.label} ({clock(event.at_ns)}) {n['first']} were {what[0]} and {n['second']} {what[1]}, which is"
-            f" {n['first'] + n['second']}; {what[2]} are {n['whole']}."
-        )
+        text = f"At {event.label} ({clock(event.at_ns)}) {n['first']} were {what[0]} and {n['second']} {what[1]}"
+        if min(n["first"], n["second"]) < 0:
+            return f"{text}; {what[2]} are {n['whole']}. No count can be below 0."
+        return f"{text}, which is {n['first'] + n['second']}; {what[2]} are {n['whole']}."

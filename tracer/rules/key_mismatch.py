@@ -33,7 +33,10 @@ class KeyMismatch(EngineRule):
             return None
         if known.chunk_key == event.chunk_key:
             return Verdict.OK
-        return Drift({"key": event.chunk_key, "other": known.chunk_key, "parent": event.chunk_parent}, [known, event])
+        first, second = sorted(
+            (known, event), key=lambda key: key.start_ns
+        )  # of two recorders, the later may come first
+        return Drift({"key": second.chunk_key, "other": first.chunk_key, "parent": event.chunk_parent}, [first, second])
 
     def explain(self, finding: Finding) -> str:
         first, second = finding.witness

@@ -11,7 +11,7 @@ class ResumePoint(RequestRule):
     """The scheduler begins at another token than the connector was told to load up to.
 
     Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens of
-    the lookup and x > 0 the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last
+    the lookup and x the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last
     token is computed again).
 
     A load that failed, and said so, may begin anywhere. Source: vLLM, `Scheduler.schedule` and
@@ -35,7 +35,9 @@ class ResumePoint(RequestRule):
             return None
         if not account.complete:
             return Verdict.UNKNOWN
-        alloc = next((a for a in books.allocs.values() if a.allocated), None)
+        alloc = max(
+            books.allocs.values(), key=lambda a: a.allocated, default=None
+        )  # of a MultiConnector, the chosen one
         lookup = None if alloc is None else account.last_lookup(alloc.connector_id)
         if alloc is None or lookup is None:
             return None

@@ -10,12 +10,14 @@ from tracer.semconv import Kind
 class Statistics(RequestRule):
     """The engine's statistics of cached tokens contradict themselves.
 
-    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup.
+    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once in
+    each admission; 0 if the lookup's answer was discarded.
 
-    Hits stay counted when the load fails later, which vLLM means so. Source: vLLM's counters must not decrease, or
-    Prometheus' client raises and takes the engine along; the incidents are LMCache #2912
-    (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752 (https://github.com/vllm-project/vllm/pull/36752) and
-    #37354 (https://github.com/vllm-project/vllm/pull/37354). Needs the event alone; the lookup for the last part.
+    Hits stay counted when the load fails later, which vLLM means so, and the request may then be admitted, and counted,
+    again. Source: vLLM's counters must not decrease, or Prometheus' client raises and takes the engine along; the
+    incidents are LMCache #2912 (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752
+    (https://github.com/vllm-project/vllm/pull/36752) and #37354 (https://github.com/vllm-project/vllm/pull/37354). Needs
+    the event alone; every event of the admission for the tokens asked.
     """
 
     id = "statistics"
@@ -49,9 +51,22 @@ def _broken(event: Stats, account: Account) -> str | None:
         return f"{external} of {cached} cached tokens cannot have come from the connector: {cached - external} would be local"
     if cached is not None and total is not None and cached > total:
         return f"{cached} of {total} tokens cannot be cached"
-    lookup = account.books.recent_lookups[-1] if account.books.recent_lookups else None
-    if event.queried is not None and lookup is not None and account.complete:
-        asked = lookup.total - lookup.computed
-        if event.queried != asked:
-            return f"the lookup asked for {lookup.total} - {lookup.computed} = {asked} tokens, not {event.queried}"
+    return _asked_wrongly(event, account)
+
+
+def _asked_wrongly(event: Stats, account: Account) -> str | None:
+    books = account.books
+    lookup = books.recent_lookups[-1] if books.recent_lookups else None
+    if event.queried is None or lookup is None or not account.complete:
+        return None
+    allocs = books.allocs.values()
+    if lookup.returned and allocs and not any(alloc.allocated for alloc in allocs):
+        if not event.queried:
+            return None
+        return f"the lookup's answer of {lookup.returned} tokens was discarded, so none were asked for, not {event.queried}"
+    asked = lookup.total - lookup.computed
+    if event.queried != asked:
+        return f"the lookup asked for {lookup.total} - {lookup.computed} = {asked} tokens, not {event.queried}"
+    if books.stats is not None and books.stats.queried and not books.load_failed:
+        return f"the {event.queried} tokens asked for had been counted before in the same admission"
     return None

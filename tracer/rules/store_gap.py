@@ -15,14 +15,13 @@ def hole(event: Store | StorePlan, account: Account) -> int | None:
     """Where the hole before a store begins; None if there is none."""
     if event.start is None:
         return None
-    held = max(account.books.stored_end, account.longest_match, _admitted_at(account))
+    held = held_until(account)
     return held if event.start > held else None
 
 
-def _admitted_at(account: Account) -> int:
-    """Tokens that vLLM had, or was given, when the request was admitted in this epoch: they may have been stored before."""
-    lookups = [lookup for lookup in account.books.recent_lookups if lookup.epoch == account.epoch]
-    return max((lookup.matched or 0 for lookup in lookups), default=0)
+def held_until(account: Account) -> int:
+    """End of the prefix that was stored in this epoch, or was ever found in the store."""
+    return max(account.books.stored_end, account.longest_match)
 
 
 class StoreGap(RequestRule):

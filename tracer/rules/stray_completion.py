@@ -4,6 +4,7 @@ from tracer.account import Account
 from tracer.events import Event, Received, Sent, TransferEnd
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
+from tracer.rules.async_declaration import synchronous_load
 from tracer.semconv import Kind
 
 
@@ -34,6 +35,8 @@ class StrayCompletion(RequestRule):
                 return Verdict.OK
             if account.ended_ns is not None and books.end is None and books.received is None:
                 return None  # aborted while it was loading: the account closed it
+            if synchronous_load(account) is not None:
+                return None  # async-declaration tells it
             return self._drift("load", books.received, event)
         if isinstance(event, Sent):
             if books.end is not None:

@@ -1,0 +1,24 @@
+"""Every incident at hand, and the legal look-alikes of every rule."""
+
+from __future__ import annotations
+
+from incidents.corpus import (
+    c01_lookup,
+    c04_admission,
+    c07_load,
+    c09_numbers,
+    c12_waiting,
+    c16_transfer,
+    c21_store,
+    look_alikes,
+    more_look_alikes,
+    x_none,
+)
+from incidents.incident import Incident, LookAlike
+
+INCIDENTS: list[Incident] = [
+    incident
+    for module in (c01_lookup, c04_admission, c07_load, c09_numbers, c12_waiting, c16_transfer, c21_store, x_none)
+    for incident in module.INCIDENTS
+]
+LOOK_ALIKES: list[LookAlike] = [*look_alikes.LOOK_ALIKES, *more_look_alikes.LOOK_ALIKES]

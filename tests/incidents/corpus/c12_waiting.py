@@ -1,0 +1,282 @@
+"""C12 to C15: what never comes, what is never given back or twice, and preemptions in vain."""
+
+from incidents.incident import Incident, lmcache, sglang, vllm
+
+INCIDENTS = [
+    Incident(
+        id="vllm-27074",
+        of="C12",
+        url=vllm(27074),
+        text="""
+            L 4096 c0 h2048 -> 2048 async
+            A 2048
+            R
+        """,
+        later_s=130,
+        rule="stuck-promotion",
+        numbers={"waited_s": 130.0},
+        says="130.0 seconds later it has not run a step, and holds its blocks",
+    ),
+    Incident(
+        id="dynamo-5012",
+        of="C12",
+        url="https://github.com/ai-dynamo/dynamo/issues/5012",
+        text="""
+            L 600 c0 h512 -> 512 async  # no numbers in the thread
+            A 512
+        """,
+        later_s=600,
+        rule="stuck-load",
+        numbers={"allocated": 512, "waited_s": 600.0},
+        says="512 tokens began to load asynchronously. 600.0 seconds later",
+    ),
+    Incident(
+        id="vllm-50754",
+        of="C12",
+        url=vllm(50754, "pull"),
+        text="""
+            L 600 c0 -> 599 async  # no numbers in the thread; one of the notifications never comes
+            A 599
+        """,
+        later_s=125,
+        rule="stuck-load",
+        numbers={"allocated": 599, "waited_s": 125.0},
+        says="the load is neither finished nor failed",
+    ),
+    Incident(
+        id="vllm-57841",
+        of="C12",
+        url=vllm(57841, "pull"),
+        text="""
+            L 1000 c0 -> later  # no numbers in the thread
+            b: L 600 c0 h512 -> 512 async
+            b: A 512
+            b: R
+            L 1000 c0 -> later
+        """,
+        later_s=130,
+        rule="stuck-promotion",
+        numbers={"waited_s": 130.0},
+        says="it has not run a step",
+    ),
+    Incident(
+        id="vllm-53095",
+        of="C12",
+        url=vllm(53095),
+        text="""
+            L 600 c0 -> 599 async  # a lease of 30 s; the lengths are ours
+            A 599
+        """,
+        later_s=150,
+        rule="stuck-load",
+        numbers={"allocated": 599, "waited_s": 150.0},
+        says="599 tokens began to load asynchronously",
+    ),
+    Incident(
+        id="vllm-45388",
+        of="C12",
+        url=vllm(45388),
+        block=16,
+        text="""
+            b: L 20000 c0 h19984 -> 19984 async  # 1249 blocks, of 16 tokens
+            b: A 19984
+            L 25600 c0 h19984 -> 19984 async  # 1600 blocks, which do not fit into 2048 - 1249
+            b: R
+        """,
+        later_s=300,
+        rule="stuck-promotion",
+        numbers={"waited_s": 300.0},
+        says="300.0 seconds later it has not run a step",
+    ),
+    Incident(
+        id="LMCache-3770",
+        of="C13",
+        url=lmcache(3770),
+        text="""
+            L 1100 c0 h1024 -> 1024  # no numbers in the thread; the release found none of its keys
+            lock 4
+            A 1024
+            S 1024+76
+            unlock 0
+            end
+        """,
+        rule="lock-leak",
+        numbers={"held": 4, "locked": 4, "unlocked": 0},
+        says="ended with 4 still locked",
+    ),
+    Incident(
+        id="vllm-41269",
+        of="C13",
+        url=vllm(41269, "pull"),
+        text="""
+            L 600 c0 h0 -> 0
+            A 0
+            S 0+600
+            end delayed
+            wait 480
+            freed expired
+        """,
+        why="The lease gave the blocks back, as it may; that the reader had refused the request is told by no event here.",
+    ),
+    Incident(
+        id="vllm-46283",
+        of="C13",
+        url=vllm(46283),
+        text="""
+            L 600 c0 -> 599 async  # no numbers in the thread
+            A 599
+            end
+        """,
+        later_s=700,
+        rule="late-free",
+        numbers={"waited_s": 700.0, "loading": 599},
+        says="the request ended before they had come",
+    ),
+    Incident(
+        id="sglang-37103",
+        of="C13",
+        url=sglang(37103, "pull"),
+        text="""
+            L 1100 c0 h512 -> 512  # no numbers in the thread; aborted before the prefetch was used
+            lock 2
+            prefetch 0+512
+            end
+        """,
+        rule="lock-leak",
+        numbers={"held": 2, "locked": 2, "unlocked": 0},
+        says="ended with 2 still locked",
+    ),
+    Incident(
+        id="sglang-37103 (re-match)",
+        of="C13",
+        url=sglang(37103, "pull"),
+        text="""
+            L 1100 c0 h512 -> 512  # its other half: a second match, longer than the planned one, is committed
+            A 768
+        """,
+        rule="alloc-mismatch",
+        numbers={"returned": 512, "allocated": 768},
+        says="returned 512 tokens. At A1",
+    ),
+    Incident(
+        id="LMCache-1130",
+        of="C13",
+        url=lmcache(1130),
+        text="""
+            L 300 c0 h256 -> 256
+            refs 0
+            pins 0
+            end
+        """,
+        why="The counts are right; whether an object of count 0 was freed is told by no event.",
+    ),
+    Incident(
+        id="LMCache-987",
+        of="C13",
+        url=lmcache(987),
+        text="""
+            L 7283 c400 h0 -> 0
+            A 0
+            b: L 7325 c336 h0 -> 0
+            b: A 0
+        """,
+        why="The printed -400 and -336 are legal; that the full pool holds what nobody can find is told by no count.",
+    ),
+    Incident(
+        id="LMCache-4852",
+        of="C13",
+        url=lmcache(4852, "pull"),
+        text="""
+            L 1100 c1024 h1024 -> 0  # four chunks are ours
+            lock 4
+            A 0
+            S 1024+76
+            end
+        """,
+        rule="lock-leak",
+        numbers={"held": 4, "locked": 4, "unlocked": 0},
+        says="4 chunks were locked for the request",
+    ),
+    Incident(
+        id="sglang-29701",
+        of="C13",
+        url=sglang(29701, "pull"),
+        text="""
+            L 600 c0 h0 -> 0  # no numbers in the thread; its end is never looked for
+            A 0 [1-19]
+            S 0+600 [1-19]
+            plan store 0+512 [1-16] #1
+            end delayed
+        """,
+        later_s=3600,
+        rule="late-free",
+        numbers={"waited_s": 3600.0},
+        says="3600.0 seconds later they have not been given back",
+    ),
+    Incident(
+        id="LMCache-4523",
+        of="C14",
+        url=lmcache(4523, "pull"),
+        chunk=768,
+        text="""
+            # 167 chunks on 8 ranks are 1336 keys, of which 8 were locked: 1328 warnings
+            L 128300 c0 h128256 -> 128256
+            lock 8
+            A 128256
+            unlock 1336
+        """,
+        rule="double-free",
+        numbers={"held": 8, "unlocked": 1336},
+        says="1336 chunks were unlocked for the request, of which 8 were locked",
+    ),
+    Incident(
+        id="trtllm-12834",
+        of="C14",
+        url="https://github.com/NVIDIA/TensorRT-LLM/pull/12834",
+        text="pool primary used -1 free 101 total 100  # no numbers in the thread",
+        rule="index-drift",
+        numbers={"first": -1, "second": 101, "whole": 100},
+        says="-1 were used and 101 free; in the pool are 100. No count can be below 0",
+    ),
+    Incident(
+        id="LMCache-3381",
+        of="C14",
+        url=lmcache(3381),
+        text="""
+            L 300 c0 h256 -> 256
+            pins -1
+        """,
+        rule="double-free",
+        numbers={"key": "c0ffee", "pins": -1},
+        says="had -1 pins",
+    ),
+    Incident(
+        id="sglang-13483",
+        of="C14",
+        url=sglang(13483),
+        text="""
+            L 1100 c0 h1024 -> 1024  # no numbers in the thread; two of four pages have come
+            lock 4
+            prefetch 0+1024
+            unlock 2
+            unlock 2
+            unlock 2
+        """,
+        rule="double-free",
+        numbers={"held": 0, "unlocked": 2},
+        says="2 chunks were unlocked for the request, of which 0 were locked",
+    ),
+    Incident(
+        id="vllm-49674",
+        of="C15",
+        url=vllm(49674),
+        text="""
+            P free 0  # how many fell is ours
+            b: P free 0
+            c: P free 0
+        """,
+        rule="idle-preemption",
+        numbers={"free": 0, "preempted": 3},
+        says="3 requests were preempted in a row, and the pool still has 0 free blocks",
+    ),
+]

@@ -1,0 +1,87 @@
+"""The form in which incidents and their look-alikes are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from history import BLOCK_SIZE, history, judge
+
+from tracer.detect import Detector
+from tracer.events import Event
+from tracer.rules import Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Something told in the language of histories.
+
+    Attributes:
+        of: the class of the taxonomy, C1 to C25, or X for what was reported and is none.
+        text: the history; a `#` begins a remark, as on which numbers are not the thread's.
+        connector: the name under which the history's connector is told.
+        later_s: how long after the last event the rules with a deadline are asked.
+    """
+
+    of: str
+    text: str
+    connector: str = "Connector"
+    chunk: int = 256
+    block: int = BLOCK_SIZE
+    later_s: float = 0.0
+
+    def events(self) -> list[Event]:
+        """What happened."""
+        return history(self.text, connector=self.connector, chunk=self.chunk, block=self.block)
+
+    def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
+        """What the detector makes of it, with these rules or with all."""
+        return judge(self.events(), later_s=self.later_s, rules=rules)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident(Told):
+    """A public incident.
+
+    Attributes:
+        id: project and number of the thread.
+        rule: the rule that finds it; None if the recorded events cannot decide it, or there is nothing to find.
+        numbers: the finding's.
+        says: a key phrase of the finding's explanation.
+        also: rules that are right to fire as well.
+        why: for an incident without a rule, why it has none.
+    """
+
+    id: str
+    url: str
+    rule: str | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+    says: str = ""
+    also: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAlike(Told):
+    """A history that resembles a drift and is legal.
+
+    Attributes:
+        rule: the rule that might be taken in.
+        what: why it is legal, in a few words.
+    """
+
+    rule: str
+    what: str
+
+
+def lmcache(number: int, kind: str = "issues") -> str:
+    return f"https://github.com/LMCache/LMCache/{kind}/{number}"
+
+
+def vllm(number: int, kind: str = "issues") -> str:
+    return f"https://github.com/vllm-project/vllm/{kind}/{number}"
+
+
+def sglang(number: int, kind: str = "issues") -> str:
+    return f"https://github.com/sgl-project/sglang/{kind}/{number}"

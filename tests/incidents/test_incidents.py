@@ -1,0 +1,35 @@
+"""Each incident is found by the rule that is meant for it, with its numbers and in its words, and by no other."""
+
+from __future__ import annotations
+
+from urllib.parse import urlparse
+
+import pytest
+from history import rules_found
+
+from incidents.corpus import INCIDENTS
+from incidents.incident import Incident
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.id)
+def test_an_incident_is_found_by_its_rule_alone(incident: Incident) -> None:
+    detector = incident.judged()
+    expected = [] if incident.rule is None else sorted((incident.rule, *incident.also))
+    assert rules_found(detector) == expected
+    for held in detector.findings.values():
+        for finding in held.values():
+            if finding.rule == incident.rule:
+                assert finding.numbers == incident.numbers
+                assert incident.says in finding.explanation
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.id)
+def test_an_incident_names_its_thread_and_what_becomes_of_it(incident: Incident) -> None:
+    assert urlparse(incident.url).scheme == "https"
+    assert bool(incident.says) == (incident.rule is not None)
+    assert bool(incident.why) == (incident.rule is None)
+
+
+def test_no_incident_is_told_twice() -> None:
+    ids = [incident.id for incident in INCIDENTS]
+    assert len(set(ids)) == len(ids)
