@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from history import heartbeats
 from memory import Memory
 from test_bare_scheduler import scheduler, storm
 
@@ -26,7 +27,7 @@ from connector import outlet, recorder
 from tracer.detect import Detector
 
 NATIVE = "TracedOffloadingConnector"
-MUCH_LATER_NS = 3600 * 10**9
+MUCH_LATER_S = 3600.0
 
 
 def run(name: str, seed: int) -> tuple[int, Detector]:
@@ -59,7 +60,8 @@ def run(name: str, seed: int) -> tuple[int, Detector]:
     detector = Detector()
     detector.feed(told)
     detector.settle()
-    detector.tick(max(event.end_ns for event in told) + MUCH_LATER_NS)
+    detector.feed(heartbeats(told, later_s=MUCH_LATER_S))
+    detector.tick()
     return bare.steps, detector
 
 

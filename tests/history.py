@@ -284,8 +284,28 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
     detector = Detector(rules=rules)
     detector.feed(events)
     detector.settle()
-    detector.tick(max((event.end_ns for event in events), default=0) + int(later_s * 1e9))
+    detector.feed(heartbeats(events, later_s=later_s))
+    detector.tick()
     return detector
+
+
+def heartbeats(events: Sequence[Event], *, later_s: float) -> list[Event]:
+    """A sign of life of every recorder, so many seconds after the last event."""
+    at_ns = max((event.end_ns for event in events), default=0) + int(later_s * 1e9)
+    last = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
+    return [
+        e.Heartbeat(
+            engine=event.engine,
+            recorder=recorder,
+            sequence=event.sequence + 1,
+            connector="",
+            role="",
+            rank=0,
+            start_ns=at_ns,
+            end_ns=at_ns,
+        )
+        for recorder, event in last.items()
+    ]
 
 
 def rules_found(detector: Detector) -> list[str]:

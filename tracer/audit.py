@@ -77,7 +77,6 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
     detector = Detector(rules=rules)
     found: dict[str, Finding] = {}
     seen: set[tuple[str, str]] = set()
-    last_ns = 0
     for reader in readers(paths):
         for span in reader.spans():
             result.spans += 1
@@ -94,7 +93,6 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
                 result.foreign += 1
                 continue
             result.events += 1
-            last_ns = max(last_ns, event.end_ns)
             found.update({f.id: f for f in detector.feed([event])})
             if isinstance(reader, LogReader) and result.events % SETTLE_EVERY == 0:
                 # A log's requests all wait for their number 0, which never comes: all of it would be held at once.
@@ -102,7 +100,7 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
         if isinstance(reader, LogReader):
             result.stories += reader.stories.digest()
         result.unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
-    found.update({f.id: f for f in (*detector.settle(), *detector.tick(last_ns))})
+    found.update({f.id: f for f in (*detector.settle(), *detector.tick())})
     order = list(Severity)
     result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
     result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())

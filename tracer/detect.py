@@ -115,8 +115,9 @@ class Detector:
                     stream.expected = number + 1
         return list(touched.values())
 
-    def tick(self, now_ns: int) -> list[Finding]:
-        """Ask about the requests that wait for something; `now_ns` is of the recorders' clocks."""
+    def tick(self) -> list[Finding]:
+        """Ask about the requests that wait for something. It is as late as their recorder was last heard of: one that has
+        fallen silent proves nothing by it."""
         touched: dict[str, Finding] = {}
         for key in list(self._waiting):
             account = self._cases[key].account
@@ -130,7 +131,9 @@ class Detector:
                 continue  # what the request waits for may have been recorded, and lost
             told = {(f.rule, f.epoch) for f in self.findings.get(key, {}).values()}
             for rule in self._deadlines:
-                if (rule.id, account.epoch) not in told and (drift := rule.overdue(account, now_ns)) is not None:
+                if (rule.id, account.epoch) not in told and (
+                    drift := rule.overdue(account, held[0].heard_ns)
+                ) is not None:
                     self._judged(rule, drift.witness[-1], drift, touched)
                     self.changed.append(key)
         return list(touched.values())
@@ -263,6 +266,7 @@ class Detector:
                 if judgement is not None:
                     self._judged(request_rule, event, judgement, touched)
         engine.apply(event)
+        engine.heard_ns = max(engine.heard_ns, event.end_ns)
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):

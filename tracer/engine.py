@@ -41,6 +41,8 @@ class Engine:
 
     complete: bool = True
     """False once an event of the recorder is known to be missing, or it was not heard from its beginning."""
+    heard_ns: int = 0
+    """When the recorder was last heard of: its clock, by which it is judged what has not happened."""
     missed_ns: int = 0
     """When the last missing event had been recorded at the latest."""
     tables: dict[str, list[int]] = field(default_factory=dict)

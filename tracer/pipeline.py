@@ -123,7 +123,7 @@ class Pipeline:
         now_ns = time.time_ns()
         with self._lock:
             self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
-            self._take_findings(self.detector.tick(now_ns))
+            self._take_findings(self.detector.tick())
             self._take_changed()
             if self._dirty:
                 self._commit([])

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from history import heartbeats
 from memory import Memory
 
 from connector import outlet, recorder
@@ -104,6 +105,33 @@ def test_a_correct_connector_is_never_accused(
     if extra:
         assert "kv.evict" in kinds
     assert all(a.ended_ns is not None for a in detector.ledger.accounts.values())
+
+
+@pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])
+def test_a_damaged_stream_of_a_correct_connector_accuses_nobody(
+    tmp_path: Path, recorded: Callable[[], list[Event]], name: str
+) -> None:
+    """Dropped, repeated, reordered and truncated, and asked an hour later."""
+    native = name != "OffloadConnector"
+    extra = {"cpu_bytes_to_use": 4_000_000, "kvtrail": {"level": "detailed"}} | ({} if native else {"chunk_size": 64})
+    bare = scheduler(tmp_path, name, extra, seed=5)
+    storm(bare, seed=5, requests=60, reset_running=not native)
+    told = recorded()
+    for seed in range(25):
+        rng = random.Random(seed)
+        kept = [event for event in told if rng.random() > rng.choice([0.0, 0.001, 0.02, 0.3])]
+        kept = kept[: rng.randrange(len(kept) // 2, len(kept) + 1)]
+        kept += rng.choices(kept, k=50)
+        if seed % 2:
+            rng.shuffle(kept)
+        detector = Detector()
+        detector.feed(kept)
+        detector.settle()
+        detector.feed(heartbeats(told, later_s=3600))  # their numbers show what is missing at the end
+        detector.settle()
+        detector.tick()
+        found = [(f.rule, f.request) for held in detector.findings.values() for f in held.values()]
+        assert not found, (seed, found[:3])
 
 
 @pytest.mark.parametrize("seed", range(4))

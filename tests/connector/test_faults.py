@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history import heartbeats
 from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fixture is used by its name
 
 from connector.drive.bare import BareScheduler
@@ -18,7 +19,7 @@ from tracer.detect import Detector
 from tracer.events import Event
 from tracer.rules import all_rules
 
-MUCH_LATER_NS = 3600 * 10**9
+MUCH_LATER_S = 3600.0
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
 
@@ -136,7 +137,8 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler(
     detector = Detector()
     detector.feed(told)
     detector.settle()
-    detector.tick(max(event.end_ns for event in told) + MUCH_LATER_NS)
+    detector.feed(heartbeats(told, later_s=MUCH_LATER_S))
+    detector.tick()
     found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
     assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
     assert all(finding.explanation for finding in found)
