@@ -20,8 +20,24 @@ STORY = (
 )
 
 
+DETAILED = (
+    "L 749 c0 h256 -> 256 keys a,b,c,d\nA 256 [1-9]\nplan load 0+256 [1-8] keys a\nS 256+48 [1-10]\n"
+    + "".join(f"S {n}+1 []\nplan store {n // 32 * 32 - 64}+32 [{n // 32 - 1}] keys k{n}\n" for n in range(320, 350))
+    + "end"
+)
+"""Every step with its blocks, and a plan in each: more than an engine tells."""
+
+
 def main() -> None:
-    events = [event for n in range(2000) for event in history(STORY, request=f"r-{n}")]
+    for name, story in (("basic", STORY), ("detailed", DETAILED)):
+        measure(name, story)
+
+
+def measure(name: str, story: str) -> None:
+    """Judge the same story of many requests, several times."""
+    events = [event for n in range(2000) for event in history(story, request=f"r-{n}")]
+    for number, event in enumerate(events):
+        event.sequence = number  # of one recorder
     times = []
     for _ in range(7):
         detector = Detector()
@@ -29,7 +45,7 @@ def main() -> None:
         detector.feed(events)
         times.append((time.perf_counter() - started) / len(events) * 1e6)
     print(
-        f"ledger and rules: {statistics.median(times):.2f} us an event ({min(times):.2f} to {max(times):.2f},"
+        f"ledger and rules, {name}: {statistics.median(times):.2f} us an event ({min(times):.2f} to {max(times):.2f},"
         f" {len(times)} rounds of {len(events):,} events), {1e6 / statistics.median(times):,.0f} events/s"
     )
 

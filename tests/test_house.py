@@ -79,7 +79,7 @@ def test_files_fit_in_the_head(path: Path) -> None:
 
 def test_rules_settings_and_faults_are_documented() -> None:
     rules = (ROOT / "docs" / "rules.md").read_text()
-    assert rules == as_markdown()
+    assert rules.startswith(as_markdown())
     settings = (ROOT / "docs" / "settings.md").read_text()
     for rule in all_rules():
         assert f"## `{rule.id}`" in rules

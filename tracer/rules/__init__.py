@@ -100,8 +100,8 @@ def page(rule: Rule) -> str:
 def as_markdown() -> str:
     """The documentation page of the rules, made of their docstrings."""
     parts = [
-        "# Rules\n\nGenerated from the rules' docstrings by `python -m tracer.rules > docs/rules.md`; a test fails when the"
-        " two differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
+        "# Rules\n\nGenerated from the rules' docstrings by `python benchmarks/recall.py --write`; a test fails when the two"
+        " differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
         " store,"
         " e returned by a lookup, x allocated.\n\nFor tests and demos, a known bug can be injected into any connector as"
         " `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the same name.\n"
