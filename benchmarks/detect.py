@@ -21,8 +21,8 @@ STORY = (
 
 
 DETAILED = (
-    "L 749 c0 h256 -> 256 keys a,b,c,d\nA 256 [1-9]\nplan load 0+256 [1-8] keys a\nS 256+48 [1-10]\n"
-    + "".join(f"S {n}+1 []\nplan store {n // 32 * 32 - 64}+32 [{n // 32 - 1}] keys k{n}\n" for n in range(320, 350))
+    "L 749 c0 h256 -> 256\nA 256 [1-9]\nplan load 0+256 [1-8]\nS 256+48 [1-10]\n"
+    + "".join(f"S {n}+1 []\nplan store {n // 32 * 32 - 64}+32 [{n // 32 - 1}]\n" for n in range(290, 320))
     + "end"
 )
 """Every step with its blocks, and a plan in each: more than an engine tells."""

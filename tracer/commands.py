@@ -57,7 +57,22 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     callback=_finite,
     help="Drop spans and requests older than this; findings stay.",
 )
-def serve(host: str, grpc_port: int, http_port: int, store: Path, trace_file: Path | None, retain_hours: float) -> None:
+@click.option(
+    "--max-requests",
+    default=_DEFAULT.max_requests,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Requests held in memory; one that had to leave and comes back is unknown.",
+)
+def serve(
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    store: Path,
+    trace_file: Path | None,
+    retain_hours: float,
+    max_requests: int,
+) -> None:
     """Run the tracer: receive spans, judge them, serve api and metrics.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
@@ -70,7 +85,7 @@ def serve(host: str, grpc_port: int, http_port: int, store: Path, trace_file: Pa
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs one of its own")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run(Options(host, grpc_port, http_port, store, trace_file, retain_hours))
+        run(Options(host, grpc_port, http_port, store, trace_file, retain_hours, max_requests))
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
 

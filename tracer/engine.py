@@ -69,6 +69,8 @@ class Engine:
     by those who agree on its keys."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
+    recomputing: dict[int, set[str]] = field(default_factory=dict)
+    """The requests that have begun to compute such a block, from its first token on."""
     reset: Reset | None = None
     """The last reset of the connector, while nothing has been stored since."""
     preemptions: list[Preempt] = field(default_factory=list)
@@ -97,6 +99,8 @@ class Engine:
         self.admitted.add(request)
         if event.blocks_ids is not None:
             self._contest(event, event.blocks_ids)
+            if self.invalid:
+                self._renew(request, event.blocks_ids)
             self.tables[request] = list(event.blocks_ids)
             lookup = self.last_lookup(event)
             if event.allocated and lookup is not None and lookup.is_async:
@@ -112,9 +116,29 @@ class Engine:
             self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
         self.admitted.discard(request)
         if self.invalid and event.block_size:
-            end = (event.computed + event.scheduled) // event.block_size
-            for block in self.tables.get(request, [])[event.computed // event.block_size : end]:
-                self.invalid.pop(block, None)
+            self._recompute(request, event, event.block_size)
+
+    def _renew(self, request: str, blocks: Iterable[int]) -> None:
+        """A block that nobody else holds is given out afresh: what failed to load into it is of no matter any more."""
+        held = {block for other, table in self.tables.items() if other != request for block in table}
+        for block in blocks:
+            if block in self.invalid and block not in held:
+                del self.invalid[block]
+                self.recomputing.pop(block, None)
+
+    def _recompute(self, request: str, event: Schedule, size: int) -> None:
+        """A step computes blocks whose load failed: those from its beginning on, and what it had begun before."""
+        end = event.computed + event.scheduled
+        table = self.tables.get(request, [])
+        for position in range(event.computed // size, min(len(table), -(-end // size))):
+            block = table[position]
+            if block not in self.invalid:
+                continue
+            begun = self.recomputing.setdefault(block, set())
+            if position * size >= event.computed:
+                begun.add(request)
+            if request in begun and end >= (position + 1) * size:
+                del self.invalid[block], self.recomputing[block]
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.preemptions.append(event)
@@ -160,6 +184,8 @@ class Engine:
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
+        for block in event.blocks_ids:
+            self.recomputing.pop(block, None)
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is not None:

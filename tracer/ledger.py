@@ -7,6 +7,9 @@ from collections import OrderedDict
 from tracer.account import Account
 from tracer.events import Heartbeat
 
+MOST_REQUESTS = 1_000_000
+"""Accounts held, unless one is told otherwise."""
+
 
 class Ledger:
     """All accounts, by engine and request; at most `limit` of them.
@@ -15,7 +18,7 @@ class Ledger:
     that begins a new account, which is incomplete.
     """
 
-    def __init__(self, *, limit: int = 1_000_000) -> None:
+    def __init__(self, *, limit: int = MOST_REQUESTS) -> None:
         self.limit = limit
         self.accounts: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self.finished: OrderedDict[tuple[str, str], None] = OrderedDict()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracer.ledger import MOST_REQUESTS
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -17,6 +19,7 @@ class Options:
         store: SQLite file; created if absent.
         trace_file: also append all spans here, as OTLP JSON Lines.
         retain_hours: spans and requests older than this are dropped; findings stay.
+        max_requests: accounts held in memory; beyond it the longest finished leave, then the longest untouched.
     """
 
     host: str = "127.0.0.1"
@@ -25,3 +28,4 @@ class Options:
     store: Path = Path("kvtrail.db")
     trace_file: Path | None = None
     retain_hours: float = 72.0
+    max_requests: int = MOST_REQUESTS

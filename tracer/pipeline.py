@@ -21,6 +21,7 @@ from tracer import decode, otlp, semconv
 from tracer.detect import GRACE_NS, Detector
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
+from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.metrics import Metrics
 from tracer.spans import Span
 from tracer.store import Batch, Writer
@@ -62,9 +63,16 @@ class RecorderState:
 class Pipeline:
     """Takes batches of spans from any thread, one at a time."""
 
-    def __init__(self, writer: Writer, metrics: Metrics, *, trace_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        metrics: Metrics,
+        *,
+        trace_file: Path | None = None,
+        max_requests: int = MOST_REQUESTS,
+    ) -> None:
         """Reads the open requests of the store back, so that a restart does not look like a gap."""
-        self.detector = Detector()
+        self.detector = Detector(ledger=Ledger(limit=max_requests))
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None

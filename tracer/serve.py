@@ -35,7 +35,7 @@ def serve(options: Options) -> None:
     writer = SqliteWriter(options.store)
     metrics = Metrics()
     try:
-        pipeline = Pipeline(writer, metrics, trace_file=options.trace_file)
+        pipeline = Pipeline(writer, metrics, trace_file=options.trace_file, max_requests=options.max_requests)
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
     grpc_server = serve_grpc(pipeline, options.host, options.grpc_port)

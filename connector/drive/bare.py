@@ -25,6 +25,7 @@ class BareScheduler:
         *,
         num_blocks: int = 64,
         seed: int = 0,
+        load_failures: float = 0.0,
         **overrides: Any,
     ) -> None:
         """`connector` is a `kv_transfer_config`; `overrides` are vLLM engine arguments."""
@@ -56,7 +57,11 @@ class BareScheduler:
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(tiny.BLOCK_SIZE, hash_function)
         self._seed = seed
-        self._worker = None if connector is None else MadeUpWorker(self.scheduler.connector, seed=seed)
+        self._worker = (
+            None
+            if connector is None
+            else MadeUpWorker(self.scheduler.connector, seed=seed, load_failures=load_failures)
+        )
         self.steps = 0
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0) -> Any:

@@ -45,7 +45,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Even
 
 
 def scheduler(folder: Path, name: str, extra: dict[str, Any] | None = None, **options: Any) -> BareScheduler:
-    connector = {"kv_connector": name, "kv_connector_extra_config": extra or {}}
+    connector = {"kv_connector": name, "kv_connector_extra_config": extra or {}, "kv_load_failure_policy": "recompute"}
     if ":" in name:
         connector["kv_connector_module_path"] = "connector"
     return BareScheduler(folder / "model", connector, **options)
@@ -105,6 +105,36 @@ def test_a_correct_connector_is_never_accused(
     if extra:
         assert "kv.evict" in kinds
     assert all(a.ended_ns is not None for a in detector.ledger.accounts.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_failed_loads_that_are_reported_accuse_nobody(
+    tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
+) -> None:
+    """vLLM recomputes what could not be loaded, for every request that shares the block."""
+    extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
+    bare = scheduler(tmp_path, "OffloadConnector", extra, seed=seed, load_failures=0.2)
+    storm(bare, seed=seed, requests=120, reset_running=False)
+    detector = judged(recorded())
+    assert detector.findings == {}
+    assert detector.verdicts["failed-load-resume", Verdict.OK] > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_are_kept_and_given_back_accuse_nobody(
+    tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
+) -> None:
+    extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
+    bare = scheduler(tmp_path, "Traced:keeping:KeepingConnector", extra, seed=seed)
+    storm(bare, seed=seed, requests=120, reset_running=False)
+    for _ in range(10):
+        bare.step()
+    told = recorded()
+    detector = judged(told)
+    detector.feed(heartbeats(told, later_s=3600))
+    detector.tick()
+    assert detector.findings == {}
+    assert detector.verdicts["stray-completion", Verdict.OK] > 100
 
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])

@@ -11,7 +11,7 @@ class FailedLoadResume(EngineRule):
     """A request computes on top of blocks whose load failed.
 
     Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
-    before i x block size, until a step has computed b again.
+    before i x block size, until a step has computed b again, or this request's own step has begun to.
 
     One owner recomputes a shared block. With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
     `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
@@ -33,7 +33,7 @@ class FailedLoadResume(EngineRule):
         if not engine.complete or table is None or not size:
             return Verdict.UNKNOWN
         for position, block in enumerate(table[: -(-event.computed // size)]):
-            if block in engine.invalid:
+            if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
                 numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
                 return Drift(numbers, [engine.invalid[block], event])
         return Verdict.OK
