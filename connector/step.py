@@ -28,7 +28,7 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
         context = known(recorder, new.req_id)
         table = first_group(new.block_ids) if context.detailed else None
         drafted = len(drafts.get(new.req_id, ())) if context.detailed else None
-        values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, None, table)
+        values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, table)
         tell_one(Kind.SCHEDULE, context, at_ns, values)
         _tell_statistics(tell_one, context, at_ns)
     if not (running.resumed_req_ids or recorder.level.tells_steps):
@@ -39,7 +39,7 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
             added = first_group(running.new_block_ids[number]) if context.detailed else None
             drafted = len(drafts.get(request_id, ())) if context.detailed else None
             resumed = request_id in running.resumed_req_ids
-            values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, None, added)
+            values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
             tell_one(Kind.SCHEDULE, context, at_ns, values)
 
 

@@ -114,6 +114,14 @@ class Teller:
         recorder.record(kind.value, self._source, recorder.context(request), start_ns, time_ns(), values, text)
         recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to say more
 
+    def sources(self, connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
+        """Where external tokens come from, by the connector's own account; None where it gives none."""
+        try:
+            counted = connector.get_external_cache_hit_sources(request, external)
+            return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
+        except Exception:  # it is asked for this one span only: what fails here must not end the telling
+            return None
+
     def step(self, connector: Any, scheduler_output: Any, metadata: Any) -> None:
         """Preemptions, steps, plans, evictions and signs of a scheduling step."""
         if self._recorder is None:

@@ -106,13 +106,14 @@ class Tracing:
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = time_ns()
         table = self._kvtrail.table(request, blocks)
-        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table, None, None)
+        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table, None, None, None)
         try:
             result = super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
         except BaseException as error:
             self._kvtrail.failed(Kind.ALLOC, request, start_ns, values, error)
             raise
-        self._kvtrail.alloc(request, start_ns, values)
+        sources = self._kvtrail.sources(self, request, num_external_tokens) if num_external_tokens else None
+        self._kvtrail.alloc(request, start_ns, (*values[:-1], sources))
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:

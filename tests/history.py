@@ -248,6 +248,8 @@ def history(
         elif cls is e.Schedule:
             fields["resumed"] = epochs[about] > 0
         add(cls, None if cls in _OF_NO_REQUEST else about, where, child, **fields)
+    if not told:
+        add(e.RequestStart, request, engine, "", total=100)
     return told
 
 

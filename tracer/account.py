@@ -64,10 +64,18 @@ class Account:
     returned: int | None = None
     allocated: int | None = None
     scheduled: int | None = None
+    begun: int | None = None
+    """First scheduled position after the admission."""
+    rejected: int = 0
+    """Speculative tokens that were rejected, in all epochs; where every step is told."""
     loaded: int = 0
     """Copied from the connector's store, over all epochs and ranks of one recorder."""
     stored: int = 0
     """Copied into the connector's store."""
+    loaded_by_rank: dict[int, int] = field(default_factory=dict)
+    stored_by_rank: dict[int, int] = field(default_factory=dict)
+    stored_ranges: list[tuple[int, int]] = field(default_factory=list)
+    """What the epoch's plans store or found stored, from and to, merged and in order."""
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
     lookups: int = 0
@@ -93,7 +101,10 @@ class Account:
 
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON-ready data, without its books."""
-        return {name: getattr(self, name) for name in _NAMES}
+        data = {name: getattr(self, name) for name in _NAMES}
+        for name in ("loaded_by_rank", "stored_by_rank"):
+            data[name] = dict(data[name])
+        return data
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next in the request's order."""
@@ -164,6 +175,11 @@ class Account:
 
     def _enter_schedule(self, event: Schedule) -> None:
         books = self.books
+        last = books.schedule
+        if last is None:
+            self.begun = event.computed
+        elif last.drafted:
+            self.rejected += min(last.drafted, max(0, last.computed + last.scheduled - event.computed))
         self.computed, self.scheduled = event.computed, event.scheduled
         self.status = "running"
         if event.blocks_ids is not None:
@@ -175,6 +191,7 @@ class Account:
 
     def _enter_load(self, event: Load) -> None:
         self.loaded += event.count
+        self.loaded_by_rank[event.rank] = self.loaded_by_rank.get(event.rank, 0) + event.count
         if event.expected is not None and event.count < event.expected:
             self.books.short = event
 
@@ -183,6 +200,7 @@ class Account:
 
     def _enter_store(self, event: Store) -> None:
         self.stored += event.count
+        self.stored_by_rank[event.rank] = self.stored_by_rank.get(event.rank, 0) + event.count
         if event.role == SCHEDULER:  # of a log; workers' stores are told by the plan already, and by every rank again
             self._extend(event)
 
@@ -194,6 +212,7 @@ class Account:
         if event.start is not None:
             self.books.stored_end = max(self.books.stored_end, event.start + event.count)
             self.books.store = event
+            self.stored_ranges = merged(self.stored_ranges, event.start, event.start + event.count)
 
     def _open_job(self, event: Plan) -> None:
         if event.transfer_id is not None:
@@ -232,7 +251,8 @@ class Account:
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self.computed = self.matched = self.returned = self.allocated = self.scheduled = None
+        self.computed = self.matched = self.returned = self.allocated = self.scheduled = self.begun = None
+        self.stored_ranges = []
         self.books.begin_epoch()
 
 
@@ -258,6 +278,14 @@ _ENTER: dict[Kind, Callable[[Account, Any], None]] = {
     Kind.STATS: Account._enter_stats,
     Kind.FREE: Account._enter_free,
 }
+
+
+def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Ranges of tokens, in order and apart from each other, with one more among them."""
+    apart = [(a, b) for a, b in ranges if b < start or a > end]
+    touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
+    joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
+    return sorted([*apart, joined])
 
 
 def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:

@@ -92,6 +92,7 @@ class Alloc(Event):
     computed: int | None = None
     """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
     matched: int | None = None
+    hit_sources: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +102,6 @@ class Schedule(Event):
     scheduled: int
     resumed: bool = False
     drafted: int | None = None
-    rejected: int | None = None
     blocks_ids: tuple[int, ...] | None = None
     """The blocks that the step adds to the request's table; all of them on the first step."""
 

@@ -82,7 +82,6 @@ REFUSED = _tokens("refused", "The connector's own answer, where the guard replac
 ALLOCATED = _tokens("allocated", "External tokens for which the scheduler allocated blocks.")
 SCHEDULED = _tokens("scheduled", "Tokens that the scheduler runs in this step.")
 DRAFTED = _tokens("drafted", "Speculative tokens among the scheduled ones.")
-REJECTED = _tokens("rejected", "Speculative tokens of the request's step before that were rejected.")
 EXPECTED = _tokens("expected", "Tokens that the transfer was meant to move; absent where it is not known.")
 CACHED_TOTAL = _tokens("reported", "Cached tokens in all, local and external, as the engine's statistics report them.")
 FROM_CONNECTOR = _tokens("from_connector", "Tokens from the connector, as the engine's statistics report them.")
@@ -98,6 +97,11 @@ FREE_BLOCKS = Attribute(
     "kvtrail.blocks.free", int, "Free KV blocks after the preemptions of a step, before the step used any."
 )
 KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
+HIT_SOURCES = Attribute(
+    "kvtrail.hit.sources",
+    tuple,
+    "Where the external tokens come from, as vLLM will count them: `host:256`, `disk:64`, ...",
+)
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
 CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
 PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
@@ -133,8 +137,8 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL,),
     Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
-    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED),
-    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, REJECTED, BLOCK_IDS),
+    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
+    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS),
     Kind.PREEMPT: (FREE_BLOCKS,),
     Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),

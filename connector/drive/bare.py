@@ -26,9 +26,11 @@ class BareScheduler:
         num_blocks: int = 64,
         seed: int = 0,
         load_failures: float = 0.0,
+        drafts: int = 0,
         **overrides: Any,
     ) -> None:
-        """`connector` is a `kv_transfer_config`; `overrides` are vLLM engine arguments."""
+        """`connector` is a `kv_transfer_config`; `load_failures` the share of its loads that fail; `drafts` the speculative
+        tokens of a step, of which a random part is rejected; `overrides` are vLLM engine arguments."""
         tiny.prepare_environment()
         tiny.write_model(folder)
         from vllm.engine.arg_utils import EngineArgs
@@ -42,6 +44,9 @@ class BareScheduler:
         options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         if connector is not None:
             options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
+        if drafts:
+            ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
+            options["speculative_config"] = ngram
         config = EngineArgs(model=str(folder), **options).create_engine_config()
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
@@ -57,6 +62,7 @@ class BareScheduler:
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(tiny.BLOCK_SIZE, hash_function)
         self._seed = seed
+        self._drafts = drafts
         self._worker = (
             None
             if connector is None
@@ -91,7 +97,7 @@ class BareScheduler:
 
         `observe` sees it before the answer is taken, while the requests still hold the blocks of the step.
         """
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         output = self.scheduler.schedule()
         observe(output)
@@ -99,10 +105,15 @@ class BareScheduler:
         answer = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={request_id: n for n, request_id in enumerate(ids)},
-            sampled_token_ids=[self._sample(request_id) for request_id in ids],
+            sampled_token_ids=[
+                self._sample(request_id, len(output.scheduled_spec_decode_tokens.get(request_id, ())))
+                for request_id in ids
+            ],
             kv_connector_output=None if self._worker is None else self._worker(output),
         )
         self.scheduler.update_from_output(output, answer)
+        if self._drafts:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[3] * self._drafts for _ in ids]))
         self.steps += 1
         return output
 
@@ -111,13 +122,13 @@ class BareScheduler:
         while self.scheduler.has_unfinished_requests():
             self.step()
 
-    def _sample(self, request_id: str) -> list[int]:
-        """A token, if the step has reached the end of what is known of the request."""
+    def _sample(self, request_id: str, drafted: int) -> list[int]:
+        """A token, if the step has reached the end of what is known of the request; and as many as drafts are accepted."""
         request = self.scheduler.requests[request_id]
         if request.num_computed_tokens < request.num_tokens:
             return []
         rng = random.Random(f"{self._seed}/{request_id}/{request.num_tokens}")
-        return [rng.randrange(3, tiny.VOCABULARY)]
+        return [rng.randrange(3, tiny.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))]
 
 
 def _kv_cache(num_blocks: int) -> Any:

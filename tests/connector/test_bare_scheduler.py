@@ -120,6 +120,18 @@ def test_failed_loads_that_are_reported_accuse_nobody(
     assert detector.verdicts["failed-load-resume", Verdict.OK] > 0
 
 
+@pytest.mark.parametrize("name", ["OffloadConnector", "TracedOffloadingConnector"])
+def test_speculative_tokens_accuse_nobody(tmp_path: Path, recorded: Callable[[], list[Event]], name: str) -> None:
+    """Drafts are scheduled, and some of them are rejected; their KV must not be stored before that is known."""
+    native = name != "OffloadConnector"
+    extra = {"cpu_bytes_to_use": 50_000_000, "kvtrail": {"level": "detailed"}} | ({} if native else {"chunk_size": 64})
+    bare = scheduler(tmp_path, name, extra, drafts=3)
+    storm(bare, seed=1, requests=120, reset_running=not native)
+    detector = judged(recorded())
+    assert detector.findings == {}
+    assert sum(account.rejected for account in detector.ledger.accounts.values()) > 100
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_that_are_kept_and_given_back_accuse_nobody(
     tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
