@@ -136,6 +136,13 @@ class Recorder:
             (kind, source, context.identity, sequence, request_sequence, context.epoch, start_ns, end_ns, error, values)
         )
 
+    def lose(self) -> None:
+        """Something could not be told, and nobody knows of which request: a number is missing from now on, in the recorder's
+        events and in those of every open request, so that the tracer knows that it does not know."""
+        self._next_sequence()
+        for context in self.open_contexts():
+            context.next_sequence()
+
     def open_contexts(self) -> list[RequestContext]:
         """The requests that have not ended."""
         return list(self._requests.values())

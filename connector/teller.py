@@ -274,7 +274,9 @@ class Teller:
 
     def _give_up(self) -> None:
         logger.exception("kvtrail: %s could not be told; nothing more is recorded of it", self._name)
-        self._recorder = None
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.lose()
 
     def _blind(self) -> None:
         logger.exception(
@@ -282,3 +284,5 @@ class Teller:
             self._name,
         )
         self._probe, self.sees_transfers = Probe(), False
+        if self._recorder is not None:
+            self._recorder.lose()

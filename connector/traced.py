@@ -16,7 +16,7 @@ from time import time_ns
 from typing import Any
 
 from connector import guard, wire
-from connector.probes import probe_for
+from connector.probes import Probe, probe_for
 from connector.recorder import of_process
 from connector.settings import Guard, Settings
 from connector.teller import Teller
@@ -62,7 +62,7 @@ class Tracing:
             semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
         }
         probe = probe_for(plain)
-        if (chunk_size := probe.chunk_size(self)) is not None:
+        if (chunk_size := _chunk_size(probe, self)) is not None:
             source[semconv.CHUNK_SIZE.key] = chunk_size
         recorder = of_process(str(transfer.engine_id), _resource(vllm_config))
         if recorder is not None:
@@ -196,6 +196,14 @@ def traced(cls: type) -> type:
     return type(name, (mixin, cls), {"__module__": "connector", "__qualname__": name, "__doc__": cls.__doc__})
 
 
+def _chunk_size(probe: Probe, connector: Any) -> int | None:
+    try:
+        return probe.chunk_size(connector)
+    except Exception:
+        logger.exception("kvtrail: the chunk size of %s cannot be read, and is left out", type(connector).__name__)
+        return None
+
+
 def _count_blocks(blocks: Any) -> int | None:
     groups = getattr(blocks, "blocks", None)
     return None if groups is None else sum(len(group) for group in groups)
@@ -204,8 +212,12 @@ def _count_blocks(blocks: Any) -> int | None:
 def _resource(vllm_config: Any) -> dict[str, Any]:
     import vllm
 
+    parallel = vllm_config.parallel_config
+    spread = getattr(parallel, "decode_context_parallel_size", 1) * getattr(
+        parallel, "prefill_context_parallel_size", 1
+    )
     return {
-        semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size),
+        semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size) * int(spread),  # as the scheduler counts
         semconv.MODEL.key: str(getattr(vllm_config.model_config, "model", "")),
         semconv.ENGINE_VERSION.key: vllm.__version__,
     }

@@ -502,7 +502,7 @@ def test_a_fault_is_injected_below_the_tracing() -> None:
     """`Faulty:<fault>:<connector>` is the connector with the fault, and traced."""
     config = transfer_config("Faulty:stale-lookup:OffloadConnector", kv_connector_module_path="connector")
     found = KVConnectorFactory.get_connector_class(config)
-    order = [found.__mro__.index(c) for c in (Tracing, faults.StaleLookup, plain_or_error(OURS))]
+    order = [found.__mro__.index(c) for c in (Tracing, faults.FAULTS["stale-lookup"], plain_or_error(OURS))]
     assert order == sorted(order)
 
 

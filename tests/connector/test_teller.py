@@ -53,6 +53,22 @@ def test_a_probe_that_fails_is_switched_off_and_the_telling_goes_on(caplog: pyte
     assert len(lookups(line)) == 1
 
 
+@pytest.mark.parametrize("what", ["probe", "step"])
+def test_what_could_not_be_told_is_missing_in_the_numbers(what: str) -> None:
+    """The tracer must not take silence for fact: a request that was open when the telling failed is incomplete."""
+    line = Memory()
+    recorder, request = a_recorder(line), a_request()
+    first, second = Teller(recorder, name="Some", probe=Broken()), Teller(recorder, name="Other")
+    second.lookup(request, 1, 2, VALUES)
+    if what == "probe":
+        first.see(None, None)
+    else:
+        first.step(None, SimpleNamespace(renamed=()), None)
+    second.lookup(request, 3, 4, VALUES)
+    recorder.close()
+    assert [(e.sequence, e.request_sequence) for e in lookups(line)] == [(0, 0), (2, 2)]
+
+
 def test_callers_traces_are_handed_to_workers_where_the_metadata_takes_a_note() -> None:
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     ours = a_recorder(Memory())
