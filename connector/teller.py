@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from connector import step
 from connector.context import RequestContext
-from connector.probes import Evicted, Moved, Planned, Probe, Sign
+from connector.probes import Evicted, Moved, Planned, Probe, Sees, Sign
 from connector.recorder import Recorder
 from tracer.semconv import Kind
 
@@ -25,7 +25,6 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 MOST_JOBS = 65_536
 """Numbered transfers of which the request is remembered."""
-_REPORTS = ("finished_recving", "finished_sending", "invalid_block_ids")
 _LOOKUP = Kind.LOOKUP.value
 HANDED_OVER = "_kvtrail_places"
 """Attribute of a connector's metadata by which the scheduler's side tells the workers of callers' traces."""
@@ -55,6 +54,7 @@ class Teller:
         self._name = name
         self._source = source
         self._probe = probe or Probe()
+        self._sees = Sees.of(self._probe)
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers; those that have ended are kept for a while, for a second report of them."""
         self.sees_transfers = recorder is not None and self._probe.sees_transfers
@@ -133,29 +133,33 @@ class Teller:
         except Exception:
             self._give_up()
             return
-        planned = self._moved(self._probe.plans, connector, metadata) if self._probe.sees_plans else ()
-        if planned:
-            self._plans([plan for plan in planned if not plan.is_store])
-        if evicted := self._moved(self._probe.evictions, connector):  # made room for what the step stores
-            self._evictions(evicted)
-        if planned:
-            self._plans([plan for plan in planned if plan.is_store])
-        if self._probe.sees_plans:
-            if flushed := self._moved(self._probe.flushed, connector, metadata):
-                self._numbered(Kind.FLUSH, flushed)
-            if signs := self._moved(self._probe.signs, connector):
-                self._signs(signs)
+        probe = self._probe
+        try:
+            planned = probe.plans(connector, metadata) if self._sees.plans else ()
+            evicted = probe.evictions(connector) if self._sees.evictions else ()
+            flushed = probe.flushed(connector, metadata) if self._sees.flushed else ()
+            signs = probe.signs(connector) if self._sees.signs else ()
+        except Exception:
+            self._blind()
+            return
+        if planned or evicted or flushed or signs:
+            self._seen(planned, evicted, flushed, signs)
 
     def ending(self, connector: Any, connector_output: Any) -> Sequence[int]:
         """The numbers of planned transfers that a report of the workers ends; asked before the connector hears it."""
-        if self._recorder is None or not self._probe.sees_plans:
+        if self._recorder is None or not self._sees.ended:
             return ()
         return self._moved(self._probe.ended, connector, connector_output)
 
     def completions(self, connector: Any, connector_output: Any, ended: Sequence[int]) -> None:
         """What the workers reported: transfers that ended, and blocks that could not be loaded."""
-        if ended or any(getattr(connector_output, name, None) for name in _REPORTS):
-            self._completions(connector, connector_output, ended)
+        out = connector_output
+        try:
+            told = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
+        except AttributeError:
+            told = True  # another vLLM's report: told as far as it is understood
+        if told:
+            self._completions(connector, out, ended)
 
     @_never_breaks
     def _completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
@@ -205,6 +209,17 @@ class Teller:
     @_never_breaks
     def flush(self) -> None:
         self._recorder.flush(FLUSH_S)
+
+    @_never_breaks
+    def _seen(
+        self, planned: Sequence[Planned], evicted: Sequence[Evicted], flushed: Sequence[int], signs: Sequence[Sign]
+    ) -> None:
+        """What the probe saw of a step, in the order in which it happens: what is evicted makes room for what is stored."""
+        self._plans([plan for plan in planned if not plan.is_store])
+        self._evictions(evicted)
+        self._plans([plan for plan in planned if plan.is_store])
+        self._numbered(Kind.FLUSH, flushed)
+        self._signs(signs)
 
     @_never_breaks
     def _evictions(self, evicted: Sequence[Evicted]) -> None:
@@ -283,6 +298,7 @@ class Teller:
             "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
             self._name,
         )
-        self._probe, self.sees_transfers = Probe(), False
+        self._probe = Probe()
+        self._sees, self.sees_transfers = Sees.of(self._probe), False
         if self._recorder is not None:
             self._recorder.lose()

@@ -65,11 +65,9 @@ class Probe:
 
     Attributes:
         sees_transfers: whether `loads` and `stores` are worth asking.
-        sees_plans: whether `plans`, `ended` and `signs` are.
     """
 
     sees_transfers = False
-    sees_plans = False
 
     def chunk_size(self, connector: Any) -> int | None:
         """Tokens per chunk of the connector's store."""
@@ -110,6 +108,21 @@ class Probe:
     def evictions(self, connector: Any) -> Sequence[Evicted]:
         """On the scheduler's side, after `build_connector_meta`: what was evicted in this step."""
         return ()
+
+
+class Sees(NamedTuple):
+    """What of a step a probe is worth asking for: the methods that it has made its own."""
+
+    plans: bool
+    evictions: bool
+    flushed: bool
+    signs: bool
+    ended: bool
+
+    @classmethod
+    def of(cls, probe: Probe) -> Sees:
+        """What this probe sees."""
+        return cls(*(getattr(type(probe), name) is not getattr(Probe, name) for name in cls._fields))
 
 
 def probe_for(cls: type) -> Probe:

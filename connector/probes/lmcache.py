@@ -21,7 +21,6 @@ class LMCacheProbe(Probe):
     """Of one connector object, since it remembers what it has seen."""
 
     sees_transfers = True
-    sees_plans = True
 
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()

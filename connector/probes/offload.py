@@ -10,7 +10,6 @@ from connector.probes import Evicted, Moved, Planned, Probe, Sign
 
 class OffloadProbe(Probe):
     sees_transfers = True
-    sees_plans = True
 
     def chunk_size(self, connector: Any) -> int | None:
         return connector.chunk_size  # type: ignore[no-any-return]  # the connector is known by name only

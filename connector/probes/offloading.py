@@ -12,8 +12,6 @@ from connector.probes import Planned, Probe
 
 
 class OffloadingProbe(Probe):
-    sees_plans = True
-
     def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
         if not (metadata.load_jobs or metadata.store_jobs):
             return ()
