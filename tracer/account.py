@@ -162,9 +162,8 @@ class Account:
         self.total = event.total or self.total
         if event.blocks_ids is not None:
             books.blocks = list(event.blocks_ids)
-        if (
-            event.allocated or event.connector_id not in books.allocs
-        ):  # a second, empty one follows an asynchronous load
+        # A second, empty allocation follows an asynchronous load, and does not count.
+        if event.allocated or event.connector_id not in books.allocs:
             books.allocs[event.connector_id] = event
         if event.error is None:
             last = self.last_lookup(event.connector_id)

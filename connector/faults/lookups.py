@@ -56,11 +56,8 @@ class AllocMismatch:
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
-            self.get_num_new_matched_tokens(request, num_computed_tokens=num_external_tokens // 2)
-        super().update_state_after_alloc(request, blocks, min(num_external_tokens, 0))  # type: ignore[misc]
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc, no-any-return]
+            self.get_num_new_matched_tokens(request, num_external_tokens // 2)  # type: ignore[attr-defined]
+        super().update_state_after_alloc(request, blocks, 0)  # type: ignore[misc]
 
 
 class AsyncDeclaration:

@@ -8,8 +8,11 @@ from typing import Any
 
 from connector.probes import Evicted
 
+BLOCK_SIZE = 32
+"""Tokens per KV block of the engines that faults are injected into."""
 
-class _Planner:
+
+class Planner:
     """Changes the plan of each step."""
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -18,10 +21,11 @@ class _Planner:
         return plan
 
     def spoil(self, plan: Any, output: Any) -> None:
+        """Change `plan`, or the `SchedulerOutput` that it belongs to."""
         raise NotImplementedError
 
 
-class ResumePoint(_Planner):
+class ResumePoint(Planner):
     """RBLN #1009: a match below the connector's granularity moves the beginning after the lookup.
 
     https://github.com/RBLN-SW/vllm-rbln/pull/1009.
@@ -31,10 +35,10 @@ class ResumePoint(_Planner):
         loaded = {copy.request_id for copy in plan.loads}
         for new in output.scheduled_new_reqs:
             if new.req_id in loaded:
-                new.num_computed_tokens += 32
+                new.num_computed_tokens += BLOCK_SIZE
 
 
-class PlanBlocks(_Planner):
+class PlanBlocks(Planner):
     """vLLM #52170's kind: after a preemption the connector goes on with the block table from before it.
 
     https://github.com/vllm-project/vllm/issues/52170.
@@ -50,12 +54,12 @@ class PlanBlocks(_Planner):
 
     def spoil(self, plan: Any, output: Any) -> None:
         for number, copy in enumerate(plan.stores):
-            first = copy.start // 32
+            first = copy.start // BLOCK_SIZE
             stale = tuple(self._first_tables[copy.request_id][first : first + len(copy.blocks)])
             plan.stores[number] = replace(copy, blocks=stale + copy.blocks[len(stale) :])
 
 
-class UntoldBlocks(_Planner):
+class UntoldBlocks(Planner):
     """dynamo #8490: blocks that a running request needs are taken, and the connector is not told.
 
     https://github.com/ai-dynamo/dynamo/pull/8490.
@@ -66,15 +70,12 @@ class UntoldBlocks(_Planner):
         running.new_block_ids = [None] * len(running.new_block_ids)
 
 
-class LoadRange(_Planner):
+class LoadRange(Planner):
     """A load reaches a block further than was allocated for it."""
 
     def spoil(self, plan: Any, output: Any) -> None:
         if plan.loads:
-            last = plan.loads[-1]
-            table = output.kv_connector_block_state.get_block_ids(last.request_id)[0]
-            end = (last.start + last.count) // 32
-            plan.loads[-1] = replace(last, count=last.count + 32, blocks=(*last.blocks, *table[end : end + 1]))
+            plan.loads[-1] = _a_block_further(plan.loads[-1], output)
 
 
 class UnselectedLoad:
@@ -96,14 +97,14 @@ class UnselectedLoad:
         super().update_state_after_alloc(request, blocks, self._answers[request.request_id])  # type: ignore[misc]
 
 
-class StoreGap(_Planner):
+class StoreGap(Planner):
     """The first chunk of a request is never stored, and the cursor moves on."""
 
     def spoil(self, plan: Any, output: Any) -> None:
         plan.stores[:] = [copy for copy in plan.stores if copy.start]
 
 
-class StoreShort(_Planner):
+class StoreShort(Planner):
     """vLLM #53498: a request's first chunk is stored, and the rest never.
 
     https://github.com/vllm-project/vllm/issues/53498.
@@ -114,7 +115,7 @@ class StoreShort(_Planner):
             copies[:] = [copy for copy in copies if not copy.start]
 
 
-class RetriedLookup(_Planner):
+class RetriedLookup(Planner):
     """LMCache #4508: every lookup with a hit moves the store's watermark by the hit.
 
     https://github.com/LMCache/LMCache/issues/4508.
@@ -134,14 +135,11 @@ class RetriedLookup(_Planner):
             copies[:] = [copy for copy in copies if copy.start >= self._watermarks[copy.request_id]]
 
 
-class StoreUncomputed(_Planner):
+class StoreUncomputed(Planner):
     """A store reaches a block further than the step computes."""
 
     def spoil(self, plan: Any, output: Any) -> None:
-        for number, copy in enumerate(plan.stores):
-            table = output.kv_connector_block_state.get_block_ids(copy.request_id)[0]
-            end = (copy.start + copy.count) // 32
-            plan.stores[number] = replace(copy, count=copy.count + 32, blocks=(*copy.blocks, *table[end : end + 1]))
+        plan.stores[:] = [_a_block_further(copy, output) for copy in plan.stores]
 
 
 class EvictedHit:
@@ -165,3 +163,10 @@ class EvictedHit:
         evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
         found, self._found = self._found, []
         return evicted + [Evicted(key, self.chunk_size, 0) for key in found]  # type: ignore[attr-defined]
+
+
+def _a_block_further(copy: Any, output: Any) -> Any:
+    """A copy that reaches into the request's next block, if it has one."""
+    table = output.kv_connector_block_state.get_block_ids(copy.request_id)[0]
+    end = (copy.start + copy.count) // BLOCK_SIZE
+    return replace(copy, count=copy.count + BLOCK_SIZE, blocks=(*copy.blocks, *table[end : end + 1]))

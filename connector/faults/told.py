@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from connector.faults.plans import BLOCK_SIZE, Planner
 from connector.probes import Sign
 from tracer.semconv import Kind
 
@@ -32,29 +33,25 @@ class _Telling:
         return signs
 
 
-class ShortLoad(_Telling):
+class ShortLoad(Planner, _Telling):
     """LMCache #1770: a load brings less than was promised, and no error is reported.
 
     https://github.com/LMCache/LMCache/issues/1770.
     """
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+    def spoil(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
-            values = (copy.start, copy.count - 32, len(copy.blocks) - 1, None, copy.count, None)
+            values = (copy.start, copy.count - BLOCK_SIZE, len(copy.blocks) - 1, None, copy.count, None)
             self._signs.append(Sign(Kind.LOAD, copy.request_id, values))
-        return plan
 
 
-class BlockShortage(_Telling):
+class BlockShortage(Planner, _Telling):
     """LMCache, 0.3.10 to 0.5.6: a list of blocks that has some twice, and so too few for its tokens."""
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+    def spoil(self, plan: Any, output: Any) -> None:
         for copy in plan.stores[:1]:
             values = (copy.start, copy.count, len(copy.blocks) - 1, None, None, None)
             self._signs.append(Sign(Kind.STORE, copy.request_id, values))
-        return plan
 
 
 class RankDisagreement(_Telling):
