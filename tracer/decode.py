@@ -41,13 +41,18 @@ class MalformedSpan(ValueError):
     """A span in kvtrail's scope that lacks what its kind needs; the text names the span and what is missing."""
 
 
+def is_ours(span: Span) -> bool:
+    """Whether a kvtrail recorder wrote it, this kvtrail's or a newer one's."""
+    return span.scope == semconv.SCOPE
+
+
 def from_span(span: Span) -> Event | None:
     """The event that a span carries; None for a foreign span or a kind that a newer kvtrail invented.
 
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs.
     """
-    if span.scope != semconv.SCOPE:
+    if not is_ours(span):
         return None
     cls = CLASSES.get(span.name)
     if cls is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
@@ -90,6 +90,65 @@ def _span(span: ProtoSpan, resource: dict[str, Any], scope: str) -> Span:
             for e in span.events
         ],
     )
+
+
+def spans_to_json_line(spans: Iterable[Span]) -> str:
+    """One line of a trace file, without the newline, that holds these spans."""
+    by_source: dict[tuple[str, str], list[Span]] = {}
+    for span in spans:
+        by_source.setdefault((repr(span.resource), span.scope), []).append(span)
+    told = [
+        {
+            "resource": {"attributes": _attributes(held[0].resource)},
+            "scopeSpans": [{"scope": {"name": scope}, "spans": [_span_to_json(span) for span in held]}],
+        }
+        for (_, scope), held in by_source.items()
+    ]
+    return json.dumps({"resourceSpans": told}, separators=(",", ":"), ensure_ascii=False)
+
+
+def _span_to_json(span: Span) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        "parentSpanId": span.parent_id,
+        "name": span.name,
+        "kind": ProtoSpan.SPAN_KIND_INTERNAL,
+        "startTimeUnixNano": str(span.start_ns),
+        "endTimeUnixNano": str(span.end_ns),
+        "attributes": _attributes(span.attributes),
+    }
+    if span.error is not None:
+        data["status"] = {"code": Status.STATUS_CODE_ERROR, "message": span.error}
+    if span.events:
+        data["events"] = [
+            {"name": e["name"], "timeUnixNano": str(e["time_ns"]), "attributes": _attributes(e["attributes"])}
+            for e in span.events
+        ]
+    return data
+
+
+def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value_to_json(item)} for key, item in values.items()]
+
+
+def _value_to_json(item: Any) -> dict[str, Any]:
+    """OTLP's JSON has 64-bit integers as text."""
+    match item:
+        case None:
+            return {}
+        case bool():
+            return {"boolValue": item}
+        case int():
+            return {"intValue": str(item)}
+        case float():
+            return {"doubleValue": item}
+        case list() | tuple():
+            return {"arrayValue": {"values": [_value_to_json(one) for one in item]}}
+        case dict():
+            return {"kvlistValue": {"values": _attributes(item)}}
+        case _:
+            return {"stringValue": str(item)}
 
 
 def value(any_value: AnyValue) -> Any:

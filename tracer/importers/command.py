@@ -13,7 +13,7 @@ from typing import IO
 
 import click
 
-from tracer.importers.export import to_json_line
+from tracer import otlp
 from tracer.importers.lines import Record
 from tracer.importers.reader import LogReader, names
 from tracer.tracefile import UnusableTrace
@@ -96,7 +96,7 @@ def _write(reader: LogReader, file: IO[str] | None) -> int:
     while batch := list(islice(spans, _SPANS_A_LINE)):
         count += len(batch)
         if file is not None:
-            file.write(to_json_line(batch) + "\n")
+            file.write(otlp.spans_to_json_line(batch) + "\n")
     return count
 
 

@@ -1,4 +1,4 @@
-"""An imported event as a span, and spans as OTLP JSON Lines.
+"""An imported event as a span.
 
 Ids are made of the engine, the process and the number, so that a log which is imported twice gives the same spans.
 """
@@ -6,9 +6,6 @@ Ids are made of the engine, the process and the number, so that a log which is i
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable
-from typing import Any
 
 from tracer import semconv
 from tracer.events import Event
@@ -23,7 +20,6 @@ _FIELD_OF = {semconv.REQUEST_ID.key: "request", semconv.EXTERNAL_ID.key: "extern
              semconv.CONNECTOR.key: "connector", semconv.CONNECTOR_ID.key: "connector_id", semconv.ROLE.key: "role",
              semconv.RANK.key: "rank"}  # fmt: skip
 _OF_A_REQUEST = {semconv.EPOCH.key, semconv.REQUEST_SEQUENCE.key}
-_ERROR = 2
 
 
 def span_of(event: Event) -> Span:
@@ -44,51 +40,6 @@ def span_of(event: Event) -> Span:
         scope=semconv.SCOPE,
         error=event.error,
     )
-
-
-def to_json_line(spans: Iterable[Span]) -> str:
-    """One line of a trace file, without the newline: an `ExportTraceServiceRequest` with these spans."""
-    by_recorder: dict[str, list[Span]] = {}
-    for span in spans:
-        by_recorder.setdefault(span.resource[semconv.RECORDER_ID.key], []).append(span)
-    resources = [
-        {
-            "resource": {"attributes": _attributes(dict(held[0].resource))},
-            "scopeSpans": [{"scope": {"name": semconv.SCOPE}, "spans": [_span(span) for span in held]}],
-        }
-        for held in by_recorder.values()
-    ]
-    return json.dumps({"resourceSpans": resources}, separators=(",", ":"))
-
-
-def _span(span: Span) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "traceId": span.trace_id,
-        "spanId": span.span_id,
-        "name": span.name,
-        "kind": 1,
-        "startTimeUnixNano": str(span.start_ns),
-        "endTimeUnixNano": str(span.end_ns),
-        "attributes": _attributes(span.attributes),
-    }
-    if span.error is not None:
-        data["status"] = {"code": _ERROR, "message": span.error}
-    return data
-
-
-def _attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in values.items()]
-
-
-def _value(value: Any) -> dict[str, Any]:
-    """OTLP's JSON has 64-bit integers as text."""
-    match value:
-        case bool():
-            return {"boolValue": value}
-        case int():
-            return {"intValue": str(value)}
-        case _:
-            return {"stringValue": str(value)}
 
 
 def _digest(size: int, *parts: str) -> str:

@@ -1,0 +1,105 @@
+"""A recorded history, loaded whole and put in order."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracer import decode
+from tracer.events import Event
+from tracer.importers.reader import readers
+from tracer.spans import Span
+
+Moment = tuple[Event, Span]
+"""An event, and the span that carried it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What trace files tell together; the same for any order of files and lines.
+
+    Attributes:
+        moments: each event once, with its span, in the order in which it happened: a recorder's by their numbers, several
+            recorders' among each other by time.
+        foreign: spans that no kvtrail recorder wrote, by time.
+        repeated: spans that were there twice, and count once.
+        unknown: how many spans of our scope have a name that this kvtrail does not know, by name.
+        unreadable: (file, line, reason) of what could not be read; line 0 where a span, not a line, is at fault.
+    """
+
+    moments: tuple[Moment, ...] = ()
+    foreign: tuple[Span, ...] = ()
+    repeated: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    unreadable: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def events(self) -> list[Event]:
+        """The events alone."""
+        return [event for event, _ in self.moments]
+
+    def resource(self, recorder: str) -> Mapping[str, Any]:
+        """What a recorder said of its engine; empty for one that is not there."""
+        return next((span.resource for event, span in self.moments if event.recorder == recorder), {})
+
+
+def load(paths: Iterable[Path]) -> History:
+    """Read files, traces or logs, as one history.
+
+    Raises:
+        UnusableTrace: a file cannot be read at all; the text names it and the reason.
+    """
+    told: dict[tuple[str, str], Moment] = {}
+    foreign: dict[tuple[str, str], Span] = {}
+    unknown: Counter[str] = Counter()
+    unreadable: list[tuple[str, int, str]] = []
+    repeated = 0
+    for reader in readers(paths):
+        for span in reader.spans():
+            key = (span.trace_id, span.span_id)
+            if key in told or key in foreign:
+                repeated += 1
+                continue
+            try:
+                event = decode.from_span(span)
+            except decode.MalformedSpan as malformed:
+                unreadable.append((str(reader.path), 0, str(malformed)))
+                continue
+            if event is not None:
+                told[key] = (event, span)
+            elif decode.is_ours(span):
+                unknown[span.name] += 1
+            else:
+                foreign[key] = span
+        unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
+    return History(
+        moments=tuple(in_order(told.values())),
+        foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
+        repeated=repeated,
+        unknown=dict(sorted(unknown.items())),
+        unreadable=tuple(sorted(unreadable)),
+    )
+
+
+def in_order(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """The moments as they happened. A recorder's clock may be set back; its numbers never are."""
+    by_recorder: dict[tuple[str, str], list[Moment]] = {}
+    for moment in moments:
+        by_recorder.setdefault((moment[0].engine, moment[0].recorder), []).append(moment)
+    streams = []
+    for name in sorted(by_recorder):
+        held = sorted(by_recorder[name], key=lambda m: (m[0].sequence, m[0].span_id))
+        streams.append(_with_time(held))
+    return (moment for _, moment in heapq.merge(*streams, key=lambda pair: pair[0]))
+
+
+def _with_time(moments: list[Moment]) -> Iterator[tuple[int, Moment]]:
+    """Each moment with a time that never runs back."""
+    now = 0
+    for moment in moments:
+        now = max(now, moment[0].end_ns)
+        yield now, moment
