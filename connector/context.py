@@ -20,6 +20,7 @@ class RequestContext:
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
         request: vLLM's request object on the scheduler's side, else None.
+        hashed: how many of its block hashes have been told.
         begun: whether the request's start has been told; several connectors may hear of it.
         ended: once the request has ended, a weak reference to vLLM's object.
         incarnation: how often the id had been used before.
@@ -34,7 +35,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        "begun", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "identity", "incarnation",
+        "begun", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
         "next_sequence", "request", "request_id", "root", "sampled", "start_ns",
     )  # fmt: skip
 
@@ -44,6 +45,7 @@ class RequestContext:
         self.request_id = request_id
         self.request: Any = None
         self.begun = False
+        self.hashed = 0
         self.ended: Callable[[], Any] | None = None
         self.incarnation = 0
         self.start_ns = start_ns

@@ -20,6 +20,7 @@ _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64
 _ROOT = Kind.REQUEST.value
 _REMEMBERED = 8192
+_LONG = 64
 _LOW_BITS = 14
 _LOW = [bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << _LOW_BITS)]
 """The first two bytes of the varint of any number of more than 14 bits, by its lowest 14."""
@@ -36,7 +37,8 @@ class _Remembering(dict[object, bytes]):
         self._key = key
 
     def __missing__(self, value: wire.Value) -> bytes:
-        if isinstance(value, tuple):  # a block table is hardly ever seen twice
+        if isinstance(value, tuple) or (isinstance(value, str) and len(value) > _LONG):
+            # A block table, or a prompt's hashes, are hardly ever seen twice.
             return wire.attribute(self._key, value)
         if len(self) >= _REMEMBERED:
             self.clear()

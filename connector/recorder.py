@@ -16,7 +16,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -26,13 +27,13 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_SCHEDULE_DELAY,
     OTEL_SDK_DISABLED,
 )
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 
 from connector import outlet, transport
 from connector.context import Recorded, RequestContext, caller_of, root_ids
+from connector.environment import positive, resource_of
 from connector.level import LevelSwitch
 from tracer import semconv
 from tracer.semconv import Kind
@@ -56,12 +57,12 @@ class Recorder:
         self.dropped = 0
         """Events lost so far: dropped at a full ring, or given up after a failed export."""
         self.level = LevelSwitch()
-        self._limit = _positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
-        self._batch = _positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
+        self._limit = positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
+        self._batch = positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
         self._wake_at = min(self._batch, self._limit // 2)
-        self._delay_s = _positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
+        self._delay_s = positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
-        provider = TracerProvider(resource=_resource({**own, **resource}), shutdown_on_exit=False)
+        provider = TracerProvider(resource=resource_of({**own, **resource}), shutdown_on_exit=False)
         self._sampler = provider.sampler
         self._outlet = out
         out.open(provider.resource.attributes, secrets.randbits(63))
@@ -282,26 +283,14 @@ class Recorder:
         ]
 
 
-def _positive(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "").strip() or str(default)
-    if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"kvtrail: {variable} is {text!r}; it must be a whole number above 0")
-    return int(text)
-
-
 def _reference(request: Any) -> Callable[[], Any] | None:
     return None if request is None else weakref.ref(request)
 
 
-def _resource(attributes: dict[str, Any]) -> Resource:
-    resource = Resource.create(attributes)  # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES included
-    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-        return resource.merge(Resource({"service.name": "vllm"}))
-    return resource
-
-
 _recorders: dict[tuple[int, str], Recorder | None] = {}
 _lock = threading.Lock()
+_make_outlet: Callable[[], outlet.Outlet] | None = None
+"""What `handing_to` asked for; None is what the environment says."""
 
 
 def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
@@ -313,11 +302,27 @@ def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
     key = (os.getpid(), engine_id)
     with _lock:
         if key not in _recorders:
-            if os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
+            if _make_outlet is None and os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
                 _recorders[key] = None
             else:
-                _recorders[key] = Recorder(engine_id, resource, outlet.from_environment())
+                out = outlet.from_environment() if _make_outlet is None else _make_outlet()
+                _recorders[key] = Recorder(engine_id, resource, out)
         return _recorders[key]
+
+
+@contextmanager
+def handing_to(make_outlet: Callable[[], outlet.Outlet]) -> Iterator[None]:
+    """Recorders that are made inside hand what they hold to outlets of this making, whatever the environment says, and are
+    closed at the end. For runs that are their own tracer; not for two at a time."""
+    global _make_outlet, _recorders
+    before = _make_outlet, _recorders
+    _make_outlet, _recorders = make_outlet, {}
+    try:
+        yield
+    finally:
+        for each in recorders():
+            each.close()
+        _make_outlet, _recorders = before
 
 
 def recorders() -> list[Recorder]:

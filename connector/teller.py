@@ -23,6 +23,8 @@ logger = logging.getLogger("vllm.kvtrail")
 
 FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
+HASH_BYTES = 6
+"""What is told of a block's hash: enough to know it again among those of a trace."""
 MOST_JOBS = 65_536
 """Numbered transfers of which the request is remembered."""
 _LOOKUP = Kind.LOOKUP.value
@@ -55,6 +57,8 @@ class Teller:
         self._source = source
         self._probe = probe or Probe()
         self._sees = Sees.of(self._probe)
+        self._steps = 0
+        self._prefix_cache: Any = None
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers; those that have ended are kept for a while, for a second report of them."""
         self.sees_transfers = recorder is not None and self._probe.sees_transfers
@@ -94,7 +98,9 @@ class Teller:
         context = self._recorder.context(request)
         if not context.begun:
             context.begun = True
-            self._tell(Kind.REQUEST_START, context, context.start_ns, (request.num_tokens,))
+            limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None) or None
+            values = (request.num_tokens, limit, self._steps, priority, self._hashes(context, request))
+            self._tell(Kind.REQUEST_START, context, context.start_ns, values)
 
     def lookup(self, request: Any, start_ns: int, end_ns: int, values: tuple[Any, ...]) -> None:
         recorder = self._recorder
@@ -127,7 +133,10 @@ class Teller:
         if self._recorder is None:
             return
         try:
+            if (cache := step.prefix_cache(connector)) is not self._prefix_cache:
+                self._forgotten(cache)
             step.tell(self._tell, self._recorder, connector, scheduler_output)
+            self._steps += 1
             if scheduler_output.scheduled_new_reqs:
                 self._hand_over(scheduler_output, metadata)
         except Exception:
@@ -186,13 +195,15 @@ class Teller:
                 outcome,
                 delayed,
                 None,
+                self._steps,
+                self._hashes(context, request),
             )
             self._tell(Kind.REQUEST, context, context.start_ns, values)
             self._recorder.end(context)
 
     @_never_breaks
     def reset(self, succeeded: bool | None) -> None:
-        self._tell(Kind.RESET, None, time_ns(), (succeeded,))
+        self._tell(Kind.RESET, None, time_ns(), (succeeded, self._steps))
 
     def loaded(self, connector: Any, start_ns: int) -> None:
         """What this step has loaded; and before it, the places in callers' traces that the scheduler's side hands over."""
@@ -269,6 +280,20 @@ class Teller:
 
     def _known(self, request_id: str) -> RequestContext:
         return step.known(self._recorder, request_id)
+
+    def _forgotten(self, cache: Any) -> None:
+        """vLLM's prefix cache is another one: not the first that is seen, so it was reset."""
+        if self._prefix_cache is not None:
+            self._tell(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
+        self._prefix_cache = cache
+
+    def _hashes(self, context: RequestContext, request: Any) -> str | None:
+        """In detail, the hashes of the request's blocks that were not told yet."""
+        if not self._recorder.level.detailed:
+            return None
+        fresh = request.block_hashes[context.hashed :]
+        context.hashed += len(fresh)
+        return b"".join(bytes(block_hash)[:HASH_BYTES] for block_hash in fresh).hex() or None
 
     def _hand_over(self, scheduler_output: Any, metadata: Any) -> None:
         """Tell workers in other processes the traces of new requests that are a caller's; others they can derive."""

@@ -7,6 +7,7 @@ tomorrow's. The per-layer calls are not touched at all.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Tracing:
         probe = probe_for(plain)
         if (chunk_size := _chunk_size(probe, self)) is not None:
             source[semconv.CHUNK_SIZE.key] = chunk_size
-        recorder = of_process(str(transfer.engine_id), _resource(vllm_config))
+        recorder = of_process(str(transfer.engine_id), _resource(vllm_config, kv_cache_config))
         if recorder is not None:
             recorder.level.set(settings.level, settings.level_file)
         self._kvtrail_guard = settings.guard
@@ -209,15 +210,30 @@ def _count_blocks(blocks: Any) -> int | None:
     return None if groups is None else sum(len(group) for group in groups)
 
 
-def _resource(vllm_config: Any) -> dict[str, Any]:
+def _resource(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """What a replay needs to know of the engine; what another vLLM calls differently is left out."""
     import vllm
 
-    parallel = vllm_config.parallel_config
+    parallel, scheduler = vllm_config.parallel_config, getattr(vllm_config, "scheduler_config", None)
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    plain = {key: value for key, value in extra.items() if isinstance(value, bool | int | float)}
+    speculation = getattr(vllm_config, "speculative_config", None)
     spread = getattr(parallel, "decode_context_parallel_size", 1) * getattr(
         parallel, "prefill_context_parallel_size", 1
     )
-    return {
+    known = {
         semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size) * int(spread),  # as the scheduler counts
         semconv.MODEL.key: str(getattr(vllm_config.model_config, "model", "")),
         semconv.ENGINE_VERSION.key: vllm.__version__,
+        semconv.POOL_BLOCKS.key: getattr(kv_cache_config, "num_blocks", None),
+        semconv.MAX_BATCHED.key: getattr(scheduler, "max_num_batched_tokens", None),
+        semconv.MAX_SEQUENCES.key: getattr(scheduler, "max_num_seqs", None),
+        semconv.MAX_LENGTH.key: getattr(vllm_config.model_config, "max_model_len", None),
+        semconv.POLICY.key: getattr(scheduler, "policy", None),
+        semconv.RESERVES.key: getattr(scheduler, "scheduler_reserve_full_isl", None),
+        semconv.ASYNC_SCHEDULING.key: getattr(scheduler, "async_scheduling", None),
+        semconv.PREFIX_CACHING.key: getattr(vllm_config.cache_config, "enable_prefix_caching", None),
+        semconv.DRAFTS.key: getattr(speculation, "num_speculative_tokens", None) or 0,
+        semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
     }
+    return {key: value for key, value in known.items() if value is not None}

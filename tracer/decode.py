@@ -13,7 +13,7 @@ _KEYS: dict[str, tuple[tuple[str, str, type], ...]] = {
     kind: tuple((a.key, a.field, a.type) for a in attributes) for kind, attributes in semconv.FIELDS.items()
 }
 
-_COMMON = (
+COMMON = (
     (semconv.SEQUENCE.key, "sequence", int),
     (semconv.CONNECTOR.key, "connector", str),
     (semconv.CONNECTOR_ID.key, "connector_id", str),
@@ -29,7 +29,7 @@ _MAY_BE_NEGATIVE = {
     a.key
     for a in (
         semconv.RETURNED, semconv.REFUSED, semconv.REFS, semconv.PINS, semconv.CACHED_TOTAL, semconv.FROM_CONNECTOR,
-        semconv.POOL_USED, semconv.POOL_FREE,
+        semconv.POOL_USED, semconv.POOL_FREE, semconv.PRIORITY,
     )
 }  # fmt: skip
 """What a connector or an engine says of itself is recorded as it is, however wrong."""
@@ -60,7 +60,7 @@ def from_span(span: Span) -> Event | None:
     attributes, resource = span.attributes, span.resource
     try:
         fields = {field: _typed(attributes, key, type_) for key, field, type_ in _KEYS[span.name] if key in attributes}
-        common = {field: _typed(attributes, key, type_) for key, field, type_ in _COMMON if key in attributes}
+        common = {field: _typed(attributes, key, type_) for key, field, type_ in COMMON if key in attributes}
         if not (span.span_id and 0 <= span.start_ns < LATEST_NS and 0 <= span.end_ns < LATEST_NS):
             raise TypeError(f"id {span.span_id!r} or time {span.start_ns} to {span.end_ns} is none")
         return cls(

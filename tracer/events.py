@@ -51,6 +51,10 @@ class Event:
 class RequestStart(Event):
     kind = Kind.REQUEST_START
     total: int | None = None
+    limit: int | None = None
+    scheduler_step: int | None = None
+    request_priority: int | None = None
+    block_hashes: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +66,9 @@ class RequestEnd(Event):
     outcome: str | None = None
     free_delayed: bool | None = None
     blocks_ids: tuple[int, ...] | None = None
+    scheduler_step: int | None = None
+    block_hashes: str | None = None
+    """Of the blocks that were filled after its start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -276,6 +283,13 @@ class Evict(Event):
 class Reset(Event):
     kind = Kind.RESET
     succeeded: bool | None = None
+    scheduler_step: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheReset(Event):
+    kind = Kind.CACHE_RESET
+    scheduler_step: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -291,6 +305,6 @@ CLASSES: dict[str, type[Event]] = {
     for cls in (
         RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
         TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
-        Evict, Reset, Heartbeat,
+        Evict, Reset, CacheReset, Heartbeat,
     )
 }  # fmt: skip

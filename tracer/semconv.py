@@ -61,6 +61,7 @@ class Kind(StrEnum):
     INDEX = "kv.index"
     EVICT = "kv.evict"
     RESET = "kv.reset"
+    CACHE_RESET = "kv.cache.reset"
     HEARTBEAT = "kv.recorder"
 
 
@@ -89,6 +90,16 @@ QUERIED = _tokens("queried", "Tokens that the engine's statistics count as asked
 START = _tokens("start", "First token position of a transfer.")
 COUNT = _tokens("count", "Tokens of a transfer.")
 OUTPUT = _tokens("output", "Tokens generated when the request finished.")
+LIMIT = _tokens("limit", "Tokens that the request may generate at most.")
+STEP = Attribute(
+    "kvtrail.scheduler.step", int, "Scheduling steps that had begun before: the moment, as the scheduler counts time."
+)
+PRIORITY = Attribute("kvtrail.request.priority", int, "The request's priority; absent where it has none.")
+HASHES = Attribute(
+    "kvtrail.block.hashes",
+    str,
+    "What vLLM's hashes of full blocks begin with, 12 hexadecimal digits each, in the order of their tokens.",
+)
 BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
 BLOCK_IDS = Attribute(
     "kvtrail.blocks.ids", tuple, "KV block ids of the first KV cache group, in the order of their tokens."
@@ -134,8 +145,8 @@ DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped because the
 CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL,),
-    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS),
+    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES),
+    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
     Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS),
@@ -161,7 +172,8 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
     Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
     Kind.EVICT: (KEY, COUNT, BYTES),
-    Kind.RESET: (SUCCEEDED,),
+    Kind.RESET: (SUCCEEDED, STEP),
+    Kind.CACHE_RESET: (STEP,),
     Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED),
 }
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
@@ -195,6 +207,7 @@ BRIEFS: dict[Kind, str] = {
     Kind.INDEX: "The state of an index that follows KV events.",
     Kind.EVICT: "A chunk left the connector's store to make room.",
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
+    Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
 }
 
@@ -218,7 +231,24 @@ ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV tr
 BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
 MODEL = Attribute("kvtrail.model", str, "The model's name, as vLLM was given it.")
 ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
-RESOURCE: tuple[Attribute, ...] = (RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, ENGINE_VERSION)
+POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")
+MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Tokens of a step at most.")
+MAX_SEQUENCES = Attribute("kvtrail.scheduler.max_sequences", int, "Requests that run at once at most.")
+MAX_LENGTH = Attribute("kvtrail.scheduler.max_model_length", int, "Tokens of a request at most, output included.")
+POLICY = Attribute("kvtrail.scheduler.policy", str, "`fcfs` or `priority`.")
+RESERVES = Attribute("kvtrail.scheduler.reserves_full_prompt", bool, "Requests are admitted only when all of it fits.")
+ASYNC_SCHEDULING = Attribute("kvtrail.scheduler.async", bool, "A step is scheduled before the one before it has ended.")
+PREFIX_CACHING = Attribute("kvtrail.prefix_caching", bool, "vLLM's own prefix cache is on.")
+DRAFTS = Attribute("kvtrail.drafts", int, "Speculative tokens of a step; 0 without speculation.")
+CONNECTOR_SETTINGS = Attribute(
+    "kvtrail.connector.settings",
+    str,
+    "JSON: the numbers and truth values of the connector's configuration. Texts are left out: one may be a secret.",
+)
+RESOURCE: tuple[Attribute, ...] = (
+    RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES, MAX_LENGTH, POLICY,
+    RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
+)  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
 

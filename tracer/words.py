@@ -92,6 +92,7 @@ _KINDS: dict[str, str] = {
     Kind.INDEX: "index",
     Kind.EVICT: "eviction",
     Kind.RESET: "reset",
+    Kind.CACHE_RESET: "prefix cache reset",
     Kind.HEARTBEAT: "sign of life",
 }
 

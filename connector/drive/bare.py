@@ -7,11 +7,12 @@ the model's answer is made up. Tokens are drawn from the request's own seed, so 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from connector.drive import tiny
+from connector.drive.scenario import Workers
 from connector.drive.worker import MadeUpWorker
 
 
@@ -24,13 +25,18 @@ class BareScheduler:
         connector: Mapping[str, Any] | None = None,
         *,
         num_blocks: int = 64,
+        block_size: int = tiny.BLOCK_SIZE,
         seed: int = 0,
-        load_failures: float = 0.0,
         drafts: int = 0,
+        workers: Workers = Workers(),  # noqa: B008 - frozen
         **overrides: Any,
     ) -> None:
-        """`connector` is a `kv_transfer_config`; `load_failures` the share of its loads that fail; `drafts` the speculative
-        tokens of a step, of which a random part is rejected; `overrides` are vLLM engine arguments."""
+        """`connector` is a `kv_transfer_config`, `workers` how its workers behave; `drafts` the speculative tokens of a
+        step, of which a random part is rejected; `overrides` are vLLM engine arguments.
+
+        Raises:
+            ValueError, ImportError: vLLM refuses a setting or the connector.
+        """
         tiny.prepare_environment()
         tiny.write_model(folder)
         from vllm.engine.arg_utils import EngineArgs
@@ -42,6 +48,7 @@ class BareScheduler:
 
         load_general_plugins()  # type: ignore[no-untyped-call]
         options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
+        options["block_size"] = block_size
         if connector is not None:
             options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
         if drafts:
@@ -52,26 +59,25 @@ class BareScheduler:
         self.config = config
         self.scheduler = Scheduler(
             config,
-            _kv_cache(num_blocks),
+            _kv_cache(num_blocks, block_size),
             StructuredOutputManager(config),
-            block_size=tiny.BLOCK_SIZE,
-            hash_block_size=tiny.BLOCK_SIZE,
+            block_size=block_size,
+            hash_block_size=block_size,
             log_stats=True,
         )
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(tiny.BLOCK_SIZE, hash_function)
+        self._hasher = get_request_block_hasher(block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
-        self._worker = (
-            None
-            if connector is None
-            else MadeUpWorker(self.scheduler.connector, seed=seed, load_failures=load_failures)
-        )
+        self._worker = None if connector is None else MadeUpWorker(self.scheduler, workers, block_size=block_size)
+        self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
         self.steps = 0
 
-    def add(self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0) -> Any:
-        """Add a request; returns vLLM's object."""
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+    ) -> Any:
+        """Add a request; returns vLLM's object. The model answers with `output`, and when that is at its end, as it likes."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -83,6 +89,7 @@ class BareScheduler:
             block_hasher=self._hasher,
             priority=priority,
         )
+        self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)
         return request
 
@@ -91,6 +98,13 @@ class BareScheduler:
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def reset(self, *, running: bool = False, connector: bool = False, prefix_cache: bool = True) -> None:
+        """Reset vLLM's prefix cache, and the connector's store; see `connector.drive.scenario.Reset`."""
+        if not prefix_cache:
+            self.scheduler.reset_connector_cache()
+        else:
+            self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> Any:
         """One scheduling step with a made-up answer of the model; returns the `SchedulerOutput`.
@@ -128,14 +142,17 @@ class BareScheduler:
         if request.num_computed_tokens < request.num_tokens:
             return []
         rng = random.Random(f"{self._seed}/{request_id}/{request.num_tokens}")
-        return [rng.randrange(3, tiny.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))]
+        sampled = [rng.randrange(3, tiny.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))]
+        prompt, output = self._outputs[request_id]
+        told = output[request.num_tokens - prompt :][: len(sampled)]
+        return [*told, *sampled[len(told) :]]
 
 
-def _kv_cache(num_blocks: int) -> Any:
+def _kv_cache(num_blocks: int, block_size: int) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
-    spec = FullAttentionSpec(block_size=tiny.BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
     return KVCacheConfig(
         num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0", "layer.1"], spec)]
     )

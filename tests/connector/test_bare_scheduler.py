@@ -18,6 +18,7 @@ from memory import Memory
 
 from connector import outlet, recorder
 from connector.drive.bare import BareScheduler
+from connector.drive.scenario import Workers
 from connector.drive.workload import shared_prefixes, stale_lookup
 from connector.offload.config import OffloadConfig
 from connector.offload.scheduler import OffloadScheduler
@@ -113,7 +114,7 @@ def test_failed_loads_that_are_reported_accuse_nobody(
 ) -> None:
     """vLLM recomputes what could not be loaded, for every request that shares the block."""
     extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
-    bare = scheduler(tmp_path, "OffloadConnector", extra, seed=seed, load_failures=0.2)
+    bare = scheduler(tmp_path, "OffloadConnector", extra, seed=seed, workers=Workers(load_failures=0.2, seed=seed))
     storm(bare, seed=seed, requests=120, reset_running=False)
     detector = judged(recorded())
     assert detector.findings == {}

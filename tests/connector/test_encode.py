@@ -67,6 +67,6 @@ def test_values_are_forgotten_before_they_fill_the_memory() -> None:
     encoder = Encoder({}, 1)
     context = RequestContext("r", start_ns=0, root=root_ids("e", "r"), parent=None, sampled=True)
     for number in range(20_000):
-        encoder.spans([(Kind.REQUEST_START.value, b"", context.identity, number, number, 0, 0, 0, None, (number,))])
-    (remembered,) = encoder._kinds[Kind.REQUEST_START.value][1]
+        encoder.spans([(Kind.CACHE_RESET.value, b"", context.identity, number, number, 0, 0, 0, None, (number,))])
+    (remembered,) = encoder._kinds[Kind.CACHE_RESET.value][1]
     assert len(remembered) <= 8192

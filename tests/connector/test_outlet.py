@@ -27,7 +27,7 @@ from connector.recorder import Recorder
 recorder = Recorder("engine", {}, outlet.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = wire.attribute("kvtrail.connector.role", "scheduler")
-recorder.record("kv.request.start", source, recorder.context(request), 1, 2, (700,))
+recorder.record("kv.request.start", source, recorder.context(request), 1, 2, (700, None, 0, None, None))
 recorder.flush(20)
 print("ready", flush=True)
 time.sleep(60)

@@ -1,0 +1,141 @@
+"""An outlet that keeps: for runs whose tracer is the program itself."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
+
+from connector import recorder
+from connector.context import Identity, Recorded
+from connector.encode import Encoder
+from tracer import decode, otlp, semconv
+from tracer.events import CLASSES, Event
+from tracer.spans import Span
+
+BATCH = 512
+"""Spans of one request, as a recorder would send them."""
+FLUSH_S = 60.0
+
+
+class Kept:
+    """What one recorder has handed out, in its order."""
+
+    endpoint = "memory"
+
+    def __init__(self) -> None:
+        self._held: list[Recorded] = []
+        self._sealed = False
+        self._common: dict[tuple[bytes, Identity], dict[str, Any]] = {}
+
+    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
+        self._resource, self._span_id_base = dict(resource), span_id_base
+
+    def send(self, events: Sequence[Recorded]) -> bool:
+        if not self._sealed:
+            self._held += events
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def seal(self, *, later_s: int) -> None:
+        """End the history with a sign of life so many seconds after the last event, and not with a goodbye: whatever is
+        still awaited then is overdue."""
+        self._sealed = True
+        if self._held:
+            trace, parent, root_ids, _ = self._held[-1][2]
+            sequence = self._held[-1][3]
+            at_ns = max(end_ns for _, _, _, _, _, _, _, end_ns, _, _ in self._held) + later_s * 10**9
+            nobody = (trace, parent, root_ids, b"")
+            beat = (
+                semconv.Kind.HEARTBEAT.value,
+                b"",
+                nobody,
+                sequence + 1,
+                0,
+                0,
+                at_ns,
+                at_ns,
+                None,
+                (sequence, 0, False),
+            )
+            self._held.append(beat)
+
+    def events(self) -> list[Event]:
+        """The events, the short way: what encoding them as OTLP and decoding them again would give."""
+        return [self._event(each) for each in self._held]
+
+    def spans(self) -> list[Span]:
+        """The spans, as a tracer would have received them."""
+        encoder = Encoder(self._resource, self._span_id_base)
+        batches = (self._held[first : first + BATCH] for first in range(0, len(self._held), BATCH))
+        payloads = (encoder.request([encoder.spans(batch)]) for batch in batches)
+        return [span for p in payloads for span in otlp.spans(ExportTraceServiceRequest.FromString(p))]
+
+    def _event(self, recorded: Recorded) -> Event:
+        kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = recorded
+        common = self._common.get((source, identity))
+        if common is None:
+            common = self._common[source, identity] = self._decoded(source, identity)
+        root, common = common["root"], common["fields"]
+        number = self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF
+        fields = zip(semconv.FIELDS[semconv.Kind(kind)], values, strict=True)
+        return CLASSES[kind](
+            **common,
+            sequence=sequence,
+            request_sequence=request_sequence if common.get("request") else 0,
+            epoch=epoch if common.get("request") else 0,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            error=error,
+            span_id=root if kind == semconv.Kind.REQUEST else f"{number:016x}",
+            **{attribute.field: value for attribute, value in fields if value is not None},
+        )
+
+    def _decoded(self, source: bytes, identity: Identity) -> dict[str, Any]:
+        """What all events of one request from one connector have in common, read from their encoded parts."""
+        _, _, root_ids, attributes = identity
+        proto = ProtoSpan.FromString(root_ids + source + attributes)
+        known = {pair.key: otlp.value(pair.value) for pair in proto.attributes}
+        fields = {field: known[key] for key, field, _ in decode.COMMON if key in known}
+        fields |= {
+            "engine": self._resource[semconv.ENGINE_ID.key],
+            "recorder": self._resource[semconv.RECORDER_ID.key],
+            "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
+            "trace_id": proto.trace_id.hex(),
+        }
+        return {"root": proto.span_id.hex(), "fields": {"connector": "", "role": "", "rank": 0, **fields}}
+
+
+@contextmanager
+def keeping() -> Iterator[list[Kept]]:
+    """Recorders that are made inside keep what they record, in the yielded list; they are closed at the end."""
+    kept: list[Kept] = []
+
+    def one_more() -> Kept:
+        kept.append(Kept())
+        return kept[-1]
+
+    with recorder.handing_to(one_more):
+        yield kept
+
+
+def flush() -> None:
+    """Wait until all that was recorded is kept.
+
+    Raises:
+        RuntimeError: something was dropped, or the recorder's thread does not answer.
+    """
+    for each in recorder.recorders():
+        if not each.flush(FLUSH_S) or each.dropped:
+            raise RuntimeError(f"kvtrail: {each.dropped} events of this run were dropped; its history has gaps")
+
+
+def fresh_id() -> str:
+    """An engine's id that nobody else has."""
+    return f"bare-{secrets.token_hex(4)}"

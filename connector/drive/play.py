@@ -1,0 +1,159 @@
+"""A scenario on vLLM's bare real scheduler, recorded and judged in this process."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from connector.drive import keep
+from connector.drive.bare import BareScheduler
+from connector.drive.scenario import Arrival, Scenario, tokens
+from tracer.detect import Detector
+from tracer.events import Event
+from tracer.findings import Finding, Severity, Verdict
+from tracer.rules import Rule
+from tracer.spans import Span
+
+MUCH_LATER_S = 3600
+"""After the last step of a scenario nothing comes any more: what is still awaited is overdue."""
+FLUSH_STEPS = 200
+"""Steps after which the recorder is given time to empty its ring."""
+DRAIN_STEPS = 12
+"""Steps without work at the end, for transfers that are still under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What came of a scenario.
+
+    Attributes:
+        kept: what each recorder held, for its spans.
+        events: all events, in the order of their recorders.
+        findings: what the rules say, the worst first, then by time.
+        checks: how often each rule gave each verdict.
+        error: what the engine died of, `TypeName: text`; None if it lived.
+        steps: scheduling steps.
+        unfinished: requests that had not ended when the run did, though the engine lived.
+    """
+
+    kept: Sequence[keep.Kept]
+    events: Sequence[Event]
+    findings: Sequence[Finding]
+    checks: Mapping[tuple[str, Verdict], int]
+    error: str | None
+    steps: int
+    unfinished: Sequence[str]
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """The events as spans: a trace to be written."""
+        return [span for each in self.kept for span in each.spans()]
+
+
+def play(
+    scenario: Scenario,
+    connector: Mapping[str, Any] | None,
+    *,
+    rules: Sequence[Rule] | None = None,
+    on_step: Callable[[int], None] = lambda steps: None,
+) -> Played:
+    """Run a scenario with a connector, and judge what it records.
+
+    `connector` is a `kv_transfer_config` of vLLM; without one nothing is recorded. With `rules`, only these judge.
+    `on_step` hears how many steps there were.
+
+    Raises:
+        ValueError, ImportError: vLLM refuses the scenario's settings or the connector.
+    """
+    with tempfile.TemporaryDirectory() as folder, keep.keeping() as kept:
+        bare = BareScheduler(
+            Path(folder),
+            None if connector is None else _of_its_own(connector),
+            num_blocks=scenario.num_blocks,
+            block_size=scenario.block_size,
+            seed=scenario.seed,
+            drafts=scenario.drafts,
+            workers=scenario.workers,
+            **scenario.settings,
+        )
+        error = None
+        try:
+            drive(scenario, bare, on_step)
+        except Exception as died:  # an engine may die of anything
+            error = f"{type(died).__name__}: {died}"
+        keep.flush()
+        for each in kept:
+            each.seal(later_s=MUCH_LATER_S)
+    events = [event for each in kept for event in each.events()]
+    detector = judged(events, rules=rules)
+    order = list(Severity)
+    found = [finding for held in detector.findings.values() for finding in held.values()]
+    return Played(
+        kept=kept,
+        events=events,
+        findings=sorted(found, key=lambda f: (order.index(f.severity), f.first_ns, f.id)),
+        checks=Counter(detector.verdicts),
+        error=error,
+        steps=bare.steps,
+        unfinished=[r for r, request in bare.scheduler.requests.items() if not request.is_finished()],
+    )
+
+
+def drive(scenario: Scenario, bare: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
+    """Run a scenario's happenings on a scheduler, step by step, until nothing is left to do."""
+    arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
+    aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
+    resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
+    idle = 0
+    while bare.steps < scenario.most_steps and idle < DRAIN_STEPS:
+        while resets and resets[-1].at_step <= bare.steps:
+            reset = resets.pop()
+            bare.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)
+        while arrivals and arrivals[-1].at_step <= bare.steps:
+            _add(bare, arrivals.pop())
+        while aborts and aborts[-1].at_step <= bare.steps:
+            bare.abort(aborts.pop().id)
+        bare.step()
+        on_step(bare.steps)
+        if bare.steps % FLUSH_STEPS == 0:
+            keep.flush()
+        busy = arrivals or bare.scheduler.has_unfinished_requests()
+        idle = 0 if busy else idle + 1
+        if not busy and not bare.scheduler.requests and idle > scenario.workers.latest_steps:
+            return
+
+
+def judged(events: Iterable[Event], *, rules: Sequence[Rule] | None = None) -> Detector:
+    """The detector after a whole history."""
+    detector = Detector(rules=rules)
+    detector.feed(events)
+    detector.settle()
+    detector.tick()
+    return detector
+
+
+def _add(bare: BareScheduler, arrival: Arrival) -> None:
+    bare.add(
+        arrival.id,
+        tokens(arrival.prompt),
+        arrival.max_tokens,
+        priority=arrival.priority,
+        output=tokens(arrival.output),
+    )
+
+
+def _of_its_own(connector: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration for one run: with an engine's id of its own, at level `detailed` if nothing else is said."""
+    own = copy.deepcopy(dict(connector))
+    extra = own.setdefault("kv_connector_extra_config", {})
+    extra["kvtrail"] = {"level": "detailed"} | extra.get("kvtrail", {})
+    for child in extra.get("connectors", ()):
+        below = child.setdefault("kv_connector_extra_config", {})
+        below["kvtrail"] = {"level": "detailed"} | below.get("kvtrail", {})
+    return {"engine_id": keep.fresh_id(), **own}

@@ -1,0 +1,102 @@
+"""A scenario is played the same way each time, and what is kept of it is what a tracer would have received."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from connector.drive.play import play
+from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
+from tracer import decode
+from tracer.events import CacheReset, Event, RequestEnd, RequestStart
+
+OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
+STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "connector"}
+HEAD = ("head", 256)
+CROWD = Scenario(
+    arrivals=(
+        *(Arrival(f"r-{n}", (HEAD, (f"tail-{n}", 300)), 40, at_step=2 * n) for n in range(8)),
+        Arrival("again", (HEAD, ("tail-0", 300)), 4, at_step=220),
+    ),
+    aborts=(Abort("r-3", 30),),
+    resets=(Reset(210), Reset(215, connector=True)),
+)
+
+
+def numbers(events: Any) -> list[tuple[Any, ...]]:
+    return [(e.kind, e.request, e.request_sequence, e.epoch, e.numbers(), e.error) for e in events]
+
+
+def test_the_same_scenario_gives_the_same_history() -> None:
+    first, second = play(CROWD, OFFLOAD), play(CROWD, OFFLOAD)
+    assert (first.error, first.findings, first.unfinished) == (None, [], [])
+    assert numbers(first.events) == numbers(second.events)
+    assert first.steps == second.steps
+    other = play(replace(CROWD, seed=1), OFFLOAD)
+    assert numbers(other.events) != numbers(first.events), "the model's answers are the seed's"
+
+
+def test_what_is_kept_is_what_a_tracer_would_have_received() -> None:
+    played = play(CROWD, OFFLOAD)
+    received = [decode.from_span(span) for span in played.spans]
+    assert received == played.events
+    assert {"kv.preempt", "kv.cache.reset", "kv.reset", "kv.store.plan", "kv.recorder"} <= {
+        e.kind for e in received if e
+    }
+
+
+def test_a_scenario_goes_through_json_unchanged() -> None:
+    scenario = replace(
+        CROWD, workers=Workers(latest_steps=2, seed=7), settings={"max_num_batched_tokens": 96}, drafts=2
+    )
+    data = json.loads(json.dumps(scenario.as_dict()))
+    assert Scenario.from_dict(data) == scenario
+    assert "num_blocks" not in data
+    with pytest.raises(ValueError, match=r"not a scenario: .*colour"):
+        Scenario.from_dict({**data, "colour": "red"})
+
+
+def test_the_story_tells_what_a_replay_needs() -> None:
+    events = play(CROWD, OFFLOAD).events
+    starts = {e.request: e for e in events if isinstance(e, RequestStart)}
+    ends = {e.request: e for e in events if isinstance(e, RequestEnd)}
+    assert {r: e.scheduler_step for r, e in starts.items()} == {a.id: a.at_step for a in CROWD.arrivals}
+    assert (ends["r-3"].outcome, ends["r-3"].scheduler_step) == ("aborted", 30)
+    hashes = {request: _hashes(e) for request, e in starts.items()}
+    assert len(hashes["r-0"]) == 556 // 32
+    assert hashes["r-0"][:8] == hashes["r-5"][:8]
+    assert hashes["r-0"][8] != hashes["r-5"][8]
+    assert hashes["again"] == hashes["r-0"]
+    assert starts["r-0"].limit == 40
+    assert len(_hashes(ends["r-0"])) == (556 + 40) // 32 - 556 // 32
+    assert [e.scheduler_step for e in events if isinstance(e, CacheReset)] == [210, 215]
+    assert tokens((HEAD, ("x", 3)))[:256] == tokens((HEAD,)) == tokens((("head", 300),))[:256]
+
+
+def test_a_dead_engine_is_told_with_what_it_died_of() -> None:
+    crowd = [Arrival(f"r-{n}", ((f"r-{n}", 750),), 40) for n in range(8)]
+    played = play(Scenario(arrivals=tuple(crowd)), STALE)
+    assert played.error is not None
+    assert played.error.startswith("AssertionError: Mismatch in tokens to load")
+    assert [f.rule for f in played.findings] == ["stale-lookup"]
+
+
+@pytest.mark.parametrize("latest", [0, 6])
+def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest: int) -> None:
+    native = {
+        "kv_connector": "TracedOffloadingConnector",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 50_000_000},
+    }
+    late = Workers(latest_steps=latest, load_failures=0.3)
+    played = play(replace(CROWD, workers=late, resets=(Reset(210),)), native)
+    assert (played.error, played.findings, played.unfinished) == (None, [], [])
+    assert any(e.kind == "kv.received" for e in played.events)
+
+
+def _hashes(event: Event) -> list[str]:
+    told: str = event.block_hashes or ""  # type: ignore[attr-defined]
+    return [told[n : n + 12] for n in range(0, len(told), 12)]
