@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -57,6 +58,18 @@ def _member(module: str, attribute: str) -> type:
     except (ImportError, AttributeError) as error:
         raise AttributeError(f"kvtrail: cannot trace {module}:{attribute}: {error}") from error
     return cls
+
+
+def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The `kv_transfer_config` of a connector, traced: of a name that the package's docstring lists, or `module:Class`."""
+    own = ":" in name and not name.startswith((f"{TRACED}:", "Faulty:"))
+    return {
+        "kv_connector": f"{TRACED}:{name}" if own else name,
+        "kv_connector_module_path": "connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": dict(extra),
+    }
 
 
 def register() -> None:

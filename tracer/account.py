@@ -146,6 +146,7 @@ class Account:
         self.matched, self.returned = event.matched, event.returned
         self.longest_match = max(self.longest_match, event.matched or 0)
         books = self.books
+        books.connectors.add(event.connector_id)
         books.repeated_hits += bool(event.returned)
         books.rank_lookups.clear()
         recent = books.recent_lookups

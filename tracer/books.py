@@ -31,6 +31,8 @@ class Books:
 
     recent_lookups: deque[Lookup] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOOKUPS))
     """Over all epochs."""
+    connectors: set[str] = field(default_factory=set)
+    """Those that were asked about the request, over all epochs: children of a MultiConnector, and itself if traced."""
     repeated_hits: int = 0
     """Lookups with a hit in the epoch, before the last allocation that took one."""
     allocs: dict[str, Alloc] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from connector import names
 from connector.drive import keep
 from connector.drive.bare import BareScheduler
 from connector.drive.scenario import Arrival, Scenario, tokens
@@ -26,6 +27,12 @@ FLUSH_STEPS = 200
 """Steps after which the recorder is given time to empty its ring."""
 DRAIN_STEPS = 12
 """Steps without work at the end, for transfers that are still under way."""
+STALLED_STEPS = 300
+"""So many steps in a row in which nothing was scheduled, though requests wait and nothing is to come: they never end."""
+
+
+class Unbuildable(ValueError):
+    """vLLM or the connector refuses to be made; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +76,10 @@ def play(
     `on_step` hears how many steps there were.
 
     Raises:
-        ValueError, ImportError: vLLM refuses the scenario's settings or the connector.
+        Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
     with tempfile.TemporaryDirectory() as folder, keep.keeping() as kept:
-        bare = BareScheduler(
-            Path(folder),
-            None if connector is None else _of_its_own(connector),
-            num_blocks=scenario.num_blocks,
-            block_size=scenario.block_size,
-            seed=scenario.seed,
-            drafts=scenario.drafts,
-            workers=scenario.workers,
-            **scenario.settings,
-        )
+        bare = _build(Path(folder), scenario, connector)
         error = None
         try:
             drive(scenario, bare, on_step)
@@ -110,8 +108,8 @@ def drive(scenario: Scenario, bare: BareScheduler, on_step: Callable[[int], None
     arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
     resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
-    idle = 0
-    while bare.steps < scenario.most_steps and idle < DRAIN_STEPS:
+    idle = stalled = 0
+    while bare.steps < scenario.most_steps and idle < DRAIN_STEPS and stalled < STALLED_STEPS:
         while resets and resets[-1].at_step <= bare.steps:
             reset = resets.pop()
             bare.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)
@@ -119,7 +117,9 @@ def drive(scenario: Scenario, bare: BareScheduler, on_step: Callable[[int], None
             _add(bare, arrivals.pop())
         while aborts and aborts[-1].at_step <= bare.steps:
             bare.abort(aborts.pop().id)
-        bare.step()
+        output = bare.step()
+        to_come = arrivals or aborts or resets
+        stalled = 0 if output.total_num_scheduled_tokens or to_come else stalled + 1
         on_step(bare.steps)
         if bare.steps % FLUSH_STEPS == 0:
             keep.flush()
@@ -136,6 +136,24 @@ def judged(events: Iterable[Event], *, rules: Sequence[Rule] | None = None) -> D
     detector.settle()
     detector.tick()
     return detector
+
+
+def _build(folder: Path, scenario: Scenario, connector: Mapping[str, Any] | None) -> BareScheduler:
+    try:
+        if connector is not None and connector.get("kv_connector_module_path") == "connector":
+            names.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
+        return BareScheduler(
+            folder,
+            None if connector is None else _of_its_own(connector),
+            num_blocks=scenario.num_blocks,
+            block_size=scenario.block_size,
+            seed=scenario.seed,
+            drafts=scenario.drafts,
+            workers=scenario.workers,
+            **scenario.settings,
+        )
+    except Exception as refused:  # a connector may refuse in any way
+        raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 
 
 def _add(bare: BareScheduler, arrival: Arrival) -> None:

@@ -21,10 +21,11 @@ class MadeUpWorker:
         self._scheduler = scheduler
         self._workers = workers
         self._rng = random.Random(workers.seed)
-        self._jobs: dict[int, tuple[int, str | None]] = {}
-        """Numbered jobs: the step in which each ends, and the request that waits for it, if it is a load."""
-        self._waits: dict[str, int] = {}
-        """Requests that wait for a load or for their blocks' return, and the step in which that ends."""
+        self._jobs: dict[tuple[int, int], tuple[int, str | None]] = {}
+        """Numbered jobs, by child of a MultiConnector and number: the step in which each ends, and the request that waits for
+        it, if it is a load."""
+        self._waits: dict[str, tuple[int, bool]] = {}
+        """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
         self._loads: dict[str, Sequence[int]] = {}
         """The blocks into which each request's latest load goes."""
         self._step = 0
@@ -37,51 +38,69 @@ class MadeUpWorker:
 
         self._step += 1
         report = KVConnectorOutput()
-        plan = output.kv_connector_metadata
-        if hasattr(plan, "load_jobs"):
-            self._end_jobs(plan, report)
-        else:
-            self._end_waits(report)
+        self._end_jobs(output.kv_connector_metadata, report)
+        self._end_waits(report)
         self._fail(output, report)
-        if garble := getattr(self._scheduler.connector, "garble", None):
-            garble(report)
+        connector = self._scheduler.connector
+        for each in (connector, *getattr(connector, "_connectors", ())):  # a MultiConnector's children
+            if garble := getattr(each, "garble", None):
+                garble(report)
         return report
 
     def _end_jobs(self, plan: Any, report: Any) -> None:
-        """The numbered jobs of vLLM's OffloadingConnector."""
+        """The numbered jobs of vLLM's OffloadingConnector, which may be a child of a MultiConnector."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
+
+        if not isinstance(plan, multi_connector.MultiKVConnectorMetadata):
+            report.kv_connector_worker_meta = self._end_jobs_of(0, plan, report)
+            return
+        told = tuple(self._end_jobs_of(child, each, report) for child, each in enumerate(plan.metadata))
+        if any(told):
+            report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(told)
+
+    def _end_jobs_of(self, child: int, plan: Any, report: Any) -> Any:
+        """What one connector's jobs leave to tell: its workers' metadata, or None."""
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 
+        if not hasattr(plan, "load_jobs"):
+            return None
         for number, job in plan.load_jobs.items():
-            self._jobs[number] = (self._later(), job.req_id)
+            self._jobs[child, number] = (self._later(), job.req_id)
         for number in plan.store_jobs:
-            self._jobs[number] = (self._later(), None)
+            self._jobs[child, number] = (self._later(), None)
         flushed = plan.jobs_to_flush or ()
-        over = [number for number, (step, _) in self._jobs.items() if step <= self._step or number in flushed]
-        if over:
-            report.kv_connector_worker_meta = OffloadingWorkerMetadata()
-            for number in over:
-                report.kv_connector_worker_meta.mark_completed(number)
-        loaded = {request_id for number in over if (request_id := self._jobs.pop(number)[1]) is not None}
-        report.finished_recving = loaded or None
+        over = [
+            (of, number)
+            for (of, number), (step, _) in self._jobs.items()
+            if of == child and (step <= self._step or number in flushed)
+        ]
+        if not over:
+            return None
+        told = OffloadingWorkerMetadata()
+        for key in over:
+            told.mark_completed(key[1])
+            if (loaded := self._jobs.pop(key)[1]) is not None:
+                report.finished_recving = (report.finished_recving or set()) | {loaded}
+        return told
 
     def _end_waits(self, report: Any) -> None:
         """What any connector's requests wait for: loads between steps, and blocks that are kept after the end."""
         from vllm.v1.request import RequestStatus
 
+        told = {request_id for _, request_id in self._jobs.values()} | (report.finished_recving or set())
+        told |= self._scheduler.finished_recving_kv_req_ids
         for request_id, request in self._scheduler.requests.items():
-            waits = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished()
-            if waits and request_id not in self._waits:
-                self._waits[request_id] = self._later()
-        over = [request_id for request_id, step in self._waits.items() if step <= self._step]
-        for request_id in over:
-            del self._waits[request_id]
-            request = self._scheduler.requests.get(request_id)
-            if request is None:
+            loads = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            if (loads or request.is_finished()) and request_id not in self._waits and request_id not in told:
+                self._waits[request_id] = (self._later(), loads)
+        for request_id in [request_id for request_id, (step, _) in self._waits.items() if step <= self._step]:
+            _, loads = self._waits.pop(request_id)
+            if request_id not in self._scheduler.requests:
                 continue
-            if request.is_finished():
-                report.finished_sending = (report.finished_sending or set()) | {request_id}
-            elif request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            if loads:
                 report.finished_recving = (report.finished_recving or set()) | {request_id}
+            else:
+                report.finished_sending = (report.finished_sending or set()) | {request_id}
 
     def _fail(self, output: Any, report: Any) -> None:
         """Some of the loads fail from some block on: those of this step, and those between steps that end in it."""

@@ -78,6 +78,9 @@ class LateFree:
         super().request_finished_all_groups(request, block_ids)  # type: ignore[misc]
         return True, None
 
+    def garble(self, report: Any) -> None:
+        report.finished_sending = None
+
 
 class FailedLoadResume:
     """A load error is reported after the scheduler has looked for errors: it runs on. For the OffloadConnector."""

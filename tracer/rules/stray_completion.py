@@ -14,9 +14,10 @@ class StrayCompletion(RequestRule):
     Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
     numbered transfer ends once.
 
-    A load and a store of one request may end in the same step. Source: vLLM, `Scheduler._update_from_kv_xfer_finished`
-    asserts that it knows the request and frees its blocks; the incidents are vLLM #46240
-    (https://github.com/vllm-project/vllm/issues/46240), #51637 (https://github.com/vllm-project/vllm/issues/51637) and
+    A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its children,
+    and only one of them waits for it: with several connectors, a second report proves nothing. Source: vLLM,
+    `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
+    vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637 (https://github.com/vllm-project/vllm/issues/51637) and
     #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs every event of the request.
     """
 
@@ -35,12 +36,14 @@ class StrayCompletion(RequestRule):
                 return Verdict.OK
             if account.ended_ns is not None and books.end is None and books.received is None:
                 return None  # aborted while it was loading: the account closed it
-            if synchronous_load(account) is not None:
-                return None  # async-declaration tells it
+            if synchronous_load(account) is not None or len(books.connectors) > 1:
+                return None  # async-declaration tells it; or another child waited for it
             return self._drift("load", books.received, event)
         if isinstance(event, Sent):
             if books.end is not None:
                 return Verdict.OK
+            if len(books.connectors) > 1:
+                return None
             return self._drift("store", books.sent, event)
         assert isinstance(event, TransferEnd)
         if event.transfer_id in books.jobs:

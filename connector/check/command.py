@@ -1,0 +1,171 @@
+"""`kvtrail check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from connector.check.session import Checked
+
+PROFILES = (
+    "chunked-prefill", "preemption-storm", "retry", "abort", "async", "load-failure", "reset", "spec-decode", "multi",
+    "mixed",
+)  # fmt: skip
+"""Said again, so that --help needs no vLLM; a test holds it against `connector.check.profiles`."""
+
+
+def _config(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"it is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise click.BadParameter("it must be a JSON object, as in kv_connector_extra_config")
+    return config
+
+
+@click.command()
+@click.argument("connector")
+@click.option(
+    "--config",
+    callback=_config,
+    metavar="JSON",
+    help="The connector's kv_connector_extra_config; without it, settings of connectors we know are drawn at random.",
+)
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    type=click.Choice(PROFILES),
+    help="Only this kind of workload; may be repeated.",
+)
+@click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to go on. [default: 60, without a limit]",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Scheduling steps to go on.")
+@click.option("--trials", type=click.IntRange(min=1), help="Workloads to run.")
+@click.option("--first", is_flag=True, help="Stop at the first failure.")
+@click.option(
+    "-o",
+    "--output",
+    default="kvtrail-check",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for report.md, junit.xml, and the trace and the test of each failure.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for machines.")
+@click.pass_context
+def check(
+    context: click.Context,
+    connector: str,
+    config: dict[str, Any] | None,
+    profiles: tuple[str, ...],
+    seed: int,
+    seconds: float | None,
+    steps: int | None,
+    trials: int | None,
+    first: bool,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Torture a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules and vLLM's own
+    assertions as the judge. No GPU, no model, no worker: those are made up, and end transfers early, late, out of order or
+    with errors.
+
+    CONNECTOR is a name that vLLM knows (OffloadingConnector), or module:Class for one of your own.
+
+    What fails is made small, explained, and written down as a trace and as a test.
+
+    Exit code 0: nothing found; 1: failures; 2: the connector cannot be run.
+
+    Example: kvtrail check OffloadingConnector --time 60
+
+    Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        from connector.drive import tiny
+
+        tiny.prepare_environment()
+        import vllm  # noqa: F401
+    except ImportError as missing:
+        raise click.ClickException(
+            f"`kvtrail check` runs vLLM's scheduler, and {missing.name} is not installed: install vLLM for your machine"
+        ) from missing
+    from connector.check import report
+    from connector.check.session import NothingRecorded
+    from connector.check.session import check as torture
+    from connector.drive.play import Unbuildable
+
+    if seconds is None and steps is None and trials is None:
+        seconds = 60.0
+    latest: list[Checked] = []
+    interrupted = False
+    try:
+        with _progress(seconds) as show:
+
+            def on_progress(checked: Checked, doing: str) -> None:
+                latest[:] = [checked]
+                show(checked, doing)
+
+            checked = torture(
+                connector,
+                config=config,
+                profiles=profiles or PROFILES,
+                seed=seed,
+                seconds=seconds,
+                steps=steps,
+                trials=trials,
+                stop_at_first=first,
+                on_progress=on_progress,
+            )
+    except KeyboardInterrupt:
+        if not latest:
+            raise SystemExit(130) from None
+        checked, interrupted = latest[0], True
+    except (NothingRecorded, Unbuildable) as error:
+        click.echo(f"Error: {connector} cannot be run: {error}", err=True)
+        context.exit(2)
+    try:
+        written = report.write(checked, output)
+    except OSError as error:
+        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
+        context.exit(2)
+    click.echo(json.dumps(report.as_dict(checked), indent=2) if as_json else report.as_text(checked))
+    click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
+    if interrupted:
+        click.echo("Interrupted; this is what was seen until then.", err=True)
+        context.exit(130)
+    context.exit(1 if checked.found else 0)
+
+
+@contextmanager
+def _progress(seconds: float | None) -> Iterator[Callable[[Checked, str], None]]:
+    """A progress bar, where somebody watches."""
+    if not sys.stderr.isatty():
+        yield lambda checked, doing: None
+        return
+    with click.progressbar(
+        length=int(seconds or 0) or None, label="kvtrail check", file=sys.stderr, item_show_func=lambda text: text
+    ) as bar:
+
+        def show(checked: Checked, doing: str) -> None:
+            rate = checked.steps.total() / checked.seconds if checked.seconds else 0
+            told = f"{doing}; {checked.steps.total():,} steps, {rate:,.0f}/s, {len(checked.found)} failures"
+            bar.update(max(0, int(checked.seconds) - bar.pos), told)
+
+        yield show

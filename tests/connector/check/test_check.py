@@ -1,0 +1,155 @@
+"""`kvtrail check` finds every known fault by itself, accuses no correct connector, and writes down what others can use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from connector.check import command, report
+from connector.check.profiles import PROFILES, scenario_of
+from connector.check.session import Checked, NothingRecorded, check
+from connector.check.shrink import minimal
+from connector.check.trial import without_numbers
+from connector.drive.scenario import Scenario
+from connector.faults import FAULTS
+from tracer.audit import audit
+from tracer.cli import main
+
+ROOT = Path(__file__).parents[3]
+NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
+"""Faults for vLLM's own OffloadingConnector; the others are for ours."""
+STALE = "Faulty:stale-lookup:OffloadConnector"
+
+
+def rules(checked: Checked) -> set[str]:
+    return {found.failure.what for found in checked.found if found.failure.kind == "rule"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> None:
+    """The steps bound it; `--time 60` is many times as much."""
+    name = f"Faulty:{fault}:{'OffloadingConnector' if fault in NATIVE else 'OffloadConnector'}"
+    steps = 0
+    while steps < 20_000:
+        checked = check(name, seconds=None, trials=len(PROFILES), seed=steps, shrink_seconds=0)
+        if fault in rules(checked):
+            return
+        steps += checked.steps.total()
+    pytest.fail(f"not found in {steps} steps; found: {sorted(found.failure.id for found in checked.found)}")
+
+
+@pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])
+def test_a_correct_connector_passes_all_profiles(name: str) -> None:
+    checked = check(name, seconds=None, trials=3 * len(PROFILES), seed=100)
+    assert [each.failure for each in checked.found] == []
+    assert set(checked.trials) == set(PROFILES)
+    assert checked.hits > 500
+
+
+def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None:
+    for profile in PROFILES:
+        assert scenario_of(profile, 3) == scenario_of(profile, 3) != scenario_of(profile, 4)
+        assert Scenario.from_dict(json.loads(json.dumps(scenario_of(profile, 3).as_dict()))) == scenario_of(profile, 3)
+
+
+@pytest.fixture(scope="module")
+def stale() -> Checked:
+    return check(STALE, seconds=None, trials=2, config={"chunk_size": 256}, stop_at_first=True)
+
+
+def test_what_is_found_is_made_small_and_still_fails(stale: Checked) -> None:
+    (found,) = stale.found
+    assert found.failure.id == "rule: stale-lookup"
+    assert len(found.scenario.arrivals) <= 5 < len(found.original.arrivals)
+    assert "the length matched at L1, from which nothing was subtracted" in found.failure.text
+    assert found.played.steps < 60
+
+
+def test_the_trace_shows_it_and_the_test_fails_with_the_fault_and_passes_without(
+    stale: Checked, tmp_path: Path
+) -> None:
+    written = {path.name: path for path in report.write(stale, tmp_path)}
+    assert set(written) == {"stale-lookup.jsonl", "test_stale_lookup.py", "report.md", "junit.xml"}
+    assert "stale-lookup" in {finding.rule for finding in audit([written["stale-lookup.jsonl"]]).findings}
+    failing = run_pytest(written["test_stale_lookup.py"], {})
+    assert failing.returncode == 1, failing.stdout
+    assert "rule: stale-lookup" in failing.stdout
+    mended = run_pytest(written["test_stale_lookup.py"], {"KVTRAIL_CONNECTOR": "OffloadConnector"})
+    assert mended.returncode == 0, mended.stdout
+
+
+def test_the_reports_say_the_same(stale: Checked, tmp_path: Path) -> None:
+    report.write(stale, tmp_path)
+    suite = ET.fromstring((tmp_path / "junit.xml").read_text())
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    (failed,) = suite.iter("failure")
+    assert failed.get("message") == "rule: stale-lookup"
+    again = f"kvtrail check '{STALE}' --profile preemption-storm --seed 0 --trials 1 --config '{{\"chunk_size\": 256}}'"
+    for text in (report.as_text(stale), (tmp_path / "report.md").read_text(), failed.text or ""):
+        assert again in text
+        assert stale.found[0].failure.text in text
+    (failure,) = json.loads(json.dumps(report.as_dict(stale)))["failures"]
+    assert Scenario.from_dict(failure["scenario"]) == stale.found[0].scenario
+
+
+def test_the_command_repeats_a_failure_exactly(tmp_path: Path) -> None:
+    arguments = ["check", STALE, "--profile", "preemption-storm", "--trials", "1", "--config", '{"chunk_size": 256}']
+    runs = [CliRunner().invoke(main, [*arguments, "--json", "-o", str(tmp_path / str(n))]) for n in range(2)]
+    assert [run.exit_code for run in runs] == [1, 1], runs[0].output
+    first, second = (json.loads(run.stdout)["failures"][0]["scenario"] for run in runs)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
+        (["no_such_module:Thing"], "No module named 'no_such_module'"),
+        (["UntracedOffloadConnector"], "no lookup was recorded"),
+        (["OffloadConnector", "--config", '{"chunk_size": 33}'], "chunk_size"),
+        (["OffloadConnector", "--config", "{"], "it is no JSON"),
+        (["OffloadConnector", "--profile", "calm"], "'calm' is not one of"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ["check", *arguments, "--trials", "1", "-o", str(tmp_path)])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_nothing_recorded_is_an_error_of_its_own() -> None:
+    with pytest.raises(NothingRecorded):
+        check("UntracedOffloadConnector", seconds=None, trials=1)
+
+
+def test_the_command_knows_the_profiles() -> None:
+    assert tuple(PROFILES) == command.PROFILES
+
+
+def test_minimal_finds_what_is_needed_and_nothing_else() -> None:
+    assert minimal(range(50), lambda kept: {3, 30, 31} <= set(kept)) == [3, 30, 31]
+    assert minimal([1, 2], lambda kept: True) == []
+
+
+def test_deaths_are_of_one_kind_whatever_their_numbers() -> None:
+    one = without_numbers("AssertionError: Mismatch in tokens to load: 256 vs 336 for request r-12")
+    assert one == without_numbers("AssertionError: Mismatch in tokens to load: 64 vs 8 for request r-3")
+
+
+def run_pytest(path: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path.name],
+        cwd=path.parent,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
