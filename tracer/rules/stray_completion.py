@@ -17,8 +17,9 @@ class StrayCompletion(RequestRule):
     A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its children,
     and only one of them waits for it: with several connectors, a second report proves nothing. Source: vLLM,
     `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
-    vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637 (https://github.com/vllm-project/vllm/issues/51637) and
-    #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs every event of the request.
+    vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
+    (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs
+    every event of the request.
     """
 
     id = "stray-completion"
