@@ -26,12 +26,14 @@ class Known:
         output: how many tokens it generated.
         hashes: of its full blocks, output included; None where they were not recorded.
         found: the longest prefix that a cache, vLLM's or the connector's, held at its first lookup.
+        is_local: vLLM's own cache held all of it.
     """
 
     length: int
     output: int
     hashes: tuple[str, ...] | None
     found: int
+    is_local: bool
 
 
 def split(hashes: str) -> tuple[str, ...]:
@@ -92,13 +94,18 @@ def _runs(
 
 
 def _by_lengths(requests: Mapping[str, Known]) -> dict[str, tuple[Segment, ...]]:
-    """The latest earlier request that is long enough is taken for the one that was there before."""
+    """What vLLM's cache still held was used lately; what only the connector held was not. So the one is taken to be shared
+    with the family of requests that was used last, the other with the one that was not used for longest."""
     made: dict[str, tuple[Segment, ...]] = {}
+    latest: dict[str, str] = {}
+    """Of each family, named for its first request, the latest; the family that was used last stands last."""
     for name, known in requests.items():
         found = min(known.found, known.length)
-        donor = next((n for n in reversed(made) if requests[n].length >= found), None) if found else None
-        shared = _first(made[donor], found) if donor is not None else ()
+        able = [family for family, member in latest.items() if found and requests[member].length >= found]
+        family = (able[-1] if known.is_local else able[0]) if able else name
+        shared = _first(made[latest.pop(family)], found) if able else ()
         made[name] = (*shared, *_rest(name, known.length - sum(count for _, count in shared)))
+        latest[family] = name
     return made
 
 

@@ -196,7 +196,8 @@ def _known(life: Life) -> Known:
     short = length < (life.start.block_size or 1)  # it has no full block, and no hash to tell
     hashes = split("".join(each or "" for each in told)) if any(told) or short else None
     found = max(first.computed, first.matched or first.computed + (first.answer or 0)) if first is not None else 0
-    return Known(length, _max_tokens(life), hashes, found)
+    is_local = first is not None and first.computed >= found
+    return Known(length, _max_tokens(life), hashes, found, is_local)
 
 
 def _max_tokens(life: Life) -> int:
