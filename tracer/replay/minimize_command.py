@@ -14,6 +14,7 @@ from tracer import destination, otlp, terminal, words
 from tracer.destination import STDOUT
 from tracer.findings import Finding
 from tracer.replay import minimize as minimizing
+from tracer.replay.cut import Progress
 from tracer.replay.history import History, load
 from tracer.replay.minimize import Minimized, NoFinding
 from tracer.report import finding_text
@@ -136,7 +137,7 @@ def _named(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 @contextmanager
-def _progress() -> Iterator[minimizing.Progress | None]:
+def _progress() -> Iterator[Progress | None]:
     """A line that says how far it is, where somebody watches."""
     if not sys.stderr.isatty():
         yield None
