@@ -15,8 +15,8 @@ from tracer import otlp
 
 
 @contextmanager
-def recording(path: Path) -> Iterator[None]:
-    """Write all that is recorded inside to a file, when it is over; an event a line."""
+def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
+    """Write all that is recorded inside to a file, when it is over."""
     memory = Memory()
     with patch.object(outlet, "from_environment", lambda: outlet.InProcess(memory)):
         try:
@@ -25,10 +25,14 @@ def recording(path: Path) -> Iterator[None]:
             for each in recorder.recorders():
                 assert each.flush()
                 assert each.dropped == 0
-            lines = [
-                otlp.spans_to_json_line([span])
+            spans = [
+                span
                 for payload in memory.payloads
                 for span in otlp.spans(ExportTraceServiceRequest.FromString(payload))
+            ]
+            lines = [
+                otlp.spans_to_json_line(spans[first : first + events_a_line])
+                for first in range(0, len(spans), events_a_line)
             ]
             path.write_text("\n".join(lines) + "\n")
             for each in recorder.recorders():
