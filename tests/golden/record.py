@@ -15,9 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recording import recording
 
@@ -30,6 +29,7 @@ from tracer.replay.history import load
 from tracer.replay.minimize import minimize
 from tracer.semconv import Kind
 
+HERE = Path(__file__).parent
 HEAD = """# Golden traces
 
 Recorded from the real scheduler of vLLM, without a model, by `python tests/golden/record.py`, which records them again; the
