@@ -89,13 +89,17 @@ def minimize(
     except Exception as error:  # a defect of ours: exit code 1 would say that there is no finding
         click.echo(f"Error: minimizing failed: {type(error).__name__}: {error}", err=True)
         context.exit(2)
-    text = "\n\n".join(
-        [
-            finding_text(result.finding, columns=None if aside else terminal.width()),
-            "\n".join([*_summary(result, output), *_left_out(history, result)]),
-        ]
-    )
+    columns = None if aside else terminal.width()
+    lines = [
+        line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)
+    ]
+    text = "\n".join([finding_text(result.finding, columns=columns), "", *lines])
     click.echo(text, err=True) if aside else terminal.echo(text)
+
+
+def _wrapped(line: str, columns: int | None) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    return terminal.wrapped(line.lstrip(), columns, first=indent, rest=indent + "  ")
 
 
 def _summary(result: Minimized, output: Path) -> Iterator[str]:
