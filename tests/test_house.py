@@ -62,6 +62,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
         ("import connector, connector.recorder, connector.traced", ["vllm", "torch", "grpc", "fastapi", "streamlit"]),
         ("import tracer.serve, tracer.commands, tracer.audit", ["vllm", "torch", "streamlit", "connector"]),
         ("import tracer.commands, tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
+        ("import tracer.replay.minimize_command", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
         ("import tracer.cli", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
         ("import dashboard.client, dashboard.figures", ["vllm", "torch", "connector", "grpc", "fastapi"]),
     ],

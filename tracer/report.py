@@ -50,6 +50,11 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
     return "\n\n".join(paragraphs)
 
 
+def finding_text(finding: Finding, *, columns: int | None = None) -> str:
+    """One finding by itself, as an audit shows it under its rule."""
+    return f"{_heading(finding, 1, columns)}\n\n{_finding(finding, columns, name_engine=False)}"
+
+
 def rule_page(rule: Rule, *, columns: int | None = None) -> str:
     """The rule's page of the documentation, as a terminal has it: no Markdown, sentences wrapped."""
     paragraphs = []

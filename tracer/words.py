@@ -154,8 +154,11 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
 
 
 def _extent(numbers: Mapping[str, Any]) -> str:
-    start, length = numbers["start"], numbers["count"]
-    return f"{some(length, 'token')} ({count(start)} to {count(start + length)})"
+    start, length = numbers.get("start"), numbers["count"]
+    where = (
+        "" if start is None else f" ({count(start)} to {count(start + length)})"
+    )  # a plan may not say whose they are
+    return f"{some(length, 'token')}{where}"
 
 
 def _transfer(numbers: Mapping[str, Any]) -> str:
