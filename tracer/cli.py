@@ -21,6 +21,7 @@ COMMANDS = {
         "tracer.replay.minimize_command:minimize",
         "Reduce a trace that drifts to the fewest requests and events that show it.",
     ),
+    "test": ("connector.redrive.command:write_test", "Turn a recorded fault into a pytest file that stands alone."),
     "check": ("connector.check.command:check", "Torture a connector on vLLM's scheduler; the rules are the judge."),
     "dashboard": ("dashboard.command:dashboard", "Show live request timelines in the browser."),
     "demo": ("connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
