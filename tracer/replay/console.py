@@ -119,7 +119,8 @@ class Console:
         """A line of text, typed at the foot of the screen; empty where it is called off."""
         text = ""
         while True:
-            self._draw(f"{question}{text}_")
+            room = max(1, self._columns() - len(question) - 1)
+            self._draw(f"{question}{text[-room:]}_")
             key = next(self._keys)
             if key in "\r\n":
                 return text.strip()

@@ -56,7 +56,9 @@ def moment(player: Player, *, columns: int, rows: int, message: str = "") -> lis
     """The step under the cursor as a screen of at most `rows` lines: the steps around it, what it says, what it let be
     found, and the account of its request. What does not fit is counted."""
     step = player.here()
-    foot = [style(_cut(message, columns), bold=True) if message else style(_cut(SHORT_KEYS, columns), dim=True)]
+    foot = [style(line, bold=True) for line in wrapped(message, columns)]
+    if not message:
+        foot = [style(_cut(SHORT_KEYS, columns), dim=True)]
     head = _head(player, step, columns)
     room = max(3, rows - len(head) - len(foot))
     body = _body(player, step, columns, around=max(1, min(MOST_AROUND, (room - 4) // 3)))
