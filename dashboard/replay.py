@@ -18,11 +18,11 @@ NUMBERS = (
 _SELDOM = {"rejected": 0, "refused": 0, "outcome": None, "complete": True}
 
 
-def clamped(text: str, *, steps: int) -> int:
-    """The step that an address names: the nearest there is, and the first where it names none."""
-    digits = text.removeprefix("-")
-    number = int(text) if digits.isdecimal() and len(digits) < 10 else 1
-    return min(max(number, 1), max(steps, 1))
+def clamped(wanted: str | int, *, steps: int) -> int:
+    """The step that is wanted, perhaps by an address: the nearest there is, and the first where it names none."""
+    text = str(wanted)
+    number = int(text) if text.isdecimal() and len(text) < 10 else 1
+    return min(max(number, 1), steps)
 
 
 def found_at(timeline: Row) -> dict[int, list[Row]]:

@@ -11,6 +11,9 @@ from dashboard.client import Row
 from dashboard.figures import account_chart, timeline_chart
 from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
 
+STEP = "replay_step"
+"""Where the session holds the step. The slider cannot: it is another slider as soon as the request has more steps."""
+
 
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str) -> None:
@@ -34,14 +37,10 @@ def show(timeline: Row) -> None:
     if not steps:
         st.info("Nothing is stored of this request's steps any more: the tracer has let go of its spans.")
         return
-    request = timeline["request"]
-    # The step is held here and not by the slider: the slider is another one as soon as the request has more steps.
-    held = f"step of {request['engine']} {request['request']}"
-    if held not in st.session_state:
-        st.session_state[held] = replay.clamped(st.query_params.get("step", ""), steps=steps)
+    step = st.session_state[STEP] = replay.clamped(st.session_state[STEP], steps=steps)
     found = replay.found_at(timeline)
     heading(timeline)
-    step = controls(held, steps, found)
+    controls(step, steps, found)
     if st.query_params.get("step") != str(step):
         st.query_params["step"] = str(step)
     left, right = st.columns([2, 1], gap="large")
@@ -69,13 +68,12 @@ def heading(timeline: Row) -> None:
             st.warning(sentence)
 
 
-def controls(held: str, steps: int, found: dict[int, list[Row]]) -> int:
-    """The slider between its buttons; returns the step."""
+def controls(step: int, steps: int, found: dict[int, list[Row]]) -> None:
+    """The slider beside the buttons, at this step."""
 
-    def go(step: int | None) -> None:
-        st.session_state[held] = step
+    def go(to: int | None) -> None:
+        st.session_state[STEP] = to
 
-    step: int = min(max(st.session_state[held], 1), steps)
     before, after = replay.neighbours(found, step=step)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         st.button("Previous finding", key="finding_before", icon=":material/keyboard_double_arrow_left:",
@@ -87,10 +85,8 @@ def controls(held: str, steps: int, found: dict[int, list[Row]]) -> int:
         st.button("Next finding", key="finding_after", icon=":material/keyboard_double_arrow_right:", icon_position="right",
                   disabled=after is None, on_click=go, args=(after,), shortcut="F")  # fmt: skip
         if steps > 1:
-            slider = f"slider of {held}"
-            st.session_state[slider] = step
-            st.slider("Step", 1, steps, key=slider, on_change=lambda: go(st.session_state[slider]))
-    return step
+            st.session_state["slider"] = step
+            st.slider("Step", 1, steps, key="slider", on_change=lambda: go(st.session_state["slider"]))
 
 
 def happening(timeline: Row, step: int, found: dict[int, list[Row]]) -> None:
@@ -131,6 +127,8 @@ def account(timeline: Row, step: int) -> None:
 
 
 wanted = st.query_params.get("id", "")
+# Not in the fragment: whoever comes here by a link means the link's step; afterwards the address follows the step.
+st.session_state[STEP] = st.query_params.get("step", "")
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:

@@ -165,6 +165,11 @@ def test_a_request_is_replayed_step_by_step(
     feed(tracer, f"{STALE}\nS 384+48", request="chat-7-0123abcd", engine="engine-a")
     see(page, "Step 8 of 9: allocation")
 
+    # A link to a step means this step, wherever one was before.
+    page.get_by_role("link", name="All of it at once").click()
+    page.get_by_role("link", name="Replay from step 7, where it shows").click()
+    see(page, "Step 7 of 9: lookup")
+
     # The address names the step; dark is as good as light.
     page.emulate_media(color_scheme="dark")
     page.goto(f"{url}/replay?id=chat-7-0123abcd&engine=engine-a&step=7")
@@ -172,6 +177,9 @@ def test_a_request_is_replayed_step_by_step(
     see(page, "The connector answered 256")
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
     shoot(page, "replay-dark")
+    page.set_viewport_size({"width": 420, "height": 1400})
+    see(page, "Step 7 of 9: lookup")
+    shoot(page, "replay-narrow")
     page.goto(f"{url}/replay?id=chat-7-0123abcd&step=900")
     see(page, "Step 9 of 9")
 
