@@ -77,14 +77,15 @@ def facts(timeline: Row, *, step: int, now_ns: int) -> list[str]:
     since = told["start_ns"] - timeline["request"]["started_ns"]
     where = told["service"] if told["foreign"] else f"{told['role']} {told['rank'] or 0}"
     sign = "before" if since < 0 else "after"
-    known = [] if told["epoch"] is None else [f"epoch {told['epoch']}"]
-    return [
+    epoch = "" if told["epoch"] is None else f"epoch {told['epoch']}"
+    facts = [
         f"{wording.clock(told['start_ns'], now_ns=now_ns)} UTC",
         f"{wording.duration(abs(since))} {sign} the arrival",
         f"took {wording.duration(told['end_ns'] - told['start_ns'])}",
-        *known,
+        epoch,
         where,
     ]
+    return [fact for fact in facts if fact]
 
 
 def _account(timeline: Row, *, upto: int) -> Row | None:

@@ -63,6 +63,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
         ("import tracer.serve, tracer.commands, tracer.audit", ["vllm", "torch", "streamlit", "connector"]),
         ("import tracer.commands, tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
         ("import tracer.cli", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
+        ("import connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
         ("import dashboard.client, dashboard.figures", ["vllm", "torch", "connector", "grpc", "fastapi"]),
     ],
 )

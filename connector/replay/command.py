@@ -28,12 +28,30 @@ _LINES_AT_ONCE = 256
 @click.option(
     "--request", metavar="ID", help="Show this request only: its id, the external one, or the beginning of either."
 )
-@click.option("--from", "begin", metavar="TIME", help="Show the steps from this time on (UTC), or from +SECONDS on.")
-@click.option("--to", "end", metavar="TIME", help="Show the steps up to this time (UTC), or up to +SECONDS.")
+@click.option(
+    "--from",
+    "begin",
+    envvar="KVTRAIL_REPLAY_FROM",
+    metavar="TIME",
+    help="Show the steps from this time on (UTC), or from +SECONDS on.",
+)
+@click.option(
+    "--to",
+    "end",
+    envvar="KVTRAIL_REPLAY_TO",
+    metavar="TIME",
+    help="Show the steps up to this time (UTC), or up to +SECONDS.",
+)
 @click.option(
     "--plain", is_flag=True, help="Print every step as a line, also on a terminal; in a pipe that is so anyway."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print every step as a line of JSON, for machines.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    envvar="KVTRAIL_REPLAY_JSON",
+    help="Print every step as a line of JSON, for machines.",
+)
 @click.pass_context
 def replay(
     context: click.Context,
@@ -61,7 +79,7 @@ def replay(
         player = _player(load(traces), request, begin, end)
         if as_json:
             _print(machine.lines(player))
-        elif plain or not sys.stdout.isatty():
+        elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print(screen.lines(player, columns=terminal.width()))
         else:
             Console(player).run()
@@ -70,8 +88,8 @@ def replay(
     except (UnusableTrace, NotInHistory, NoSuchStep) as error:
         click.echo(f"Error: {error}", err=True)
         context.exit(2)
-    except OSError:
-        raise  # whoever read our output has seen enough, or the terminal is gone
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; click knows what to do
     except Exception as error:  # a defect of ours: exit code 1 would say that there is drift
         click.echo(f"Error: the replay failed: {type(error).__name__}: {error}", err=True)
         context.exit(2)
