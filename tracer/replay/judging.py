@@ -59,7 +59,7 @@ def judge(
         places = {event.span_id: index for index, event in enumerate(events)}
         for finding in settled:
             note(finding, places[finding.witness[-1].span_id])
-    late = [replace(finding) for finding in detector.tick() if finding.id not in known]
+    late = [replace(finding) for finding in detector.tick()]
     return Judged(
         found={index: tuple(made) for index, made in found.items()},
         again={index: tuple(seen) for index, seen in again.items()},

@@ -66,6 +66,8 @@ def test_a_request_and_a_window_of_time(trace: Path) -> None:
     result = run(trace, "--request", "cmpl-1-0", "--from", "01:24:36.003", "--to", "+0.007")
     assert re.findall(r"^ *(\d+)  \d\d:", result.output, flags=re.MULTILINE) == ["4", "5", "8"]
     assert "3 steps of them are shown" in result.output
+    # It ends at 01:24:36.009010, and is shown at 01:24:36.009.
+    assert "10  01:24:36.009" in run(trace, "--to", "01:24:36.009").output
 
 
 def test_json_is_an_object_a_line(trace: Path) -> None:
