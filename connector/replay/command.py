@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from tracer import terminal
+from tracer import terminal, words
 from tracer.replay import machine, screen
 from tracer.replay.console import Console
 from tracer.replay.history import History, load
@@ -20,6 +20,8 @@ from tracer.tracefile import UnusableTrace
 
 MANY = 20_000
 """Events from which on judging them is worth a progress bar."""
+BIG = 8 << 20
+"""Bytes from which on reading them is worth a word."""
 _LINES_AT_ONCE = 256
 
 
@@ -76,6 +78,7 @@ def replay(
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
     try:
+        _tell_what_is_read(traces)
         player = _player(load(traces), request, begin, end)
         if as_json:
             _print(machine.lines(player))
@@ -104,6 +107,13 @@ def _player(history: History, request: str | None, begin: str | None, end: str |
     requests = None if request is None else requests_named(history, request)
     with _progress(len(history.moments)) as on_events:
         return Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
+
+
+def _tell_what_is_read(traces: Iterable[Path]) -> None:
+    """Reading is most of the waiting: say so to whoever waits."""
+    size = sum(path.stat().st_size for path in traces if path.is_file())
+    if size >= BIG and sys.stderr.isatty():
+        click.echo(f"Reading {words.size(size)} ...", err=True)
 
 
 def _print(lines: Iterable[str]) -> None:
