@@ -64,6 +64,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
         ("import tracer.commands, tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
         ("import tracer.replay.minimize_command", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
         ("import tracer.cli", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
+        ("import connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
         ("import dashboard.client, dashboard.figures", ["vllm", "torch", "connector", "grpc", "fastapi"]),
     ],
 )

@@ -155,10 +155,9 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
 
 def _extent(numbers: Mapping[str, Any]) -> str:
     start, length = numbers.get("start"), numbers["count"]
-    where = (
-        "" if start is None else f" ({count(start)} to {count(start + length)})"
-    )  # a plan may not say whose they are
-    return f"{some(length, 'token')}{where}"
+    if start is None:  # a plan that names blocks, but not whose tokens they are
+        return some(length, "token")
+    return f"{some(length, 'token')} ({count(start)} to {count(start + length)})"
 
 
 def _transfer(numbers: Mapping[str, Any]) -> str:
