@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     metavar="JSON",
     help="Its kv_connector_extra_config. [default: the recorded numbers]",
 )
-@click.option("--engine", metavar="ID", help="The engine or recorder, where the trace is of several.")
+@click.option("--recorder", metavar="ID", help="The recorder, or its engine, where the trace is of several.")
 @click.option("--rule", metavar="RULE", help="The fault to keep. [default: the first recorded one that appears again]")
 @click.pass_context
 def write_test(
@@ -50,7 +50,7 @@ def write_test(
     force: bool,
     connector: str | None,
     config: dict[str, Any] | None,
-    engine: str | None,
+    recorder: str | None,
     rule: str | None,
 ) -> None:
     """Turn a recorded fault into a pytest file that stands alone: it fails with the faulty connector, and passes with a
@@ -73,7 +73,7 @@ def write_test(
     try:
         history = load(traces)
         with _progress() as on_try:
-            made = regression(history, connector=connector, config=config, engine=engine, rule=rule, on_try=on_try)
+            made = regression(history, connector=connector, config=config, recorder=recorder, rule=rule, on_try=on_try)
         with destination.opened(output) as file:
             file.write(made.source)
     except DoesNotAppear as error:

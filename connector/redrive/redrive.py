@@ -35,21 +35,22 @@ def redrive(
     *,
     connector: str | None = None,
     config: Mapping[str, Any] | None = None,
-    engine: str | None = None,
+    recorder: str | None = None,
     whole_engine: bool = False,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Redriven:
     """Make a scenario of a history and play it.
 
     `connector` is a name that vLLM knows, `module:Class`, or `Faulty:<fault>:<connector>`; the recorded one if none is given.
-    `config` is its `kv_connector_extra_config`; the recorded numbers if none is given. `engine` names one of several in the
-    history. With `whole_engine` the CPU engine runs it, model and worker included, instead of the bare scheduler.
+    `config` is its `kv_connector_extra_config`; the recorded numbers if none is given. `recorder` names one of several in
+    the history, or its engine. With `whole_engine` the CPU engine runs it, model and worker included, instead of the bare
+    scheduler.
 
     Raises:
         NotDrivable: the history does not hold what it takes.
         Unbuildable: vLLM refuses the settings or the connector.
     """
-    workload = workload_of(history, engine=engine)
+    workload = workload_of(history, recorder=recorder)
     name = connector or workload.connector
     transfer = configuration(name, workload.settings if config is None else config)
     played = play(workload.scenario, transfer, whole_engine=whole_engine, on_step=on_step)

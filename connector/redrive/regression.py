@@ -45,7 +45,7 @@ def regression(
     *,
     connector: str | None = None,
     config: Mapping[str, Any] | None = None,
-    engine: str | None = None,
+    recorder: str | None = None,
     rule: str | None = None,
     shrink_seconds: float = SHRINK_S,
     on_try: Callable[[Scenario], None] = lambda smallest: None,
@@ -53,13 +53,13 @@ def regression(
     """A test that fails with the recorded connector's fault.
 
     The first failure that the recording has too is kept, or that of `rule`; where none of them comes again, the first one
-    at all. `connector`, `config` and `engine` are as for `redrive`. `on_try` hears the smallest scenario so far.
+    at all. `connector`, `config` and `recorder` are as for `redrive`. `on_try` hears the smallest scenario so far.
 
     Raises:
         DoesNotAppear: nothing fails, or not what was asked for.
         NotDrivable, Unbuildable: as for `redrive`.
     """
-    driven = redrive(history, connector=connector, config=config, engine=engine)
+    driven = redrive(history, connector=connector, config=config, recorder=recorder)
     subject = Subject(driven.connector, driven.workload.settings if config is None else config)
     failure = _chosen(failures(driven.played), driven, rule)
 

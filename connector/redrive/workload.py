@@ -64,13 +64,13 @@ class Workload:
     notes: Sequence[str]
 
 
-def workload_of(history: History, *, engine: str | None = None) -> Workload:
+def workload_of(history: History, *, recorder: str | None = None) -> Workload:
     """What one engine of a history did, as a scenario.
 
     Raises:
         NotDrivable: it holds no requests of a scheduler, or of several engines, and none is named.
     """
-    recorder = _recorder(history, engine)
+    recorder = _recorder(history, recorder)
     resource = history.resource(recorder)
     events = [e for e in history.events if e.recorder == recorder and e.role in (SCHEDULER, "")]
     connector_id = next(e.connector_id for e in events if isinstance(e, RequestStart))
@@ -129,17 +129,15 @@ def lives_of(events: Sequence[Event]) -> dict[str, Life]:
     return _lives(events)
 
 
-def _recorder(history: History, engine: str | None) -> str:
+def _recorder(history: History, name: str | None) -> str:
     found = {e.recorder: e.engine for e in history.events if isinstance(e, RequestStart) and e.role == SCHEDULER}
-    if engine is not None:
-        found = {recorder: name for recorder, name in found.items() if engine in (name, recorder)}
+    if name is not None:
+        found = {recorder: engine for recorder, engine in found.items() if name in (engine, recorder)}
     if not found:
-        what = (
-            "no request of a scheduler begins in it" if engine is None else f"no engine or recorder {engine!r} is in it"
-        )
+        what = "no request of a scheduler begins in it" if name is None else f"no recorder or engine {name!r} is in it"
         raise NotDrivable(f"the history cannot be driven again: {what}")
     if len(found) > 1:
-        named = ", ".join(f"{recorder} (engine {name})" for recorder, name in sorted(found.items()))
+        named = ", ".join(f"{recorder} (engine {engine})" for recorder, engine in sorted(found.items()))
         raise NotDrivable(f"the history is of several engines; say which one: {named}")
     return next(iter(found))
 

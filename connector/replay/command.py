@@ -1,28 +1,18 @@
-"""`kvtrail replay`."""
+"""`kvtrail replay`: read a history, or run it again."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import click
 
-from tracer import terminal, words
-from tracer.replay import machine, screen
-from tracer.replay.console import Console
-from tracer.replay.history import History, load
-from tracer.replay.player import NoSuchStep, Player
-from tracer.replay.selection import NotInHistory, moment, requests_named, through
+from connector.needs import as_json_object
+from connector.replay.reading import step_through
+from tracer import destination
+from tracer.replay.player import NoSuchStep
+from tracer.replay.selection import NotInHistory
 from tracer.tracefile import UnusableTrace
-
-MANY = 20_000
-"""Events from which on judging them is worth a progress bar."""
-BIG = 8 << 20
-"""Bytes from which on reading them is worth a word."""
-_LINES_AT_ONCE = 256
 
 
 @click.command()
@@ -52,8 +42,39 @@ _LINES_AT_ONCE = 256
     "as_json",
     is_flag=True,
     envvar="KVTRAIL_REPLAY_JSON",
-    help="Print every step as a line of JSON, for machines.",
+    help="Print every step as a line of JSON, for machines; with --engine, one JSON document.",
 )
+@click.option(
+    "--engine",
+    "again",
+    is_flag=True,
+    envvar="KVTRAIL_REPLAY_ENGINE",
+    help="Drive the recording again on vLLM's real scheduler: same lengths, arrivals and shared prefixes, no model.",
+)
+@click.option(
+    "--tokens",
+    type=click.Choice(["none", "synthetic"]),
+    default="none",
+    show_default=True,
+    help="With --engine: `synthetic` takes the whole CPU engine, with a tiny model and made-up prompts.",
+)
+@click.option("--connector", metavar="CONNECTOR", help="With --engine: another connector than the recorded one.")
+@click.option(
+    "--config",
+    callback=as_json_object,
+    metavar="JSON",
+    help="The connector's kv_connector_extra_config, if not as recorded.",
+)
+@click.option(
+    "--recorder", metavar="ID", help="With --engine: the recorder, or its engine, where the trace is of several."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --engine: write what the new run recorded, a trace file; - is the standard output.",
+)
+@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
 @click.pass_context
 def replay(
     context: click.Context,
@@ -63,70 +84,93 @@ def replay(
     end: str | None,
     plain: bool,
     as_json: bool,
+    again: bool,
+    tokens: str,
+    connector: str | None,
+    config: dict[str, Any] | None,
+    recorder: str | None,
+    output: Path | None,
+    force: bool,
 ) -> None:
     """Step through trace files, read together as one history: each event, and the account of its request beside it.
 
     A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? tells which;
     elsewhere every step is a line. Findings stand where they are made.
 
-    Exit code 0: no drift in what is shown; 1: drift; 2: a file cannot be used, or there is nothing to show.
+    With --engine the history is not shown but driven again, on vLLM's real scheduler, with the recorded connector or another.
+
+    Exit code 0: no drift in what is shown, or in the new run; 1: drift; 2: a file cannot be used, or there is nothing to
+    show.
 
     Example: kvtrail replay trace.jsonl
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 --from 14:59:37 --plain
+
+    Example: kvtrail replay trace.jsonl --engine --connector my_package.my_module:MyConnector
     """
-    if plain and as_json:
-        raise click.UsageError("--plain and --json exclude each other")
+    _check(
+        plain=plain,
+        as_json=as_json,
+        again=again,
+        reading=[request, begin, end],
+        driving=[connector, config, recorder, output],
+    )
     try:
-        _tell_what_is_read(traces)
-        player = _player(load(traces), request, begin, end)
-        if as_json:
-            _print(machine.lines(player))
-        elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print(screen.lines(player, columns=terminal.width()))
+        if again:
+            code = _drive_again(traces, connector, config, recorder, tokens, output, force, as_json)
         else:
-            Console(player).run()
+            code = step_through(traces, request=request, begin=begin, end=end, plain=plain, as_json=as_json)
     except KeyboardInterrupt:
         context.exit(130)
     except (UnusableTrace, NotInHistory, NoSuchStep) as error:
         click.echo(f"Error: {error}", err=True)
         context.exit(2)
-    except BrokenPipeError:
+    except (BrokenPipeError, click.ClickException):
         raise  # whoever read our output has seen enough; click knows what to do
     except Exception as error:  # a defect of ours: exit code 1 would say that there is drift
         click.echo(f"Error: the replay failed: {type(error).__name__}: {error}", err=True)
         context.exit(2)
-    context.exit(1 if player.findings else 0)
+    context.exit(code)
 
 
-def _player(history: History, request: str | None, begin: str | None, end: str | None) -> Player:
-    from_ns = None if begin is None else moment(history, begin)
-    to_ns = None if end is None else through(moment(history, end))
-    if from_ns is not None and to_ns is not None and to_ns < from_ns:
-        raise NotInHistory(f"--to {end} is before --from {begin}")
-    requests = None if request is None else requests_named(history, request)
-    with _progress(len(history.moments)) as on_events:
-        return Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
+def _check(plain: bool, as_json: bool, again: bool, *, reading: list[Any], driving: list[Any]) -> None:
+    if plain and as_json:
+        raise click.UsageError("--plain and --json exclude each other")
+    if again and (plain or any(each is not None for each in reading)):
+        raise click.UsageError(
+            "--engine drives the whole history; --request, --from, --to and --plain show a part of it"
+        )
+    if not again and any(each is not None for each in driving):
+        raise click.UsageError("--connector, --config, --recorder and --output are for --engine")
 
 
-def _tell_what_is_read(traces: Iterable[Path]) -> None:
-    """Reading is most of the waiting: say so to whoever waits."""
-    size = sum(path.stat().st_size for path in traces if path.is_file())
-    if size >= BIG and sys.stderr.isatty():
-        click.echo(f"Reading {words.size(size)} ...", err=True)
+def _drive_again(
+    traces: tuple[Path, ...],
+    connector: str | None,
+    config: dict[str, Any] | None,
+    recorder: str | None,
+    tokens: str,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> int:
+    from connector.drive.play import Unbuildable
+    from connector.redrive.mode import drive_again
+    from connector.redrive.workload import NotDrivable
 
-
-def _print(lines: Iterable[str]) -> None:
-    lines = iter(lines)
-    while some := list(islice(lines, _LINES_AT_ONCE)):
-        terminal.echo("\n".join(some))
-
-
-@contextmanager
-def _progress(events: int) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar, where somebody watches and waits."""
-    if events < MANY or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=events, label="judging", file=sys.stderr) as bar:
-        yield bar.update
+    if output is not None:
+        destination.check(output, sources=traces, force=force)
+    try:
+        return drive_again(
+            traces,
+            connector=connector,
+            config=config,
+            recorder=recorder,
+            whole_engine=tokens == "synthetic",
+            output=output,
+            as_json=as_json,
+        )
+    except (NotDrivable, Unbuildable) as error:
+        raise UnusableTrace(str(error)) from error
+    except OSError as error:
+        raise UnusableTrace(f"{output}: {error.strerror or error}") from error

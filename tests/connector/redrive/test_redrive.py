@@ -108,7 +108,7 @@ def test_a_history_that_cannot_be_driven_says_why(tmp_path: Path) -> None:
     both = History(moments=recorded(one, tmp_path).moments + recorded(other, tmp_path).moments)
     with pytest.raises(NotDrivable, match="of several engines; say which one: "):
         workload_of(both)
-    chosen = workload_of(both, engine=one.events[0].engine)
+    chosen = workload_of(both, recorder=one.events[0].engine)
     assert [arrival.id for arrival in chosen.scenario.arrivals] == ["r"]
-    with pytest.raises(NotDrivable, match="no engine or recorder 'nobody'"):
-        workload_of(both, engine="nobody")
+    with pytest.raises(NotDrivable, match="no recorder or engine 'nobody'"):
+        workload_of(both, recorder="nobody")

@@ -57,7 +57,7 @@ def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path:
     [
         (["--rule", "lock-leak"], "rule lock-leak does not appear"),
         (["--connector", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
-        (["--engine", "nobody"], "no engine or recorder 'nobody' is in it"),
+        (["--recorder", "nobody"], "no recorder or engine 'nobody' is in it"),
         (["--config", "[1]"], "must be a JSON object"),
     ],
 )
