@@ -53,8 +53,16 @@ class _Case:
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe."""
 
-    def __init__(self, *, rules: Sequence[Rule] | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rules: Sequence[Rule] | None = None,
+        ledger: Ledger | None = None,
+        listener: Callable[[Event, Account], None] | None = None,
+    ) -> None:
+        """`listener` is told each event of a request once and in the request's order, when its account has taken it."""
         self.ledger = ledger or Ledger()
+        self._listener = listener
         self.findings: dict[Key, dict[str, Finding]] = {}
         """Findings by request and id, for the requests whose account is still held."""
         self.verdicts: Counter[tuple[str, Verdict]] = Counter()
@@ -234,6 +242,8 @@ class Detector:
             elif judgement is not None:
                 self._judged(rule, event, judgement, touched)
         account.apply(event)
+        if self._listener is not None:
+            self._listener(event, account)
         if account.ended_ns is not None:
             self.ledger.finished[account.engine, account.request] = None
         if event.kind in WAITING:
