@@ -17,10 +17,12 @@ from tracer.semconv import Kind
 
 # Colours that keep their contrast on white and on near-black alike; red is kept for what is wrong.
 BLUE, GREEN, AMBER, VIOLET, GREY, RED = "#3b82f6", "#10a37f", "#e08a00", "#a855f7", "#8a8f98", "#ef4444"
+PINK = "#db5fa8"
 _STROKES: dict[str, tuple[str, list[int]]] = {
     "total": (GREY, [1, 0]),
     "computed": (BLUE, [1, 0]),
     "matched": (VIOLET, [7, 4]),
+    "allocated": (PINK, [2, 2]),
     "loaded": (GREEN, [1, 0]),
     "stored": (AMBER, [2, 3]),
 }
@@ -75,8 +77,8 @@ def timeline_chart(timeline: Row, *, by_step: bool = False, at: int | None = Non
 
 
 def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None) -> Chart:
-    """Computed, matched, loaded and stored tokens after each step, against the request's total. A line marks the step
-    `at`."""
+    """Computed, matched, allocated, loaded and stored tokens after each step, against the request's total.
+    A line marks the step `at`."""
     names = list(MEASURES)
     rows = levels(timeline)
     points = moments(timeline)
@@ -124,8 +126,8 @@ def status_chart(counts: dict[str, int]) -> Chart:
 def _rows(points: Sequence[Row]) -> list[str]:
     """Other services' spans first, as they enclose the rest; then the kinds in the order of a request's life."""
     present = {point["row"] for point in points}
-    foreign = sorted(present - set(_ORDER))
-    return [*foreign, *(row for row in _ORDER if row in present)]
+    places = {kind: place for place, kind in enumerate(_ORDER)}
+    return sorted(present, key=lambda row: (places.get(row.partition(", rank ")[0], -1), row))
 
 
 def _x(points: Sequence[Row], *, by_step: bool, field: str = "at") -> alt.X:

@@ -1,4 +1,4 @@
-"""The part of the HTTP api that answers about windows of time: findings, efficiency, the fleet; and a request's spans as OTLP.
+"""The HTTP api's answers about windows of time: findings, efficiency, the fleet; and a request's spans as OTLP.
 
 Every answer is as big as the window is fine, not as the store is big.
 """
@@ -63,8 +63,8 @@ class Fleet(BaseModel):
     tracer: dict[str, Any]
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
-    """Each engine's `engine`, `model`, vLLM's `version`, `service`, `host`, `open` requests and `recorders`; an engine without
-    recorders was not heard since the tracer started."""
+    """Each engine's `engine`, `model`, vLLM's `version`, `service`, `host`, `open` requests and `recorders`; one
+    without recorders was not heard since the tracer started."""
 
 
 def windows(pipeline: Pipeline, reader: Reader) -> APIRouter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from typing import Any
 
@@ -9,9 +11,10 @@ import streamlit as st
 
 from dashboard import tables, wording
 from dashboard.client import Row
+from dashboard.command import PLACE, TRACES_VARIABLE
 from dashboard.figures import account_chart, timeline_chart
 from dashboard.replay import found_at
-from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
+from dashboard.views.parts import EVERY_S, finding_card, opening_table, read, tracer, unknown_request, which_request
 
 BY_TIME, BY_STEP = "time", "steps"
 
@@ -31,22 +34,20 @@ def page(request_id: str, engine: str) -> None:
         unknown_request(request_id)
         return
     header(timeline, recorders)
+    ways_on(timeline["request"])
     steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
     for finding in timeline["findings"]:
         finding_card(finding, linked=False, step=steps[finding["id"]])
     gauges(timeline["request"])
     charts(timeline)
     st.subheader("Every step", anchor=False)
-    st.caption("What each event said, and the request's account after it. Counts are tokens.")
-    rows = tables.step_rows(timeline)
-    st.dataframe(
-        rows,
-        key="steps",
-        hide_index=True,
-        height=min(38 + 35 * len(rows), 600),
-        column_config=columns(),
-        placeholder=wording.NOTHING,
+    st.caption(
+        "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
     )
+    rows = tables.step_rows(timeline)
+    whose = {"id": timeline["request"]["request"], "engine": timeline["request"]["engine"]}
+    replays = [("views/replay.py", {**whose, "step": str(row["Step"])}) for row in rows]
+    opening_table(rows, key="steps", opens=replays, columns=columns(), most_rows=16)
 
 
 def header(timeline: Row, recorders: list[Row]) -> None:
@@ -58,8 +59,6 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         st.badge(request["status"], color=wording.STATUS_COLORS.get(request["status"], "gray"))  # type: ignore[arg-type]
         verdict = f"verdict: {request['verdict']}"
         st.badge(verdict, color=wording.VERDICT_COLORS.get(request["verdict"], "gray"))  # type: ignore[arg-type]
-        query = {"id": request["request"], "engine": request["engine"]}
-        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
     # Known only of engines heard since the tracer started.
     model = next((r["model"] for r in recorders if r["engine"] == request["engine"] and r["model"]), "not known")
     facts = [
@@ -79,6 +78,39 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         notes.warning(sentence)
 
 
+def ways_on(request: Row) -> None:
+    """Where one can go from here, and what one can take along."""
+    query = {"id": request["request"], "engine": request["engine"]}
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
+        st.page_link("views/compare.py", label="Compare", icon=":material/compare_arrows:", query_params=query)
+        if template := os.environ.get(TRACES_VARIABLE, ""):
+            address = template.replace(PLACE, request["trace_id"])
+            st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
+        with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
+            st.caption("The engine's id of the request")
+            st.code(request["request"], language=None)
+            st.caption("The trace's id")
+            st.code(request["trace_id"], language=None)
+            downloads(request)
+
+
+def downloads(request: Row) -> None:
+    """The request as files; they are asked for when somebody wants them."""
+    id_, engine = request["request"], request["engine"]
+
+    def as_json() -> str:
+        return json.dumps(tracer().request(id_, engine=engine), indent=2)
+
+    def as_otlp() -> bytes:
+        return tracer().otlp(id_, engine=engine)
+
+    st.caption("Its story, and its spans: `kvtrail audit` and any OpenTelemetry tool read the latter.")
+    with st.container(horizontal=True):
+        st.download_button("JSON", as_json, f"{id_}.json", "application/json", on_click="ignore")
+        st.download_button("OTLP", as_otlp, f"{id_}.jsonl", "application/x-ndjson", on_click="ignore")
+
+
 def gauges(request: Row) -> None:
     """The account as it stands."""
     values = {
@@ -86,6 +118,7 @@ def gauges(request: Row) -> None:
         "Computed": request["computed"],
         "Matched": request["matched"],
         "Returned": request["returned"],
+        "Allocated": request["allocated"],
         "Loaded": request["loaded"],
         "Stored": request["stored"],
         "Lookups": request["lookups"],

@@ -107,8 +107,8 @@ class Reader(Protocol):
         more than six, the first of them whole."""
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and the number
-        of requests that are `open`."""
+        """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and how many
+        of its requests are `open`."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with the number to go on after."""
