@@ -32,7 +32,9 @@ def findings_chart(trend: Row) -> Chart:
         trend_rows(trend),
         name="findings",
         of=("severity:N", SEVERITIES, [_DARKER.get(s, _COLORS[SEVERITY_COLORS[s]]) for s in SEVERITIES]),
-        what=alt.Y("findings:Q", title=None, axis=alt.Axis(format=",d", tickMinStep=1, tickCount=4, minExtent=40)),
+        what=alt.Y(
+            "findings:Q", stack="zero", title=None, axis=alt.Axis(format=",d", tickMinStep=1, tickCount=4, minExtent=40)
+        ),
         tooltip=["time:N", "severity:N", "findings:Q"],
         window=(trend["since_ns"], trend["until_ns"]),
     )
@@ -44,7 +46,7 @@ def sources_chart(efficiency: Row) -> Chart:
         worth.time_rows(efficiency),
         name="sources",
         of=("source:N", worth.sources(efficiency), _source_colors(efficiency)),
-        what=alt.Y("tokens:Q", title=None, axis=alt.Axis(format=".3~s", tickCount=4, minExtent=40)),
+        what=alt.Y("tokens:Q", stack="zero", title=None, axis=alt.Axis(format=".3~s", tickCount=4, minExtent=40)),
         tooltip=["time:N", "source:N", "said:N"],
         window=(efficiency["since_ns"], efficiency["until_ns"]),
     )
@@ -83,7 +85,7 @@ def _over_time(
     base = alt.Chart(_data(rows, name)).encode(
         x=x, x2="to:T", y=what, color=_color(field, names, colors, legend=_legend()), order="order:Q", tooltip=tooltip
     )
-    return alt.layer(base.mark_bar(clip=True, binSpacing=0)).properties(height=HEIGHT)
+    return alt.layer(base.mark_bar(orient="vertical", clip=True)).properties(height=HEIGHT)
 
 
 def _color(field: str, names: list[str], colors: list[str], *, legend: alt.Legend | None) -> alt.Color:
@@ -96,7 +98,7 @@ def _legend() -> alt.Legend:
 
 def _source_colors(efficiency: Row) -> list[str]:
     tiers = len(worth.sources(efficiency)) - 2
-    return [BLUE, *(_TIERS[n % len(_TIERS)] for n in range(tiers)), "#c3c7ce"]
+    return [BLUE, *(_TIERS[n % len(_TIERS)] for n in range(tiers)), "#a3a8b1"]
 
 
 def _data(rows: Sequence[Row], name: str) -> Any:

@@ -6,6 +6,7 @@ ids, keys and times, is no difference.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -24,32 +25,34 @@ _LETTERS = ("A", "B")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first step at which two requests differ: its number in each of them, and what it says there; None where one has
-    ended before."""
+    """A step at which two requests differ: its number in each of them, and what it says there; None where one has ended."""
 
     steps: tuple[int | None, int | None]
     says: tuple[str | None, str | None]
 
     @property
     def sentence(self) -> str:
-        """In words."""
-        if None in self.steps:
-            ended, on = (0, 1) if self.steps[0] is None else (1, 0)
-            return (
-                f"Both say the same until {_LETTERS[ended]} ends; {_LETTERS[on]} goes on with step {self.steps[on]}:"
-                f" {self.says[on]}."
-            )
+        """In words, to go on after `They first differ`."""
         parts = (
-            f"at step {step} of {letter}: {say}"
+            f"{letter} has ended" if step is None else f"{letter} at step {step}, {say}"
             for step, say, letter in zip(self.steps, self.says, _LETTERS, strict=True)
         )
-        return f"They first differ {'; '.join(parts)}."
+        return "; ".join(parts)
 
 
 def first_difference(a: Row, b: Row) -> Difference | None:
     """Where two timelines first say something else; None where they say the same to the end."""
+    return _first(a, b, _essence)
+
+
+def first_other_call(a: Row, b: Row) -> Difference | None:
+    """Where another thing is called than in the other, whatever the numbers; None where they go the same way."""
+    return _first(a, b, lambda step: (step["name"], step["epoch"], step["rank"], bool(step["error"])))
+
+
+def _first(a: Row, b: Row, essence: Callable[[Row], Any]) -> Difference | None:
     for one, other in zip_longest(_told(a), _told(b)):
-        if one is None or other is None or _essence(one[1]) != _essence(other[1]):
+        if one is None or other is None or essence(one[1]) != essence(other[1]):
             return Difference((one and one[0], other and other[0]), (one and _says(one[1]), other and _says(other[1])))
     return None
 

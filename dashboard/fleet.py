@@ -19,11 +19,11 @@ def counts(fleet: Row, *, now_ns: int) -> list[tuple[str, str, str]]:
     lag_ns = max((r["lag_ns"] for r in live), default=None)
     return [
         ("Engines live", wording.count(len(heard)), f"of {wording.some(len(engines), 'engine')} ever heard"),
-        ("Recorders live", wording.count(len(live)), f"of {wording.count(len(recorders))} since the tracer started"),
+        ("Recorders live", wording.count(len(live)), f"of {wording.some(len(recorders), 'recorder')} heard"),
         ("Open requests", wording.count(fleet["tracer"]["open"]), "begun and not ended"),
         ("Longest lag", wording.NOTHING if lag_ns is None else wording.duration(lag_ns), "of what came last"),
-        ("Dropped", wording.count(dropped), "by the recorders themselves"),
-        ("Gaps", wording.count(missing), "events that have not come"),
+        ("Dropped", wording.count(dropped), "by the recorders"),
+        ("Gaps", wording.count(missing), "events not yet come"),
     ]
 
 
@@ -37,6 +37,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
         return any(tables.is_live(r, now_ns=now_ns) for r in engine["recorders"])
 
     ordered = sorted(engines, key=lambda e: (not live(e), -last_ns(e), e["engine"]))
+    hosts = any(engine["host"] for engine in ordered)  # recorders name it where OpenTelemetry's resource does
     return [
         {
             "Engine": engine["engine"],
@@ -44,7 +45,7 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
             "Connectors": ", ".join(sorted({c for r in engine["recorders"] for c in r["connectors"]})) or None,
-            "Host": engine["host"] or None,
+            **({"Host": engine["host"] or None} if hosts else {}),
             "Open requests": engine["open"],
             "Recorders": len(engine["recorders"]),
             "Last heard": wording.clock(last_ns(engine), now_ns=now_ns),
@@ -70,7 +71,7 @@ def recorder_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Recorder": recorder["id"],
             "Engine": recorder["engine"][:8],
             "State": tables.state(recorder, now_ns=now_ns),
-            "Lag": recorder["lag_ns"] / 1e9,
+            "Lag": wording.duration(recorder["lag_ns"]),
             "Received": recorder["received"],
             "Dropped": recorder["dropped"],
             "Gaps": recorder["missing"],
@@ -86,7 +87,7 @@ def sidecar(tracer: Row, *, url: str, now_ns: int) -> str:
     last: Any = tracer["last_received_ns"]
     heard = f"last spans at {wording.clock(last, now_ns=now_ns)} UTC" if last else "no spans since then"
     return (
-        f"Tracer {tracer['version']} at {url}, up since {wording.clock(tracer['started_ns'], now_ns=now_ns)} UTC, {heard};"
+        f"Tracer {tracer['version']} at `{url}`, up since {wording.clock(tracer['started_ns'], now_ns=now_ns)} UTC, {heard};"
         f" {wording.some(tracer['spans_stored'], 'span')} stored since it started,"
         f" {wording.some(tracer['events_missing'], 'event')} given up as missing."
     )

@@ -71,6 +71,14 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
 
 
+def prose(text: str) -> str:
+    """The tracer's own prose for a Markdown element: what stands in backticks is code, and the rest shows as it is."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return plain(text)
+    return "".join(f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(parts))
+
+
 def healed(finding: Mapping[str, Any]) -> str:
     """Whether the guard repaired what was found before it did harm."""
     return healed_of(finding["healed"], count=finding["count"])

@@ -58,9 +58,9 @@ def gauges(worth: Row) -> list[tuple[str, str, str]]:
     share = f"{percent(_share(unused, worth['lookups']))} of {wording.some(worth['lookups'], 'lookup')}"
     waited = worth["waited_s"] + worth["postponed_s"]
     return [
-        ("Prefill saved", seconds(worth["prefill_saved_s"]), f"{wording.some(worth['spared'], 'token')} not computed"),
+        ("Prefill saved", seconds(worth["prefill_saved_s"]), f"{wording.some(worth['spared'], 'token')} spared"),
         ("Offload hit rate", percent(worth["hit_share"]), f"of {wording.some(worth['asked'], 'token')}"),
-        ("vLLM's own hit rate", percent(worth["local_share"]), "its prefix cache, asked first"),
+        ("vLLM's own hit rate", percent(worth["local_share"]), "its prefix cache"),
         ("Held, yet computed", wording.count(worth["recomputed"]), "tokens that the store had"),
         ("Unused lookups", wording.count(unused), share),
         ("Waited for KV", seconds(waited), f"in {wording.some(worth['waits'], 'load')}"),
@@ -71,12 +71,11 @@ def how_it_is_known(worth: Row) -> str:
     """Where the seconds saved come from, or why they are not known."""
     rate = worth["prefill_tokens_per_s"]
     if worth["prefill_saved_s"] is not None:
+        here = "" if rate is None else f" (here {wording.rate(rate)} tokens/s)"
         text = (
-            "Prefill saved: the tokens that were loaded and not computed, divided by the prefill rate of the engine that was"
-            " spared them"
+            "Prefill saved: the tokens that were spared, which means loaded and not computed, divided by the prefill rate of"
+            f" their own engine{here}, as its steps in this window show it."
         )
-        text += "" if rate is None else f" (here {wording.rate(rate)} tokens/s)"
-        text += ", as its own steps in this window show it."
         if worth["spared_unrated"]:
             text += (
                 f" {wording.some(worth['spared_unrated'], 'token')} of engines whose rate is not known are left out."

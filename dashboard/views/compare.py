@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard import compare, wording
 from dashboard.client import Row, TracerAway
-from dashboard.figures import account_chart, timeline_chart
+from dashboard.figures import account_chart, highest, timeline_chart
 from dashboard.views.parts import EVERY_S, opening_table, read, tracer, unknown_request, which_request
 
 PAGE = "views/compare.py"
@@ -55,23 +55,29 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     assert a is not None
     assert b is not None
     verdict(a, b)
+    top = max(highest(a), highest(b))
     for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
         with column:
-            side(letter, timeline)
+            side(letter, timeline, top=top)
     accounts(a, b)
     steps(a, b)
 
 
 def verdict(a: Row, b: Row) -> None:
     """Where they first differ, before all else."""
-    difference = compare.first_difference(a, b)
+    difference, other = compare.first_difference(a, b), compare.first_other_call(a, b)
     if difference is None:
         st.success("Both tell the same story: no call says anything else.")
-    else:
-        st.info(wording.plain(difference.sentence))
+        return
+    lines = [f"**They first differ:** {wording.plain(difference.sentence)}."]
+    if other is None:
+        lines.append("Both go the same way: the same is called, with other numbers.")
+    elif other != difference:
+        lines.append(f"**They first go another way:** {wording.plain(other.sentence)}.")
+    st.info("\n\n".join(lines))
 
 
-def side(letter: str, timeline: Row) -> None:
+def side(letter: str, timeline: Row, *, top: int) -> None:
     """One of the two: its name, how it stands, and its charts."""
     request = timeline["request"]
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -83,7 +89,7 @@ def side(letter: str, timeline: Row) -> None:
     query = {"id": request["request"], "engine": request["engine"]}
     st.page_link("views/request.py", label=f"Open {letter}", icon=":material/arrow_forward:", query_params=query)
     st.altair_chart(timeline_chart(timeline, by_step=True), key=f"timeline_{letter}")
-    st.altair_chart(account_chart(timeline, by_step=True), key=f"account_{letter}")
+    st.altair_chart(account_chart(timeline, by_step=True, top=top), key=f"account_{letter}")
 
 
 def accounts(a: Row, b: Row) -> None:

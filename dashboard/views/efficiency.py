@@ -14,7 +14,8 @@ from dashboard.views.parts import read, tracer
 
 PAGE = "views/efficiency.py"
 EVERY_S = 5
-CARD_WIDTH = 205
+# Six cards fill one row of a wide screen.
+CARD_WIDTH = 190
 
 
 def filters() -> tuple[str, str, str]:
@@ -23,12 +24,12 @@ def filters() -> tuple[str, str, str]:
         choices = tracer().efficiency(**shown_window("7 d").query)["choices"]
     except TracerAway:
         choices = {"engines": [], "connectors": []}  # the page below says so
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+    first, second, third = st.columns([3, 2, 2])
+    with first:
         chosen = choose_range()
-    left, right, _ = st.columns([2, 2, 3])
-    with left:
+    with second:
         engine = choose("Engine", choices["engines"], key="engine", cut=8)
-    with right:
+    with third:
         connector = choose("Connector", choices["connectors"], key="connector")
     return chosen, engine, connector
 

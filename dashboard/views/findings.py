@@ -25,8 +25,7 @@ def filters() -> tuple[str, dict[str, str]]:
         choices = tracer().findings_trend()["choices"]
     except TracerAway:
         choices = {}  # the page below says so
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        chosen = choose_range()
+    chosen = choose_range()
     columns = st.columns([3, 2, 3, 2, 2])
     given = {}
     for column, name in zip(columns, FILTERS, strict=True):
@@ -81,8 +80,8 @@ def rule_page(rule: Row) -> None:
             st.badge(rule["severity"], color=wording.SEVERITY_COLORS.get(rule["severity"], "gray"))  # type: ignore[arg-type]
             st.markdown(f"**{wording.plain(rule['title'])}**", width="content")
             st.caption(f"rule {rule['id']}", width="content")
-        st.markdown(wording.plain(wording.paragraphs(rule["text"], without=rule["title"])))
-        st.markdown(f"**What to do.** {wording.plain(rule['hint'])}")
+        st.markdown(wording.prose(wording.paragraphs(rule["text"], without=rule["title"])))
+        st.markdown(f"**What to do.** {wording.prose(rule['hint'])}")
 
 
 def by_rule(trend: Row, rules: list[Row]) -> None:
@@ -125,14 +124,16 @@ def columns() -> dict[str, Any]:
         "Last seen": st.column_config.DatetimeColumn(
             "Last seen (UTC)", format="MM-DD HH:mm:ss", timezone="UTC", width=125
         ),
-        "Severity": st.column_config.TextColumn("Severity", width=100),
-        "Rule": st.column_config.TextColumn("Rule", width=130),
-        "Request": st.column_config.TextColumn("Request", width=130),
-        "Explanation": st.column_config.TextColumn("Explanation", width=420),
-        "Epoch": st.column_config.NumberColumn("Epoch", width=60),
-        "Seen": st.column_config.NumberColumn("Seen", format="localized", width=60),
-        "Healed": st.column_config.NumberColumn("Healed", format="localized", width=65),
-        "Engine": st.column_config.TextColumn("Engine", width=85),
+        "Severity": st.column_config.TextColumn("Severity", width=95),
+        "Rule": st.column_config.TextColumn("Rule", width=120),
+        "Request": st.column_config.TextColumn("Request", width=110),
+        "Explanation": st.column_config.TextColumn("Explanation", width=300),
+        "Epoch": st.column_config.NumberColumn("Epoch", width=58),
+        "Seen": st.column_config.NumberColumn("Seen", format="localized", width=55),
+        "Healed": st.column_config.NumberColumn("Healed", format="localized", width=62),
+        "Connector": st.column_config.TextColumn("Connector", width=135),
+        "Engine": st.column_config.TextColumn("Engine", width=80),
+        "Model": st.column_config.TextColumn("Model", width=95),
     }
 
 

@@ -10,7 +10,8 @@ from dashboard import fleet, tables, wording
 from dashboard.client import Row
 from dashboard.views.parts import EVERY_S, opening_table, read, tracer
 
-CARD_WIDTH = 205
+# Six cards fill one row of a wide screen.
+CARD_WIDTH = 190
 
 
 @st.fragment(run_every=EVERY_S)
@@ -25,7 +26,7 @@ def page() -> None:
         return
     (told,) = answer
     now_ns = time.time_ns()
-    st.caption(wording.plain(fleet.sidecar(told["tracer"], url=tracer().url, now_ns=now_ns)))
+    st.caption(fleet.sidecar(told["tracer"], url=tracer().url, now_ns=now_ns))
     if sentence := tables.losses([r for engine in told["engines"] for r in engine["recorders"]]):
         st.warning(sentence)
     if not told["engines"]:
@@ -76,7 +77,7 @@ def recorders(listed: list[Row], *, now_ns: int) -> None:
     }
     columns = {
         **numbers,
-        "Lag": st.column_config.NumberColumn("Lag", format="%.2f s"),
+        "Lag": st.column_config.TextColumn("Lag", alignment="right"),
         "Recorder": st.column_config.TextColumn("Recorder", width=180),
         "Last heard": st.column_config.TextColumn("Last heard (UTC)"),
     }

@@ -24,16 +24,16 @@ def page(request_id: str, engine: str) -> None:
     """Draw the page, again and again: a request that has ended can still get spans that come late."""
 
     def ask() -> tuple[Row | None, list[Row]]:
-        return tracer().request(request_id, engine=engine), tracer().health()["recorders"]
+        return tracer().request(request_id, engine=engine), tracer().fleet()["engines"]
 
     answer = read(ask, key=f"request {request_id} {engine}")
     if answer is None:
         return
-    timeline, recorders = answer
+    timeline, engines = answer
     if timeline is None:
         unknown_request(request_id)
         return
-    header(timeline, recorders)
+    header(timeline, engines)
     ways_on(timeline["request"])
     steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
     for finding in timeline["findings"]:
@@ -50,7 +50,7 @@ def page(request_id: str, engine: str) -> None:
     opening_table(rows, key="steps", opens=replays, columns=columns(), most_rows=16)
 
 
-def header(timeline: Row, recorders: list[Row]) -> None:
+def header(timeline: Row, engines: list[Row]) -> None:
     """Who this is and how it stands; errors and losses before all else."""
     request = timeline["request"]
     now_ns = time.time_ns()
@@ -59,8 +59,7 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         st.badge(request["status"], color=wording.STATUS_COLORS.get(request["status"], "gray"))  # type: ignore[arg-type]
         verdict = f"verdict: {request['verdict']}"
         st.badge(verdict, color=wording.VERDICT_COLORS.get(request["verdict"], "gray"))  # type: ignore[arg-type]
-    # Known only of engines heard since the tracer started.
-    model = next((r["model"] for r in recorders if r["engine"] == request["engine"] and r["model"]), "not known")
+    model = next((e["model"] for e in engines if e["engine"] == request["engine"] and e["model"]), "not known")
     facts = [
         f"engine's id {request['request']}",
         f"started {wording.clock(request['started_ns'], now_ns=now_ns)} UTC",
@@ -162,7 +161,7 @@ def columns() -> dict[str, Any]:
         "Kind": st.column_config.TextColumn("Kind", width=88),
         "Since arrival": st.column_config.NumberColumn("Since arrival", format="%.3f ms"),
         "Took": st.column_config.TextColumn("Took", alignment="right", width=75),
-        "Says": st.column_config.TextColumn("Says", width=370),
+        "Says": st.column_config.TextColumn("Says", width=330),
     }
 
 
