@@ -12,7 +12,6 @@ from dashboard.client import Row, TracerAway
 from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
 from dashboard.views.parts import read, tracer
 
-PAGE = "views/efficiency.py"
 EVERY_S = 5
 # Six cards fill one row of a wide screen.
 CARD_WIDTH = 190
@@ -28,9 +27,9 @@ def filters() -> tuple[str, str, str]:
     with first:
         chosen = choose_range()
     with second:
-        engine = choose("Engine", choices["engines"], key="engine", cut=8)
+        engine = choose("Engine", choices["engines"], name="engine", cut=8)
     with third:
-        connector = choose("Connector", choices["connectors"], key="connector")
+        connector = choose("Connector", choices["connectors"], name="connector")
     return chosen, engine, connector
 
 
@@ -47,8 +46,7 @@ def page(chosen: str, engine: str, connector: str) -> None:
     if answer is None:
         return
     efficiency, fleet = answer
-    which = {"engine": engine, "connector": connector}
-    pinning(shown, PAGE, which if shown.pinned else {**which, "range": chosen})
+    pinning(shown)
     if sentence := tables.losses([r for each in fleet["engines"] for r in each["recorders"]]):
         st.warning(f"{sentence} The sums below lack what they would have told.")
     told = efficiency["worth"]

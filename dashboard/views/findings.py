@@ -32,7 +32,7 @@ def filters() -> tuple[str, dict[str, str]]:
         plural = "severities" if name == "severity" else f"{name}s"
         with column:
             given[name] = choose(
-                name.capitalize(), choices.get(plural, []), key=name, cut=8 if name == "engine" else None
+                name.capitalize(), choices.get(plural, []), name=name, cut=8 if name == "engine" else None
             )
     return chosen, given
 
@@ -56,7 +56,7 @@ def page(chosen: str, given: dict[str, str]) -> None:
     if answer is None:
         return
     trend, findings, rules, recorders = answer
-    pinning(shown, PAGE, which if shown.pinned else {**which, "range": chosen})
+    pinning(shown)
     if sentence := tables.losses(recorders):
         st.warning(sentence)
     if rule := found.rule_named(rules, which.get("rule", "")):

@@ -15,11 +15,12 @@ ANY = "any"
 
 def choose_range() -> str:
     """The range back from now; it does nothing while the address pins a window."""
-    chosen = st.segmented_control(
-        "Window", list(RANGES), default=USUAL, key="range", bind="query-params", required=True,
+    key = _follow("range", [*RANGES], usual=USUAL)
+    st.segmented_control(
+        "Window", [*RANGES], key=key, required=True, on_change=_write, args=("range", key, USUAL),
         disabled=_pinned(time.time_ns()).pinned,
     )  # fmt: skip
-    return str(chosen)
+    return str(st.session_state[key])
 
 
 def shown_window(chosen: str) -> Window:
@@ -31,26 +32,50 @@ def shown_window(chosen: str) -> Window:
     return window(chosen=chosen, since="", until="", now_ns=now_ns)
 
 
-def pinning(shown: Window, page: str, filters: dict[str, str]) -> None:
-    """A line that names the window, with the link that pins it, or lets it follow the clock again."""
-    now_ns = time.time_ns()
+def pinning(shown: Window) -> None:
+    """A line that names the window, with the button that pins it, or lets it follow the clock again."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.caption(wording.plain(shown.text(now_ns=now_ns)), width="content")
-        given = {name: value for name, value in filters.items() if value}
+        st.caption(wording.plain(shown.text(now_ns=time.time_ns())), width="content")
         if shown.pinned:
-            st.page_link(page, label="Follow the clock again", icon=":material/schedule:", query_params=given)
+            pressed = st.button("Follow the clock again", key="unpin", icon=":material/schedule:", type="tertiary")
+            if pressed:
+                for name in shown.address:
+                    st.query_params.pop(name, None)
+                st.rerun()
         else:
-            help_ = "The same window under a link of its own, to be shared: it does not move on."
-            query = {**given, **shown.address}
-            st.page_link(page, label="Pin this window", icon=":material/keep:", query_params=query, help=help_)
+            help_ = "The same window under an address of its own, to be shared: it does not move on."
+            pressed = st.button("Pin this window", key="pin", icon=":material/keep:", type="tertiary", help=help_)
+            if pressed:
+                st.query_params.update(shown.address)
+                st.rerun()
 
 
-def choose(label: str, choices: Sequence[str], *, key: str, cut: int | None = None) -> str:
+def choose(label: str, choices: Sequence[str], *, name: str, cut: int | None = None) -> str:
     """One filter; an empty text means any. What the address names is a choice, even if nothing in the window has it."""
-    named = st.query_params.get(key, ANY)
-    options = list(dict.fromkeys([ANY, *choices, named]))
-    chosen = st.selectbox(label, options, key=key, bind="query-params", format_func=lambda name: name[:cut])
+    options = list(dict.fromkeys([ANY, *choices, st.query_params.get(name, ANY)]))
+    key = _follow(name, options, usual=ANY)
+    st.selectbox(label, options, key=key, on_change=_write, args=(name, key, ANY), format_func=lambda text: text[:cut])
+    chosen = st.session_state[key]
     return "" if chosen in (None, ANY) else str(chosen)
+
+
+def _follow(name: str, options: Sequence[str], *, usual: str) -> str:
+    """Set a widget to what the address says; its key.
+
+    Streamlit's own `bind` would forbid links from this page to another one whose address has the same name in it.
+    """
+    key, named = f"filter_{name}", st.query_params.get(name, usual)
+    st.session_state[key] = named if named in options else usual
+    return key
+
+
+def _write(name: str, key: str, usual: str) -> None:
+    """Write what was chosen into the address; what is usual is left out."""
+    chosen = st.session_state[key]
+    if chosen in (None, usual):
+        st.query_params.pop(name, None)
+    else:
+        st.query_params[name] = chosen
 
 
 def _pinned(now_ns: int) -> Window:

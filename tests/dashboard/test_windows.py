@@ -200,7 +200,8 @@ def test_whoever_loses_something_is_on_top() -> None:
     ]
     numbers = fleet.counts({"engines": listed, "tracer": {"open": 2}}, now_ns=NOW_NS)
     assert {name: value for name, value, _ in numbers} == {
-        "Engines live": "1", "Recorders live": "2", "Open requests": "2", "Longest lag": "12.00 s", "Dropped": "0", "Gaps": "3",
+        "Engines live": "1", "Recorders live": "2", "Open requests": "2", "Longest lag": "12.00 s", "Dropped": "0",
+        "Gaps": "3",
     }  # fmt: skip
 
 
