@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from connector.needs import as_json_object, vllm_ready
+from connector.drive.needs import as_json_object, vllm_ready
 from tracer import destination
 from tracer.replay.history import load
 from tracer.tracefile import UnusableTrace

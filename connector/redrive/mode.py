@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from connector.needs import vllm_ready
+from connector.drive.needs import vllm_ready
 from tracer import destination, otlp, terminal
 from tracer.replay.history import load
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from connector.needs import as_json_object
+from connector.drive.needs import as_json_object
 from connector.replay.reading import step_through
 from tracer import destination
 from tracer.replay.player import NoSuchStep
