@@ -18,6 +18,8 @@ from connector.redrive.workload import NotDrivable, workload_of
 from tracer.replay.history import History
 from tracer.spans import Span
 
+GOLDEN = Path(__file__).parents[2] / "golden"
+
 
 @pytest.mark.parametrize("scenario", [DEMO, STALE], ids=["demo", "stale"])
 def test_the_demos_workloads_come_out_lookup_for_lookup(tmp_path: Path, scenario: Scenario) -> None:
@@ -112,3 +114,13 @@ def test_a_history_that_cannot_be_driven_says_why(tmp_path: Path) -> None:
     assert [arrival.id for arrival in chosen.scenario.arrivals] == ["r"]
     with pytest.raises(NotDrivable, match="no recorder or engine 'nobody'"):
         workload_of(both, recorder="nobody")
+
+
+@pytest.mark.parametrize(
+    "name", ["preempted", "loaded-again", "loaded-asynchronously", "aborted", "stale-lookup-whole"]
+)
+def test_the_golden_traces_come_out_lookup_for_lookup(name: str) -> None:
+    faulty = "Faulty:stale-lookup:OffloadConnector" if "stale" in name else None
+    driven = redrive(load([GOLDEN / f"{name}.jsonl"]), connector=faulty)
+    assert_the_same(driven.closeness)
+    assert driven.closeness.same_findings == driven.closeness.findings
