@@ -15,7 +15,7 @@ from connector.drive.scenario import Arrival, Reset, Scenario
 from connector.names import configuration
 from connector.redrive.redrive import redrive
 from connector.redrive.workload import NotDrivable, workload_of
-from tracer.replay.history import History
+from tracer.replay.history import History, load
 from tracer.spans import Span
 
 GOLDEN = Path(__file__).parents[2] / "golden"
