@@ -179,9 +179,11 @@ class Teller:
                 self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
-            self._tell(Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed,))
+            self._tell(
+                Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed, self._steps)
+            )
         for request_id in output.finished_sending or ():
-            self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, ())
+            self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, (self._steps,))
 
     @_never_breaks
     def ended(self, request: Any, delayed: bool) -> None:
@@ -257,7 +259,7 @@ class Teller:
     def _numbered(self, kind: Kind, numbers: Sequence[int]) -> None:
         for number in numbers:
             if (request_id := self._jobs.get(number)) is not None:
-                values = (number,) if kind is Kind.FLUSH else (number, False)
+                values = (number,) if kind is Kind.FLUSH else (number, False, self._steps)
                 self._tell(kind, self._recorder.context_of_id(request_id), time_ns(), values)
 
     @_never_breaks

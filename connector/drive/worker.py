@@ -8,10 +8,11 @@ back, and the report goes to the scheduler in vLLM's own form.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from connector.drive.scenario import Workers
+from connector.drive.scenario import Workers, job, wait
 
 
 class MadeUpWorker:
@@ -26,6 +27,8 @@ class MadeUpWorker:
         it, if it is a load."""
         self._waits: dict[str, tuple[int, bool]] = {}
         """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
+        self._waited: Counter[str] = Counter()
+        self._ends = dict(workers.ends)
         self._loads: dict[str, Sequence[int]] = {}
         """The blocks into which each request's latest load goes."""
         self._step = 0
@@ -64,10 +67,10 @@ class MadeUpWorker:
 
         if not hasattr(plan, "load_jobs"):
             return None
-        for number, job in plan.load_jobs.items():
-            self._jobs[child, number] = (self._later(), job.req_id)
+        for number, load in plan.load_jobs.items():
+            self._jobs[child, number] = (self._end_of(job(number)), load.req_id)
         for number in plan.store_jobs:
-            self._jobs[child, number] = (self._later(), None)
+            self._jobs[child, number] = (self._end_of(job(number)), None)
         flushed = plan.jobs_to_flush or ()
         over = [
             (of, number)
@@ -92,7 +95,8 @@ class MadeUpWorker:
         for request_id, request in self._scheduler.requests.items():
             loads = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
             if (loads or request.is_finished()) and request_id not in self._waits and request_id not in told:
-                self._waits[request_id] = (self._later(), loads)
+                self._waits[request_id] = (self._end_of(wait(request_id, self._waited[request_id])), loads)
+                self._waited[request_id] += 1
         for request_id in [request_id for request_id, (step, _) in self._waits.items() if step <= self._step]:
             _, loads = self._waits.pop(request_id)
             if request_id not in self._scheduler.requests:
@@ -128,5 +132,7 @@ class MadeUpWorker:
 
         connector.get_num_new_matched_tokens, connector.update_state_after_alloc = hear_lookup, hear_alloc
 
-    def _later(self) -> int:
-        return self._step + self._rng.randrange(self._workers.latest_steps + 1)
+    def _end_of(self, transfer: str) -> int:
+        """The step in which a transfer ends: as it is laid down, or drawn."""
+        drawn = self._step + self._rng.randrange(self._workers.latest_steps + 1)
+        return self._ends.get(transfer, drawn)
