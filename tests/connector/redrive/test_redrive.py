@@ -10,6 +10,8 @@ import pytest
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
 from connector.check.profiles import PROFILES, scenario_of
+from connector.check.session import allowed
+from connector.check.subject import Subject
 from connector.drive.play import play
 from connector.drive.scenario import Arrival, Reset, Scenario
 from connector.names import configuration
@@ -39,6 +41,17 @@ def test_random_workloads_come_out_lookup_for_lookup(tmp_path: Path, profile: st
     scenario = scenario_of(profile, seed)
     played = play(scenario, configuration("OffloadConnector", OURS))
     assert_the_same(redrive(recorded(played, tmp_path)).closeness)
+
+
+@pytest.mark.parametrize("profile", ["preemption-storm", "abort", "async", "reset", "mixed"])
+def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, profile: str) -> None:
+    """vLLM's own OffloadingConnector: its answers depend on which loads and stores have ended."""
+    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, may_reset_running=False)
+    scenario = allowed(scenario_of(profile, 0), native)
+    scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
+    driven = redrive(recorded(play(scenario, native.configuration()), tmp_path))
+    assert_the_same(driven.closeness)
+    assert driven.closeness.hits > 100
 
 
 def test_the_finding_comes_again_with_the_fault_and_not_without(tmp_path: Path) -> None:
