@@ -98,8 +98,8 @@ class Teller:
         context = self._recorder.context(request)
         if not context.begun:
             context.begun = True
-            limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None) or None
-            values = (request.num_tokens, limit, self._steps, priority, self._hashes(context, request))
+            limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
+            values = (request.num_tokens, limit, self._steps, priority or None, self._hashes(context, request))
             self._tell(Kind.REQUEST_START, context, context.start_ns, values)
 
     def lookup(self, request: Any, start_ns: int, end_ns: int, values: tuple[Any, ...]) -> None:
@@ -190,16 +190,8 @@ class Teller:
         context = self._recorder.context(request)
         if context.ended is None:  # another child of a MultiConnector may have told it
             outcome = request.status.name.removeprefix("FINISHED_").lower()
-            values = (
-                request.num_tokens,
-                request.num_output_tokens,
-                request.num_computed_tokens,
-                outcome,
-                delayed,
-                None,
-                self._steps,
-                self._hashes(context, request),
-            )
+            counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
+            values = (*counts, outcome, delayed, None, self._steps, self._hashes(context, request))
             self._tell(Kind.REQUEST, context, context.start_ns, values)
             self._recorder.end(context)
 
