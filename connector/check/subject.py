@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from connector.drive.stands import SETTINGS
 from connector.names import configuration
 
 
@@ -50,4 +51,6 @@ def varied(name: str, rng: random.Random) -> dict[str, Any]:
         }
     if plain in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
         return {"cpu_bytes_to_use": rng.choice([4_000_000, 50_000_000])}
+    if plain == "LMCacheMPConnector":
+        return {SETTINGS: {"chunk_size": rng.choice([64, 128, 256]), "answers_after": rng.choice([0, 0, 1, 3])}}
     return {}

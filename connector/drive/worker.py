@@ -1,29 +1,33 @@
 """The workers of a bare scheduler, made up: transfers that end early, late, out of order, or with errors.
 
-Nothing is copied. What is real is the conversation: each load that a request waits for ends once, each numbered job of vLLM's
-OffloadingConnector at the latest when it is to be flushed, blocks that a connector keeps after a request's end are given
-back, and the report goes to the scheduler in vLLM's own form.
+Nothing is copied. What is real is the conversation: each load that a request waits for ends once, jobs that a connector's
+stand reads from its plans end at the latest when they are to be flushed, blocks that a connector keeps after a request's end
+are given back, and the report goes to the scheduler in vLLM's own form.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from connector.drive.scenario import Workers
+from connector.drive.stands import Job, Stand
 
 
 class MadeUpWorker:
     """One worker. Call it with each `SchedulerOutput`; it answers with the report of that step."""
 
-    def __init__(self, scheduler: Any, workers: Workers, *, block_size: int) -> None:
+    def __init__(self, scheduler: Any, workers: Workers, stands: Sequence[Stand], *, block_size: int) -> None:
+        """`stands` are the connector's, or those of a MultiConnector's children, in their order."""
         self._scheduler = scheduler
         self._workers = workers
+        self._stands = stands
         self._rng = random.Random(workers.seed)
-        self._jobs: dict[tuple[int, int], tuple[int, str | None]] = {}
-        """Numbered jobs, by child of a MultiConnector and number: the step in which each ends, and the request that waits for
-        it, if it is a load."""
+        self._jobs: dict[tuple[int, Hashable], tuple[int, Job]] = {}
+        """Jobs by child of a MultiConnector and key, and the step in which each ends."""
+        self._streams: dict[tuple[int, str], int] = {}
+        """The step in which the latest job of each stream ends."""
         self._waits: dict[str, tuple[int, bool]] = {}
         """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
         self._loads: dict[str, Sequence[int]] = {}
@@ -48,50 +52,48 @@ class MadeUpWorker:
         return report
 
     def _end_jobs(self, plan: Any, report: Any) -> None:
-        """The numbered jobs of vLLM's OffloadingConnector, which may be a child of a MultiConnector."""
+        """The jobs of a connector, or of a MultiConnector's children."""
         from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
 
         if not isinstance(plan, multi_connector.MultiKVConnectorMetadata):
-            report.kv_connector_worker_meta = self._end_jobs_of(0, plan, report)
+            report.kv_connector_worker_meta = self._end_jobs_of(0, self._scheduler.connector, plan, report)
             return
-        told = tuple(self._end_jobs_of(child, each, report) for child, each in enumerate(plan.metadata))
+        children = zip(self._scheduler.connector._connectors, plan.metadata, strict=True)
+        told = tuple(self._end_jobs_of(number, child, each, report) for number, (child, each) in enumerate(children))
         if any(told):
             report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(told)
 
-    def _end_jobs_of(self, child: int, plan: Any, report: Any) -> Any:
+    def _end_jobs_of(self, child: int, connector: Any, plan: Any, report: Any) -> Any:
         """What one connector's jobs leave to tell: its workers' metadata, or None."""
-        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-
-        if not hasattr(plan, "load_jobs"):
-            return None
-        for number, job in plan.load_jobs.items():
-            self._jobs[child, number] = (self._later(), job.req_id)
-        for number in plan.store_jobs:
-            self._jobs[child, number] = (self._later(), None)
-        flushed = plan.jobs_to_flush or ()
+        stand = self._stands[child]
+        for job in stand.jobs(connector, plan):
+            ends = self._later()
+            if job.stream is not None:
+                ends = self._streams[child, job.stream] = max(ends, self._streams.get((child, job.stream), 0))
+            self._jobs[child, job.key] = (ends, job)
+        flushed = stand.flushed(plan, [key for of, key in self._jobs if of == child])
         over = [
-            (of, number)
-            for (of, number), (step, _) in self._jobs.items()
-            if of == child and (step <= self._step or number in flushed)
+            (of, key)
+            for (of, key), (step, _) in self._jobs.items()
+            if of == child and (step <= self._step or key in flushed)
         ]
-        if not over:
-            return None
-        told = OffloadingWorkerMetadata()
-        for key in over:
-            told.mark_completed(key[1])
-            if (loaded := self._jobs.pop(key)[1]) is not None:
-                report.finished_recving = (report.finished_recving or set()) | {loaded}
-        return told
+        ended = [self._jobs.pop(each)[1] for each in over]
+        if loaded := {request_id for job in ended for request_id in job.loads}:
+            report.finished_recving = (report.finished_recving or set()) | loaded
+        return stand.told(ended)
 
     def _end_waits(self, report: Any) -> None:
         """What any connector's requests wait for: loads between steps, and blocks that are kept after the end."""
         from vllm.v1.request import RequestStatus
 
-        told = {request_id for _, request_id in self._jobs.values()} | (report.finished_recving or set())
-        told |= self._scheduler.finished_recving_kv_req_ids
+        busy = {request_id for _, job in self._jobs.values() for request_id in (*job.loads, *job.holds)}
+        busy |= self._scheduler.finished_recving_kv_req_ids | (report.finished_recving or set())
+        tells_loads = any(stand.tells_loads for stand in self._stands)
         for request_id, request in self._scheduler.requests.items():
             loads = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
-            if (loads or request.is_finished()) and request_id not in self._waits and request_id not in told:
+            if not (request.is_finished() or (loads and not tells_loads)):
+                continue
+            if request_id not in self._waits and request_id not in busy:
                 self._waits[request_id] = (self._later(), loads)
         for request_id in [request_id for request_id, (step, _) in self._waits.items() if step <= self._step]:
             _, loads = self._waits.pop(request_id)
