@@ -32,6 +32,8 @@ class MadeUpWorker:
         """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
         self._loads: dict[str, Sequence[int]] = {}
         """The blocks into which each request's latest load goes."""
+        self._whole: dict[str, Sequence[int]] = {}
+        """The same, of loads that fail as a whole; empty for others."""
         self._step = 0
         if workers.load_failures:
             self._listen(scheduler.connector, block_size)
@@ -71,6 +73,7 @@ class MadeUpWorker:
             if job.stream is not None:
                 ends = self._streams[child, job.stream] = max(ends, self._streams.get((child, job.stream), 0))
             self._jobs[child, job.key] = (ends, job)
+            self._whole |= dict.fromkeys(job.loads, job.fills)
         flushed = stand.flushed(plan, [key for of, key in self._jobs if of == child])
         over = [
             (of, key)
@@ -109,8 +112,9 @@ class MadeUpWorker:
         if not self._workers.load_failures:
             return
         for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *(report.finished_recving or ())):
+            whole = self._whole.pop(request_id, ())
             if (blocks := self._loads.pop(request_id, ())) and self._rng.random() < self._workers.load_failures:
-                report.invalid_block_ids |= set(blocks[self._rng.randrange(len(blocks)) :])
+                report.invalid_block_ids |= set(whole or blocks[self._rng.randrange(len(blocks)) :])
 
     def _listen(self, connector: Any, block_size: int) -> None:
         """Note into which blocks each request loads, from what the scheduler says to the connector."""

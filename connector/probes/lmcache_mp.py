@@ -29,8 +29,10 @@ class LMCacheMPProbe(Probe):
         try:
             tracker = connector.request_trackers[request.request_id]
             if hasattr(tracker, "num_lmcache_hit_tokens"):
-                return tracker.num_lmcache_hit_tokens, None
-            return tracker.num_lmcache_hit_blocks * connector.vllm_block_size, None
+                matched = tracker.num_lmcache_hit_tokens
+            else:
+                matched = tracker.num_lmcache_hit_blocks * connector.vllm_block_size
+            return matched or None, None  # it is 0 as long as nothing is known
         except (*_FOREIGN, KeyError):
             return None, None
 
@@ -42,13 +44,17 @@ class LMCacheMPProbe(Probe):
             return ()
 
 
-def _planned(request: Any) -> Planned:
-    op = request.op
+def blocks_of(op: Any) -> tuple[int, ...] | None:
+    """The blocks of a transfer; None if they are of several KV cache groups."""
     blocks = op.block_ids
     if blocks and not isinstance(blocks[0], int):
-        blocks = blocks[0] if len(blocks) == 1 else None  # by KV cache group
-    told = None if blocks is None else tuple(blocks)
-    return Planned(request.request_id, request.direction == "STORE", op.start, op.end - op.start, told)
+        return tuple(blocks[0]) if len(blocks) == 1 else None
+    return tuple(blocks)
+
+
+def _planned(request: Any) -> Planned:
+    op = request.op
+    return Planned(request.request_id, request.direction == "STORE", op.start, op.end - op.start, blocks_of(op))
 
 
 PROBE = LMCacheMPProbe

@@ -32,6 +32,7 @@ class Job(NamedTuple):
         key: names it among the jobs of its connector.
         loads: the requests that wait for it, if it is a load.
         holds: the requests whose blocks it reads: their end is reported only after it.
+        fills: the blocks that are reported, all of them, when the load fails; without, some of those that vLLM allocated.
         stream: jobs of one stream end in their order.
         then: what a stand wants to know of it when it ends.
     """
@@ -39,6 +40,7 @@ class Job(NamedTuple):
     key: Hashable
     loads: tuple[str, ...] = ()
     holds: tuple[str, ...] = ()
+    fills: tuple[int, ...] = ()
     stream: str | None = None
     then: Any = None
 
@@ -98,9 +100,7 @@ def furnished(transfer: Mapping[str, Any], stands: Sequence[Stand], folder: Path
     """The configuration with what the stands add to it; what it says itself stays."""
     extra = dict(transfer.get("kv_connector_extra_config") or {})
     if children := extra.get("connectors"):
-        extra["connectors"] = [
-            furnished(child, [stand], folder) for child, stand in zip(children, stands, strict=True)
-        ]
+        extra["connectors"] = [furnished(child, [stand], folder) for child, stand in zip(children, stands, strict=True)]
     else:
         extra = stands[0].extra(folder) | extra
     return {**transfer, "kv_connector_extra_config": extra}

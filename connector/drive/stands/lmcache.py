@@ -1,10 +1,11 @@
 """LMCache in vLLM's process: its lookup client, and the store that answers it.
 
-Known: LMCache 0.3.10, 0.3.11 and 0.5.6, each with its own adapter and with the one that vLLM 0.32 brings along (`use_native`).
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, with their own adapters and with the one that vLLM 0.32 brings along (`use_native`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,12 +31,11 @@ class LMCacheStand(Stand):
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        from lmcache.v1.lookup_client import LookupClientFactory
-        from lmcache.v1.lookup_client.lmcache_lookup_client import LMCacheLookupClient
-
+        clients: Any = importlib.import_module("lmcache.v1.lookup_client")
+        theirs: Any = importlib.import_module("lmcache.v1.lookup_client.lmcache_lookup_client").LMCacheLookupClient
         chunks = self._chunks
 
-        class Client(LMCacheLookupClient):  # type: ignore[misc]  # LMCache has no types
+        class Client(theirs):  # type: ignore[misc]  # its class is known at run time only
             def __init__(self) -> None:
                 self.reqs_status: dict[str, int] = {}
 
@@ -47,7 +47,7 @@ class LMCacheStand(Stand):
             def close(self) -> None:
                 """Nothing is open."""
 
-        with mock.patch.object(LookupClientFactory, "create_lookup_client", lambda *_, **__: Client()):
+        with mock.patch.object(clients.LookupClientFactory, "create_lookup_client", return_value=Client()):
             yield
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:

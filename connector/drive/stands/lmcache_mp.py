@@ -6,6 +6,7 @@ The connector is the one that LMCache brings along, or, with LMCACHE_USE_UPSTREA
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from unittest import mock
 
 from connector.drive.stands import Job, Stand
 from connector.drive.stands.chunks import Chunks
+from connector.probes.lmcache_mp import blocks_of
 
 
 class LMCacheMPStand(Stand):
@@ -26,14 +28,16 @@ class LMCacheMPStand(Stand):
     def __init__(self, extra: Any) -> None:
         super().__init__(extra)
         self._chunks = Chunks(self.settings.get("chunk_size", 256))
+        self._number = 0
+        """Of stores."""
         self._server = _Server(self._chunks, self.settings.get("answers_after", 0))
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        from lmcache.integration.vllm import vllm_multi_process_adapter as adapters
-        from vllm.distributed.kv_transfer.kv_connector.v1 import lmcache_mp_connector as in_vllm
+        adapters: Any = importlib.import_module(f"{_LMCACHE}.vllm_multi_process_adapter")
+        in_vllm: Any = importlib.import_module(f"{_VLLM}.lmcache_mp_connector")
 
-        class Adapter(adapters.LMCacheMPSchedulerAdapter):  # type: ignore[misc]  # LMCache has no types
+        class Adapter(adapters.LMCacheMPSchedulerAdapter):  # type: ignore[misc]  # its class is known at run time only
             def _ensure_heartbeat_started(self) -> None:
                 """The server in memory is always there."""
 
@@ -42,20 +46,21 @@ class LMCacheMPStand(Stand):
             model, size = config.model_config.model, config.cache_config.block_size
             return Adapter([url], context, model, size, strategy, mq_timeout=timeout, heartbeat_interval=interval)
 
-        server = mock.patch.object(adapters.RequestClientFactory, "create", lambda *_, **__: self._server)
+        server = mock.patch.object(adapters.RequestClientFactory, "create", return_value=self._server)
         of_vllm = mock.patch.object(in_vllm, "create_scheduler_adapter", adapter)
-        theirs = mock.patch(f"{_LMCACHES}.LMCacheMPSchedulerAdapter", Adapter)
-        with server, of_vllm, theirs:
+        of_lmcache = mock.patch(f"{_LMCACHE}.lmcache_mp_connector.LMCacheMPSchedulerAdapter", Adapter)
+        with server, of_vllm, of_lmcache:
             yield
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
-        """LMCache knows the transfers of a request by the request: a later one takes an earlier one's place."""
+        """A retrieval succeeds or fails as a whole, with the blocks that vLLM had already."""
         for request in plan.requests:
             name, op = request.request_id, request.op
             if request.direction == "STORE":
-                yield Job(("store", name, op.end), holds=(name,), then=(op.token_ids, op.start, op.end))
+                self._number += 1
+                yield Job(self._number, holds=(name,), then=(op.token_ids, op.start, op.end))
             else:
-                yield Job(("retrieve", name), loads=(name,))
+                yield Job(("retrieve", name), loads=(name,), fills=blocks_of(op) or ())
 
     def told(self, ended: Sequence[Job]) -> None:
         for job in ended:
@@ -107,5 +112,6 @@ def _done(value: Any) -> Any:
     return SimpleNamespace(query=lambda: True, result=lambda timeout=None: value, wait=lambda timeout=None: True)
 
 
-_LMCACHES = "lmcache.integration.vllm.lmcache_mp_connector"
+_LMCACHE = "lmcache.integration.vllm"
+_VLLM = "vllm.distributed.kv_transfer.kv_connector.v1"
 STAND = LMCacheMPStand

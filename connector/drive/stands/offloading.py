@@ -27,7 +27,7 @@ class OffloadingStand(Stand):
             return None
         told = OffloadingWorkerMetadata()
         for job in ended:
-            told.mark_completed(job.key)
+            told.mark_completed(job.key)  # type: ignore[arg-type]  # a number of `jobs`
         return told
 
 
