@@ -9,6 +9,7 @@ st.navigation(
         st.Page("views/requests.py", title="Requests", url_path="requests"),
         # Reached from a finding, a row or a shared link; without an id it has nothing to show in a menu.
         st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),
+        st.Page("views/replay.py", title="Replay", url_path="replay", visibility="hidden"),
     ],
     position="top",
 ).run()

@@ -34,8 +34,9 @@ _LABEL_WIDTH = 110
 """Width of the labels left of both charts: the same, so that one moment lies at the same place in both."""
 
 
-def timeline_chart(timeline: Row, *, by_step: bool = False) -> Chart:
-    """All steps by kind over time, or one after the other `by_step`; witnesses of findings are red and labelled."""
+def timeline_chart(timeline: Row, *, by_step: bool = False, at: int | None = None) -> Chart:
+    """All steps by kind over time, or one after the other `by_step`; witnesses of findings are red and labelled. A line
+    marks the step `at`."""
     points = moments(timeline)
     rows = _rows(points)
     x = _x(points, by_step=by_step)
@@ -59,7 +60,7 @@ def timeline_chart(timeline: Row, *, by_step: bool = False) -> Chart:
     )
     size = alt.condition("datum.group === 'kvtrail'", alt.value(55), alt.value(110))
     base = alt.Chart(_data(points, "points"))
-    layers: list[alt.Chart] = _epoch_layers(timeline, x)
+    layers: list[alt.Chart] = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x)]
     if not by_step:
         bars = base.mark_bar(height=7, opacity=0.45, cornerRadius=3)
         layers.append(bars.encode(x=_x(points, by_step=False, field="from"), x2="to:Q", y=y, color=color))
@@ -73,11 +74,13 @@ def timeline_chart(timeline: Row, *, by_step: bool = False) -> Chart:
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
 
 
-def account_chart(timeline: Row, *, by_step: bool = False) -> Chart:
-    """Computed, matched, loaded and stored tokens after each step, against the request's total."""
+def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None) -> Chart:
+    """Computed, matched, loaded and stored tokens after each step, against the request's total. A line marks the step
+    `at`."""
     names = list(MEASURES)
     rows = levels(timeline)
-    x = _x(moments(timeline), by_step=by_step)
+    points = moments(timeline)
+    x = _x(points, by_step=by_step)
     axis = alt.Axis(minExtent=_LABEL_WIDTH, maxExtent=_LABEL_WIDTH, format=",d", tickCount=5, titlePadding=0)
     top = max((row["tokens"] or 0 for row in rows), default=0) or 1
     y = alt.Y("tokens:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top * 1.08], nice=False))
@@ -96,7 +99,8 @@ def account_chart(timeline: Row, *, by_step: bool = False) -> Chart:
     # Between two unknowns a line has no length; the points show such a lone value, and carry the tooltip.
     tooltip = [*_tooltip("measure", "after", "time"), alt.Tooltip("tokens:Q", format=",d")]
     dots = base.mark_point(filled=True, size=22, opacity=0.9).encode(x=x, y=y, color=color, tooltip=tooltip)
-    return alt.layer(*_epoch_layers(timeline, x), lines, dots).properties(height=290)
+    marks = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x)]
+    return alt.layer(*marks, lines, dots).properties(height=290)
 
 
 def status_chart(counts: dict[str, int]) -> Chart:
@@ -156,6 +160,13 @@ def _epoch_layers(timeline: Row, x: alt.X) -> list[alt.Chart]:
         text="name:N", y=alt.value(0)
     )
     return [rules.encode(x=x), names]
+
+
+def _mark_layers(points: Sequence[Row], x: alt.X, at: int | None) -> list[alt.Chart]:
+    """A line at the step that is looked at, behind everything else."""
+    marked = [point for point in points if point["step"] == at]
+    base = alt.Chart(_data(marked, "here"))
+    return [base.mark_rule(color=BLUE, strokeWidth=6, opacity=0.25).encode(x=x)] if marked else []
 
 
 def _tooltip(*fields: str) -> list[alt.Tooltip]:

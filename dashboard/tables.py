@@ -112,6 +112,16 @@ def losses(recorders: Iterable[Row]) -> str:
     )
 
 
+def gaps(timeline: Row) -> str:
+    """One sentence when events of this request are missing, or nothing."""
+    if timeline["missing"] > 0:
+        verb = "event of this request is" if timeline["missing"] == 1 else "events of this request are"
+        return f"{wording.count(timeline['missing'])} {verb} missing. What was not seen cannot be judged."
+    if not timeline["request"]["complete"]:
+        return "Events of this request are missing. What was not seen cannot be judged."
+    return ""
+
+
 def status_counts(requests: Iterable[Row], recorders: Iterable[Row], *, now_ns: int) -> Counter[str]:
     """Requests by status. Those that never ended, and never will as their engine is gone, are 'abandoned'."""
     alive = {recorder["engine"] for recorder in recorders if is_live(recorder, now_ns=now_ns)}

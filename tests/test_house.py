@@ -42,9 +42,18 @@ def test_arrows_run_one_way(path: Path) -> None:
     assert ours <= MAY_IMPORT[room]
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.parts[-2] != "drive"], ids=lambda p: str(p.relative_to(ROOT)))
-def test_nobody_but_the_drivers_looks_into_the_drivers_room(path: Path) -> None:
-    assert not any(name.startswith("connector.drive") for name in imports_of(path))
+DRIVERS = {"drive", "check", "redrive", "rerun", "replay"}
+"""Rooms of the connector that run vLLM, above all others."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in SOURCES if not (p.is_relative_to(ROOT / "connector") and DRIVERS & set(p.parts))],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_nobody_but_the_drivers_looks_into_the_drivers_rooms(path: Path) -> None:
+    rooms = tuple(f"connector.{room}" for room in DRIVERS)
+    assert not any(name.startswith(rooms) for name in imports_of(path))
 
 
 def test_vocabulary_ledger_and_rules_are_pure() -> None:
@@ -62,7 +71,9 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
         ("import connector, connector.recorder, connector.traced", ["vllm", "torch", "grpc", "fastapi", "streamlit"]),
         ("import tracer.serve, tracer.commands, tracer.audit", ["vllm", "torch", "streamlit", "connector"]),
         ("import tracer.commands, tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
+        ("import tracer.replay.minimize_command", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
         ("import tracer.cli", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
+        ("import connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
         ("import dashboard.client, dashboard.figures", ["vllm", "torch", "connector", "grpc", "fastapi"]),
     ],
 )

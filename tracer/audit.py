@@ -10,7 +10,7 @@ from typing import Any
 
 from tracer import decode
 from tracer.detect import Detector
-from tracer.findings import Finding, Severity, Verdict
+from tracer.findings import Finding, Verdict, by_weight
 from tracer.importers.reader import LogReader, readers
 from tracer.rules import Rule
 
@@ -101,8 +101,7 @@ def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audi
             result.stories += reader.stories.digest()
         result.unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
     found.update({f.id: f for f in (*detector.settle(), *detector.tick())})
-    order = list(Severity)
-    result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
+    result.findings = by_weight(found.values())
     result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())
     result.checks = detector.verdicts
     result.missing = detector.missing

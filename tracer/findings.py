@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -89,6 +89,12 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         return {"id": self.id, **asdict(self)}
+
+
+def by_weight(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first, and of those the earliest."""
+    order = list(Severity)
+    return sorted(findings, key=lambda finding: (order.index(finding.severity), finding.first_ns, finding.id))
 
 
 def witnesses(events: Sequence[Event]) -> list[Witness]:

@@ -50,6 +50,12 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
     return "\n\n".join(paragraphs)
 
 
+def finding_text(finding: Finding, *, columns: int | None = None) -> str:
+    """One finding by itself: its rule, whose it is, why, the moments that show it, and where to look."""
+    hint = wrapped(f"Usually: {finding.hint}", columns, first="    ")
+    return "\n".join([*_title(finding, columns), *_finding(finding, columns, False).split("\n"), *hint])
+
+
 def rule_page(rule: Rule, *, columns: int | None = None) -> str:
     """The rule's page of the documentation, as a terminal has it: no Markdown, sentences wrapped."""
     paragraphs = []
@@ -67,13 +73,18 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
     """What all findings of a rule share, said once."""
+    lines = _title(finding, columns)
+    lines.append(f"  In {words.some(requests, _where(finding))}.")
+    lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
+    return "\n".join(lines)
+
+
+def _title(finding: Finding, columns: int | None) -> list[str]:
     mark = f"[{finding.severity}]"
     lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
     lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
     lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
-    lines.append(f"  In {words.some(requests, _where(finding))}.")
-    lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
-    return "\n".join(lines)
+    return lines
 
 
 def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:

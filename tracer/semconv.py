@@ -153,11 +153,11 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.PREEMPT: (FREE_BLOCKS,),
     Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
-    Kind.RECEIVED: (FAILED,),
-    Kind.SENT: (),
+    Kind.RECEIVED: (FAILED, STEP),
+    Kind.SENT: (STEP,),
     Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
     Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
-    Kind.TRANSFER_END: (JOB, FAILED),
+    Kind.TRANSFER_END: (JOB, FAILED, STEP),
     Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED),
@@ -251,6 +251,18 @@ RESOURCE: tuple[Attribute, ...] = (
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
+MINIMIZED_EVENTS = Attribute(
+    "kvtrail.minimized.events",
+    int,
+    "Events of the recording that this history was cut from; most of them are not here.",
+)
+MINIMIZED_REQUESTS = Attribute("kvtrail.minimized.requests", int, "Requests of that recording.")
+MINIMIZED_RULE = Attribute(
+    "kvtrail.minimized.rule", str, "The rule whose finding was kept; what else the recording showed may be lost."
+)
+MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
+"""Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""
+
 
 def external_id(request_id: str) -> str:
     """The caller's id: vLLM names a request `<external>-<8 hexadecimal digits>` inside the engine."""
@@ -274,6 +286,8 @@ def as_markdown() -> str:
         " and the event `exception`, as OpenTelemetry's conventions have it.\n",
         f"## On every span\n\n{head}{rows(COMMON)}\n",
         f"## On the resource\n\n{head}{rows(RESOURCE)}\n",
+        "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered anew by"
+        f" `kvtrail minimize`.\n\n{head}{rows(MINIMIZED)}\n",
     ]
     for kind, attributes in FIELDS.items():
         table = f"\n\n{head}{rows(attributes)}" if attributes else ""

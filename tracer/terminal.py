@@ -18,6 +18,11 @@ def width() -> int | None:
     return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
 
 
+def height() -> int:
+    """Lines of the terminal; 24 where nobody says."""
+    return shutil.get_terminal_size().lines
+
+
 def echo(text: str) -> None:
     """Print; colours stay only on a terminal, and only where NO_COLOR (https://no-color.org) does not forbid them."""
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)

@@ -154,7 +154,9 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
 
 
 def _extent(numbers: Mapping[str, Any]) -> str:
-    start, length = numbers["start"], numbers["count"]
+    start, length = numbers.get("start"), numbers["count"]
+    if start is None:  # a plan that names blocks, but not whose tokens they are
+        return some(length, "token")
     return f"{some(length, 'token')} ({count(start)} to {count(start + length)})"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from connector.drive.needs import as_json_object, vllm_ready
 
 if TYPE_CHECKING:
     from connector.check.session import Checked
@@ -22,23 +23,11 @@ PROFILES = (
 """Said again, so that --help needs no vLLM; a test holds it against `connector.check.profiles`."""
 
 
-def _config(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"it is no JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise click.BadParameter("it must be a JSON object, as in kv_connector_extra_config")
-    return config
-
-
 @click.command()
 @click.argument("connector")
 @click.option(
     "--config",
-    callback=_config,
+    callback=as_json_object,
     metavar="JSON",
     help="The connector's kv_connector_extra_config; without it, settings of connectors we know are drawn at random.",
 )
@@ -54,7 +43,7 @@ def _config(context: click.Context, parameter: click.Parameter, text: str | None
     "--time",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds to go on. [default: 60, without a limit]",
+    help="Seconds to go on. [default: 60, if neither steps nor trials are given]",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Scheduling steps to go on.")
 @click.option("--trials", type=click.IntRange(min=1), help="Workloads to run.")
@@ -96,16 +85,7 @@ def check(
 
     Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
-        from connector.drive import tiny
-
-        tiny.prepare_environment()
-        import vllm  # noqa: F401
-    except ImportError as missing:
-        raise click.ClickException(
-            f"`kvtrail check` runs vLLM's scheduler, and {missing.name} is not installed: install vLLM for your machine"
-        ) from missing
+    vllm_ready("kvtrail check")
     from connector.check import report
     from connector.check.session import NothingRecorded
     from connector.check.session import check as torture

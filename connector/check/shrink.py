@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from connector.drive.scenario import Arrival, Scenario, Workers
+from connector.drive.scenario import Arrival, Scenario, Segment, Workers
 
 Item = TypeVar("Item")
 Fails = Callable[[Scenario], bool]
@@ -38,7 +38,7 @@ def shrink(
         for part in (_fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
             smallest = part(smallest, fails_in_time)
         if smallest == before or time.monotonic() > until:
-            return smallest
+            return _plain_names(smallest, fails)
 
 
 def minimal(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
@@ -84,6 +84,7 @@ def _simpler_world(scenario: Scenario, fails: Fails) -> Scenario:
         replace(scenario, settings={k: v for k, v in scenario.settings.items() if k != "scheduling_policy"}),
         replace(scenario, seed=0),
         replace(scenario, arrivals=tuple(replace(arrival, priority=0) for arrival in scenario.arrivals)),
+        replace(scenario, arrivals=tuple(replace(arrival, output=()) for arrival in scenario.arrivals)),
     ):
         if simpler != scenario and fails(simpler):
             scenario = simpler
@@ -117,6 +118,25 @@ def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
         if sooner != scenario and fails(sooner):
             scenario = sooner
     return scenario
+
+
+def _plain_names(scenario: Scenario, fails: Fails) -> Scenario:
+    """Requests named by their number, and segments by letters, as long as it fails all the same: names are seeds."""
+    names: dict[str, str] = {}
+    ids = {arrival.id: f"r-{number}" for number, arrival in enumerate(scenario.arrivals)}
+
+    def plain(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        return tuple((names.setdefault(seed, f"part-{len(names)}"), count) for seed, count in segments)
+
+    named = replace(
+        scenario,
+        arrivals=tuple(
+            replace(each, id=ids[each.id], prompt=plain(each.prompt), output=plain(each.output))
+            for each in scenario.arrivals
+        ),
+        aborts=tuple(replace(each, id=ids[each.id]) for each in scenario.aborts),
+    )
+    return named if named != scenario and fails(named) else scenario
 
 
 def _smaller_arrivals(arrival: Arrival, block_size: int) -> Iterator[Arrival]:

@@ -112,8 +112,8 @@ class BareScheduler:
         else:
             self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
 
-    def step(self, observe: Callable[[Any], None] = lambda output: None) -> Any:
-        """One scheduling step with a made-up answer of the model; returns the `SchedulerOutput`.
+    def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
+        """One scheduling step with a made-up answer of the model; returns how many tokens it ran.
 
         `observe` sees it before the answer is taken, while the requests still hold the blocks of the step.
         """
@@ -135,7 +135,11 @@ class BareScheduler:
         if self._drafts:
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[3] * self._drafts for _ in ids]))
         self.steps += 1
-        return output
+        return int(output.total_num_scheduled_tokens)
+
+    def close(self) -> None:
+        """End the scheduler, and with it the connector."""
+        self.scheduler.shutdown()
 
     def run(self) -> None:
         """Step until all requests have ended."""

@@ -6,15 +6,17 @@ import copy
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from connector import names
 from connector.drive import keep
 from connector.drive.bare import BareScheduler
-from connector.drive.scenario import Arrival, Scenario, tokens
+from connector.drive.scenario import Scenario, tokens
+from connector.drive.whole import WholeEngine
 from tracer.detect import Detector
 from tracer.events import Event
 from tracer.findings import Finding, Severity, Verdict
@@ -63,32 +65,65 @@ class Played:
         return [span for each in self.kept for span in each.spans()]
 
 
+class Stage(Protocol):
+    """Where a scenario is played: `BareScheduler`, or `WholeEngine`.
+
+    Attributes:
+        scheduler: vLLM's.
+        steps: scheduling steps so far.
+    """
+
+    scheduler: Any
+    steps: int
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+    ) -> Any: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def reset(self, *, running: bool = False, connector: bool = False, prefix_cache: bool = True) -> None: ...
+
+    def step(self) -> int:
+        """One scheduling step; returns how many tokens it ran."""
+
+    def close(self) -> None: ...
+
+
 def play(
     scenario: Scenario,
     connector: Mapping[str, Any] | None,
     *,
     rules: Sequence[Rule] | None = None,
+    whole_engine: bool = False,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Played:
     """Run a scenario with a connector, and judge what it records.
 
-    `connector` is a `kv_transfer_config` of vLLM; without one nothing is recorded. With `rules`, only these judge.
-    `on_step` hears how many steps there were.
+    `connector` is a `kv_transfer_config` of vLLM; without one nothing is recorded. With `rules`, only these judge. With
+    `whole_engine` vLLM's CPU engine runs it, model and worker included: the model's answers are then its own. `on_step` hears
+    how many steps there were.
 
     Raises:
         Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
     with tempfile.TemporaryDirectory() as folder, keep.keeping() as kept:
-        bare = _build(Path(folder), scenario, connector)
+        stage = _build(Path(folder), scenario, connector, WholeEngine if whole_engine else BareScheduler)
         error = None
         try:
-            drive(scenario, bare, on_step)
+            drive(scenario, stage, on_step)
         except Exception as died:  # an engine may die of anything
             error = f"{type(died).__name__}: {died}"
         keep.flush()
         for each in kept:
             each.seal(later_s=MUCH_LATER_S)
+        unfinished = [r for r, request in stage.scheduler.requests.items() if not request.is_finished()]
+        with suppress(Exception):  # a dead engine may not end well either
+            stage.close()
     events = [event for each in kept for event in each.events()]
+    if whole_engine:
+        for event in events:
+            event.request = event.external  # the engine has put a suffix to the scenario's ids
     detector = judged(events, rules=rules)
     order = list(Severity)
     found = [finding for held in detector.findings.values() for finding in held.values()]
@@ -98,35 +133,36 @@ def play(
         findings=sorted(found, key=lambda f: (order.index(f.severity), f.first_ns, f.id)),
         checks=Counter(detector.verdicts),
         error=error,
-        steps=bare.steps,
-        unfinished=[r for r, request in bare.scheduler.requests.items() if not request.is_finished()],
+        steps=stage.steps,
+        unfinished=unfinished,
     )
 
 
-def drive(scenario: Scenario, bare: BareScheduler, on_step: Callable[[int], None] = lambda steps: None) -> None:
-    """Run a scenario's happenings on a scheduler, step by step, until nothing is left to do."""
+def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lambda steps: None) -> None:
+    """Run a scenario's happenings, step by step, until nothing is left to do."""
     arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
     resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
     idle = stalled = 0
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
-    while bare.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
-        while resets and resets[-1].at_step <= bare.steps:
+    while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
+        while resets and resets[-1].at_step <= stage.steps:
             reset = resets.pop()
-            bare.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)
-        while arrivals and arrivals[-1].at_step <= bare.steps:
-            _add(bare, arrivals.pop())
-        while aborts and aborts[-1].at_step <= bare.steps:
-            bare.abort(aborts.pop().id)
-        output = bare.step()
-        to_come = arrivals or aborts or resets
-        stalled = 0 if output.total_num_scheduled_tokens or to_come else stalled + 1
-        on_step(bare.steps)
-        if bare.steps % FLUSH_STEPS == 0:
+            stage.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)
+        while arrivals and arrivals[-1].at_step <= stage.steps:
+            each = arrivals.pop()
+            prompt, output = tokens(each.prompt), tokens(each.output)
+            stage.add(each.id, prompt, each.max_tokens, priority=each.priority, output=output)
+        while aborts and aborts[-1].at_step <= stage.steps:
+            stage.abort(aborts.pop().id)
+        ran = stage.step()
+        stalled = 0 if ran or arrivals or aborts or resets else stalled + 1
+        on_step(stage.steps)
+        if stage.steps % FLUSH_STEPS == 0:
             keep.flush()
-        busy = arrivals or bare.scheduler.has_unfinished_requests()
+        busy = arrivals or stage.scheduler.has_unfinished_requests()
         idle = 0 if busy else idle + 1
-        if not busy and not bare.scheduler.requests and idle > scenario.workers.latest_steps:
+        if not busy and not stage.scheduler.requests and idle > scenario.workers.latest_steps:
             return
 
 
@@ -139,11 +175,16 @@ def judged(events: Iterable[Event], *, rules: Sequence[Rule] | None = None) -> D
     return detector
 
 
-def _build(folder: Path, scenario: Scenario, connector: Mapping[str, Any] | None) -> BareScheduler:
+def _build(
+    folder: Path,
+    scenario: Scenario,
+    connector: Mapping[str, Any] | None,
+    stage: type[BareScheduler] | type[WholeEngine],
+) -> Stage:
     try:
         if connector is not None and connector.get("kv_connector_module_path") == "connector":
             names.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
-        return BareScheduler(
+        return stage(
             folder,
             None if connector is None else _of_its_own(connector),
             num_blocks=scenario.num_blocks,
@@ -155,16 +196,6 @@ def _build(folder: Path, scenario: Scenario, connector: Mapping[str, Any] | None
         )
     except Exception as refused:  # a connector may refuse in any way
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
-
-
-def _add(bare: BareScheduler, arrival: Arrival) -> None:
-    bare.add(
-        arrival.id,
-        tokens(arrival.prompt),
-        arrival.max_tokens,
-        priority=arrival.priority,
-        output=tokens(arrival.output),
-    )
 
 
 def _of_its_own(connector: Mapping[str, Any]) -> dict[str, Any]:

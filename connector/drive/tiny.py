@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # what a command prints is its own
     "HF_HUB_OFFLINE": "1",
 }
 """Set before vLLM is imported; what the user has set already stays."""

@@ -8,10 +8,11 @@ are given back, and the report goes to the scheduler in vLLM's own form.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from connector.drive.scenario import Workers
+from connector.drive.scenario import Workers, job, wait
 from connector.drive.stands import Job, Stand
 
 
@@ -30,6 +31,8 @@ class MadeUpWorker:
         """The step in which the latest job of each stream ends."""
         self._waits: dict[str, tuple[int, bool]] = {}
         """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
+        self._waited: Counter[str] = Counter()
+        self._ends = dict(workers.ends)
         self._loads: dict[str, Sequence[int]] = {}
         """The blocks into which each request's latest load goes."""
         self._whole: dict[str, Sequence[int]] = {}
@@ -68,12 +71,12 @@ class MadeUpWorker:
     def _end_jobs_of(self, child: int, connector: Any, plan: Any, report: Any) -> Any:
         """What one connector's jobs leave to tell: its workers' metadata, or None."""
         stand = self._stands[child]
-        for job in stand.jobs(connector, plan):
-            ends = self._later()
-            if job.stream is not None:
-                ends = self._streams[child, job.stream] = max(ends, self._streams.get((child, job.stream), 0))
-            self._jobs[child, job.key] = (ends, job)
-            self._whole |= dict.fromkeys(job.loads, job.fills)
+        for each in stand.jobs(connector, plan):
+            ends = self._end_of(self._named(each))
+            if each.stream is not None:
+                ends = self._streams[child, each.stream] = max(ends, self._streams.get((child, each.stream), 0))
+            self._jobs[child, each.key] = (ends, each)
+            self._whole |= dict.fromkeys(each.loads, each.fills)
         flushed = stand.flushed(plan, [key for of, key in self._jobs if of == child])
         over = [
             (of, key)
@@ -81,7 +84,7 @@ class MadeUpWorker:
             if of == child and (step <= self._step or key in flushed)
         ]
         ended = [self._jobs.pop(each)[1] for each in over]
-        if loaded := {request_id for job in ended for request_id in job.loads}:
+        if loaded := {request_id for each in ended for request_id in each.loads}:
             report.finished_recving = (report.finished_recving or set()) | loaded
         return stand.told(ended)
 
@@ -89,7 +92,7 @@ class MadeUpWorker:
         """What any connector's requests wait for: loads between steps, and blocks that are kept after the end."""
         from vllm.v1.request import RequestStatus
 
-        busy = {request_id for _, job in self._jobs.values() for request_id in (*job.loads, *job.holds)}
+        busy = {request_id for _, each in self._jobs.values() for request_id in (*each.loads, *each.holds)}
         busy |= self._scheduler.finished_recving_kv_req_ids | (report.finished_recving or set())
         tells_loads = any(stand.tells_loads for stand in self._stands)
         for request_id, request in self._scheduler.requests.items():
@@ -97,7 +100,8 @@ class MadeUpWorker:
             if not (request.is_finished() or (loads and not tells_loads)):
                 continue
             if request_id not in self._waits and request_id not in busy:
-                self._waits[request_id] = (self._later(), loads)
+                self._waits[request_id] = (self._end_of(wait(request_id, self._waited[request_id])), loads)
+                self._waited[request_id] += 1
         for request_id in [request_id for request_id, (step, _) in self._waits.items() if step <= self._step]:
             _, loads = self._waits.pop(request_id)
             if request_id not in self._scheduler.requests:
@@ -134,5 +138,15 @@ class MadeUpWorker:
 
         connector.get_num_new_matched_tokens, connector.update_state_after_alloc = hear_lookup, hear_alloc
 
-    def _later(self) -> int:
-        return self._step + self._rng.randrange(self._workers.latest_steps + 1)
+    def _named(self, each: Job) -> str:
+        """What `Workers.ends` calls a job: by its number, or as the load of a request, which is all that a history tells."""
+        if isinstance(each.key, int) or not each.loads:
+            return job(each.key)
+        request_id = each.loads[0]
+        self._waited[request_id] += 1
+        return wait(request_id, self._waited[request_id] - 1)
+
+    def _end_of(self, transfer: str) -> int:
+        """The step in which a transfer ends: as it is laid down, or drawn."""
+        drawn = self._step + self._rng.randrange(self._workers.latest_steps + 1)
+        return self._ends.get(transfer, drawn)

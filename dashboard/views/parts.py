@@ -45,8 +45,26 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     return answer
 
 
-def finding_card(finding: Row, *, linked: bool) -> None:
-    """A finding in words: what, how bad, how often, and the explanation; `linked` leads to its request."""
+def unknown_request(request_id: str) -> None:
+    """The tracer has never heard of it, or has let it go."""
+    st.header("Request not known", anchor=False)
+    st.markdown(
+        f"The tracer knows no request {wording.plain(request_id)}, by its engine's or its external id. It may be older than"
+        " what the tracer retains, or its first spans are still on their way; this page looks again every 2 s."
+    )
+    st.page_link("views/requests.py", label="All requests")
+
+
+def which_request(path: str) -> None:
+    """The address names no request."""
+    st.header("Which request?", anchor=False)
+    st.markdown(f"This page needs a request's id in its address, as `/{path}?id=...`.")
+    st.page_link("views/requests.py", label="Choose one from the list")
+
+
+def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None:
+    """A finding in words: what, how bad, how often, and the explanation; `linked` leads to its request, `step` to the
+    step of its replay."""
     now_ns = time.time_ns()
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
@@ -72,6 +90,10 @@ def finding_card(finding: Row, *, linked: bool) -> None:
                 st.markdown(wording.plain(finding["hint"]))
                 numbers = {name.replace("_", " "): _number(value) for name, value in finding["numbers"].items()}
                 st.table([numbers], border="horizontal", hide_index=True, width="content")
+        if step is not None:
+            query = {"id": finding["request"], "engine": finding["engine"], "step": str(step)}
+            label = f"Replay from step {wording.count(step)}, where it shows"
+            st.page_link("views/replay.py", label=label, icon=":material/play_arrow:", query_params=query)
 
 
 def _number(value: object) -> str:

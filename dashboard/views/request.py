@@ -10,7 +10,8 @@ import streamlit as st
 from dashboard import tables, wording
 from dashboard.client import Row
 from dashboard.figures import account_chart, timeline_chart
-from dashboard.views.parts import EVERY_S, finding_card, read, tracer
+from dashboard.replay import found_at
+from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
 
 BY_TIME, BY_STEP = "time", "steps"
 
@@ -27,11 +28,12 @@ def page(request_id: str, engine: str) -> None:
         return
     timeline, recorders = answer
     if timeline is None:
-        unknown(request_id)
+        unknown_request(request_id)
         return
     header(timeline, recorders)
+    steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
     for finding in timeline["findings"]:
-        finding_card(finding, linked=False)
+        finding_card(finding, linked=False, step=steps[finding["id"]])
     gauges(timeline["request"])
     charts(timeline)
     st.subheader("Every step", anchor=False)
@@ -56,6 +58,8 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         st.badge(request["status"], color=wording.STATUS_COLORS.get(request["status"], "gray"))  # type: ignore[arg-type]
         verdict = f"verdict: {request['verdict']}"
         st.badge(verdict, color=wording.VERDICT_COLORS.get(request["verdict"], "gray"))  # type: ignore[arg-type]
+        query = {"id": request["request"], "engine": request["engine"]}
+        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
     # Known only of engines heard since the tracer started.
     model = next((r["model"] for r in recorders if r["engine"] == request["engine"] and r["model"]), "not known")
     facts = [
@@ -71,11 +75,8 @@ def header(timeline: Row, recorders: list[Row]) -> None:
     notes = st.container()
     if request["error"]:
         notes.error(f"A call about this request raised. {wording.plain(request['error'])}")
-    if timeline["missing"] > 0:
-        verb = "event of this request is" if timeline["missing"] == 1 else "events of this request are"
-        notes.warning(f"{wording.count(timeline['missing'])} {verb} missing. What was not seen cannot be judged.")
-    elif not request["complete"]:
-        notes.warning("Events of this request are missing. What was not seen cannot be judged.")
+    if sentence := tables.gaps(timeline):
+        notes.warning(sentence)
 
 
 def gauges(request: Row) -> None:
@@ -132,20 +133,8 @@ def columns() -> dict[str, Any]:
     }
 
 
-def unknown(request_id: str) -> None:
-    """The tracer has never heard of it, or has let it go."""
-    st.header("Request not known", anchor=False)
-    st.markdown(
-        f"The tracer knows no request {wording.plain(request_id)}, by its engine's or its external id. It may be older than"
-        " what the tracer retains, or its first spans are still on their way; this page looks again every 2 s."
-    )
-    st.page_link("views/requests.py", label="All requests")
-
-
 wanted = st.query_params.get("id", "")
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:
-    st.header("Which request?", anchor=False)
-    st.markdown("This page needs a request's id in its address, as `/request?id=...`.")
-    st.page_link("views/requests.py", label="Choose one from the list")
+    which_request("request")

@@ -296,8 +296,9 @@ def test_the_offload_scheduler_stores_only_what_is_computed(tmp_path: Path) -> N
         bare.add(f"r-{number}", [rng.randrange(3, 512) for _ in range(rng.randrange(100, 900))], 40)
     stored = 0
     while bare.scheduler.has_unfinished_requests():
-        tables: dict[str, tuple[int, list[int]]] = {}
-        output = bare.step(observe=lambda out, into=tables: into.update(tables_of(bare, out)))  # type: ignore[misc]
+        seen: list[tuple[Any, dict[str, tuple[int, list[int]]]]] = []
+        bare.step(observe=lambda out, into=seen: into.append((out, tables_of(bare, out))))  # type: ignore[misc]
+        ((output, tables),) = seen
         for copy in output.kv_connector_metadata.stores:
             end_of_step, table = tables[copy.request_id]
             assert copy.start + copy.count <= end_of_step

@@ -5,6 +5,7 @@ The tracer is fed over OTLP/HTTP; nothing is mocked. Screenshots are left in tes
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -123,6 +124,71 @@ def test_from_the_overview_to_a_finding(
     see(page, "The connector answered 256")
 
 
+def test_a_request_is_replayed_step_by_step(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    tracer = start_tracer()
+    feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
+    url = start_dashboard(tracer.url)
+    page.goto(f"{url}/request?id=chat-7-0123abcd")
+    page.get_by_role("link", name="Replay", exact=True).click()
+    see(page, "Step 1 of 8: arrival")
+    expect_step(page, url, 1)
+    playwright.expect(page.get_by_text("The connector answered 256")).to_have_count(0)
+    shoot(page, "replay-begin")
+
+    page.locator(".st-key-step_after button").click()
+    see(page, "Step 2 of 8: lookup")
+    see(page, "0 of 750 computed, 0 matched; answered 0")
+    page.keyboard.press("n")
+    see(page, "Step 3 of 8: allocation")
+    page.keyboard.press("p")
+    see(page, "Step 2 of 8: lookup")
+
+    page.locator(".st-key-finding_after button").click()
+    see(page, "Step 7 of 8: lookup")
+    see(page, "The connector answered 256")
+    playwright.expect(page.get_by_role("row", name="returned 256 0")).to_be_visible(timeout=SLOW_MS)
+    expect_step(page, url, 7)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    shoot(page, "replay-finding")
+
+    slider = page.get_by_role("slider", name="Step")
+    slider.focus()
+    slider.press("ArrowRight")
+    see(page, "Step 8 of 8: allocation")
+    see(page, "It raised. Mismatch in tokens to load")
+    see(page, "1 finding before this step.")
+    playwright.expect(page.locator(".st-key-step_after button")).to_be_disabled(timeout=SLOW_MS)
+
+    # A request that goes on gets more steps, and the page stays where it is.
+    feed(tracer, f"{STALE}\nS 384+48", request="chat-7-0123abcd", engine="engine-a")
+    see(page, "Step 8 of 9: allocation")
+
+    # A link to a step means this step, wherever one was before.
+    page.get_by_role("link", name="All of it at once").click()
+    page.get_by_role("link", name="Replay from step 7, where it shows").click()
+    see(page, "Step 7 of 9: lookup")
+
+    # The address names the step; dark is as good as light.
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{url}/replay?id=chat-7-0123abcd&engine=engine-a&step=7")
+    see(page, "Step 7 of 9: lookup")
+    see(page, "The connector answered 256")
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    shoot(page, "replay-dark")
+    page.set_viewport_size({"width": 420, "height": 1400})
+    see(page, "Step 7 of 9: lookup")
+    shoot(page, "replay-narrow")
+    page.goto(f"{url}/replay?id=chat-7-0123abcd&step=900")
+    see(page, "Step 9 of 9")
+
+
+def expect_step(page: playwright.Page, url: str, step: int) -> None:
+    address = re.compile(rf"{re.escape(url)}/replay\?(?=.*id=chat-7-0123abcd).*step={step}(&|$)")
+    playwright.expect(page).to_have_url(address, timeout=SLOW_MS)
+
+
 def test_an_unknown_request_and_a_missing_id_are_sentences(
     page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
 ) -> None:
@@ -130,6 +196,10 @@ def test_an_unknown_request_and_a_missing_id_are_sentences(
     page.goto(f"{url}/request?id=chat-9-0123abcd")
     see(page, "The tracer knows no request chat-9-0123abcd")
     page.goto(f"{url}/request")
+    see(page, "Which request?")
+    page.goto(f"{url}/replay?id=chat-9-0123abcd")
+    see(page, "The tracer knows no request chat-9-0123abcd")
+    page.goto(f"{url}/replay")
     see(page, "Which request?")
 
 

@@ -22,6 +22,8 @@ def test_every_kind_has_a_name_of_its_own() -> None:
     [
         ("kv.load.plan", {"start": 256, "count": 256, "transfer_id": 3}, "256 tokens (256 to 512) to be loaded, transfer 3"),
         ("kv.store.plan", {"start": 0, "count": 1}, "1 token (0 to 1) to be stored"),
+        ("kv.store.plan", {"count": 32, "transfer_id": 5}, "32 tokens to be stored, transfer 5"),
+        ("kv.load.plan", {"count": 64}, "64 tokens to be loaded"),
         ("kv.prefetch", {"start": 0, "count": 1024}, "1,024 tokens (0 to 1,024) fetched nearer"),
         ("kv.transfer.end", {"transfer_id": 3, "failed": True}, "failed, transfer 3"),
         ("kv.load.error", {"blocks_ids": (1, 2)}, "2 blocks could not be loaded"),

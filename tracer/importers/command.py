@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import IO
 
 import click
 
-from tracer import otlp
+from tracer import destination, otlp
+from tracer.destination import STDOUT
 from tracer.importers.lines import Record
 from tracer.importers.reader import LogReader, names
 from tracer.tracefile import UnusableTrace
 
-STDOUT = Path("-")
 BIG = 32 << 20
 """Bytes from which on a file is worth a progress bar."""
 _SPANS_A_LINE = 256
@@ -58,14 +57,11 @@ def import_log(
     """
     if output is None and not (story or show_unread):
         raise click.UsageError("say where to write with -o, or ask for --story or --show-unread")
-    if output is not None and output != STDOUT:
-        if output.exists() and any(log.exists() and output.samefile(log) for log in logs):
-            raise click.UsageError(f"{output} is one of the logs to read")
-        if output.exists() and not force:
-            raise click.UsageError(f"{output} is there already; --force writes over it")
+    if output is not None:
+        destination.check(output, force=force, sources=logs)
     aside = output == STDOUT  # the standard output belongs to the trace
     try:
-        with _destination(output) as file:
+        with nullcontext() if output is None else destination.opened(output) as file:
             events = 0
             for path, name in zip(logs, names(logs), strict=True):
                 unread = partial(_tell_unread, path, aside) if show_unread else None
@@ -114,24 +110,6 @@ def _tell_unread(path: Path, aside: bool, record: Record) -> None:
 def _summary(path: Path, reader: LogReader) -> str:
     text = f"{path}: {reader.understood} lines read, {reader.unread} unread, {reader.repeated} printed twice."
     return text + "".join(f" Line {number}: {reason}." for number, reason in reader.bad_lines)
-
-
-@contextmanager
-def _destination(output: Path | None) -> Iterator[IO[str] | None]:
-    """Where to write. A file appears under its name when it is complete, whatever interrupts the writing."""
-    if output is None:
-        yield None
-    elif output == STDOUT:
-        yield sys.stdout
-        sys.stdout.flush()
-    else:
-        unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                yield file
-            unfinished.replace(output)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
 
 @contextmanager

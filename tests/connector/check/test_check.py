@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from pytest_alone import run_pytest
 
 from connector.check import command, report
 from connector.check.profiles import PROFILES, scenario_of
@@ -22,7 +20,6 @@ from connector.faults import FAULTS
 from tracer.audit import audit
 from tracer.cli import main
 
-ROOT = Path(__file__).parents[3]
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
 """Faults for vLLM's own OffloadingConnector; the others are for ours."""
 STALE = "Faulty:stale-lookup:OffloadConnector"
@@ -141,15 +138,3 @@ def test_minimal_finds_what_is_needed_and_nothing_else() -> None:
 def test_deaths_are_of_one_kind_whatever_their_numbers() -> None:
     one = without_numbers("AssertionError: Mismatch in tokens to load: 256 vs 336 for request r-12")
     assert one == without_numbers("AssertionError: Mismatch in tokens to load: 64 vs 8 for request r-3")
-
-
-def run_pytest(path: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path.name],
-        cwd=path.parent,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )

@@ -1,0 +1,52 @@
+"""Recordings of the demo's workloads, and how a run becomes a history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from connector.drive import workload
+from connector.drive.play import Played
+from connector.drive.scenario import Arrival, Reset, Scenario
+from connector.redrive.compare import Closeness
+from tracer import otlp
+from tracer.replay.history import History, load
+
+OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
+
+
+def of_jobs(jobs: Sequence[workload.Job], **more: Any) -> Scenario:
+    """The demo's workload, played twice, so that the second pass loads from the host. The prompts' tokens are others; their
+    lengths and what they share are the demo's."""
+    shared = {job.prompt[:512]: f"head-{n}" for n, job in enumerate(jobs)}
+    arrivals = []
+    for part in range(2):
+        for job in jobs:
+            head, rest = (512, len(job.prompt) - 512) if len(jobs) > 8 else (0, len(job.prompt))
+            prompt = ((shared[job.prompt[:512]], head), (job.id, rest))
+            at_step = job.arrives_at_step + 600 * part
+            arrivals.append(Arrival(f"{part}-{job.id}", tuple(s for s in prompt if s[1]), job.max_tokens, at_step))
+    return Scenario(arrivals=tuple(arrivals), resets=(Reset(599),), **more)
+
+
+DEMO = of_jobs(workload.shared_prefixes())
+STALE = of_jobs(workload.stale_lookup())
+
+
+def recorded(played: Played, folder: Path, *, order: int | None = None) -> History:
+    """The run as it comes out of a trace file."""
+    lines = [otlp.spans_to_json_line([span]) for span in played.spans]
+    if order is not None:
+        random.Random(order).shuffle(lines)
+    path = folder / f"trace-{order}.jsonl"
+    path.write_text("\n".join(lines))
+    return load([path])
+
+
+def assert_the_same(closeness: Closeness) -> None:
+    assert closeness.divergence is None
+    assert closeness.same_lookups == closeness.lookups == closeness.driven_lookups > 0
+    assert closeness.preemptions == closeness.driven_preemptions
+    assert closeness.hits == closeness.driven_hits

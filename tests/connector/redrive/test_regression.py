@@ -1,0 +1,68 @@
+"""A recorded fault becomes a test that stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pytest_alone import run_pytest
+
+from connector.check.profiles import scenario_of
+from connector.drive.play import Played, play
+from connector.names import configuration
+from tracer import otlp
+from tracer.cli import main
+
+STALE = "Faulty:stale-lookup:OffloadConnector"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of #2158's bug among sixteen requests."""
+    played: Played = play(scenario_of("preemption-storm", 0), configuration(STALE, {"chunk_size": 256}))
+    assert "stale-lookup" in {finding.rule for finding in played.findings}
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    path.write_text(otlp.spans_to_json_line(played.spans))
+    return path
+
+
+def test_it_fails_with_the_fault_and_passes_without(trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "test_stale.py"
+    result = CliRunner().invoke(main, ["test", str(trace), "--connector", STALE, "-o", str(output)])
+    assert result.exit_code == 0, result.output
+    assert "rule: stale-lookup" in result.output
+    assert "of 11 requests" in result.output, "the others had not come when the engine died"
+    source = output.read_text()
+    assert "CONFIGURATION = json.loads('{\"chunk_size\": 256}')" in source
+    assert "'id': 'r-0'" in source, "nobody's request ids are needed"
+    assert len(source) < 4000
+    failing = run_pytest(output, {})
+    assert failing.returncode == 1, failing.stdout
+    assert "rule: stale-lookup" in failing.stdout
+    mended = run_pytest(output, {"KVTRAIL_CONNECTOR": "OffloadConnector"})
+    assert mended.returncode == 0, mended.stdout
+
+
+def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "test_sound.py"
+    result = CliRunner().invoke(main, ["test", str(trace), "-o", str(output)])
+    assert result.exit_code == 1
+    assert "stale-lookup) does not appear when the recording is driven again with OffloadConnector" in result.output
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rule", "lock-leak"], "rule lock-leak does not appear"),
+        (["--connector", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
+        (["--recorder", "nobody"], "no recorder or engine 'nobody' is in it"),
+        (["--config", "[1]"], "must be a JSON object"),
+    ],
+)
+def test_what_cannot_be_is_said(trace: Path, tmp_path: Path, arguments: list[str], said: str) -> None:
+    named = [] if "--connector" in arguments else ["--connector", STALE]
+    result = CliRunner().invoke(main, ["test", str(trace), *named, *arguments, "-o", str(tmp_path / "test_x.py")])
+    assert result.exit_code in (1, 2)
+    assert said in result.output

@@ -1,0 +1,34 @@
+"""What each injected fault does to the real scheduler, cut down to what shows it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from history import heartbeats
+from minimal import assert_minimal
+from moments import loaded
+from recording import recording
+from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
+
+from connector.faults import FAULTS
+from tracer.replay.history import History, in_order, load
+from tracer.replay.minimize import minimize
+
+MOST_EVENTS = 100
+"""No fault needs more to be shown; the recordings have up to some thousands."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_recording_of_a_fault_is_cut_down_to_what_shows_it(tmp_path: Path, fault: str) -> None:
+    with recording(tmp_path / "trace.jsonl"):
+        bare = build(tmp_path, fault)
+        with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine
+            RUNS.get(fault, run_shared_prefix)(bare)
+    recorded = load([tmp_path / "trace.jsonl"])
+    alive = loaded(heartbeats(recorded.events, later_s=MUCH_LATER_S))
+    result = minimize(History(moments=tuple(in_order([*recorded.moments, *alive.moments]))), rule=fault)
+    assert result.finding.rule == fault
+    assert result.events <= MOST_EVENTS
+    assert_minimal(result)

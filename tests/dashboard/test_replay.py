@@ -1,0 +1,108 @@
+"""What the replay page says of a step, on real stories told by the tracer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from test_figures import STALE, told
+
+from dashboard import figures, replay
+from dashboard.client import Row
+
+
+@pytest.fixture(scope="module")
+def stale() -> Row:
+    """vLLM's own span is the first step, the arrival the second."""
+    return told(STALE)
+
+
+def test_a_finding_belongs_to_the_step_that_completes_its_evidence(stale: Row) -> None:
+    found = replay.found_at(stale)
+    assert {step: [f["rule"] for f in findings] for step, findings in found.items()} == {8: ["stale-lookup"]}
+
+
+def test_evidence_that_is_not_stored_any_more_is_placed_by_its_time(stale: Row) -> None:
+    lost = {**stale, "steps": [step for step in stale["steps"] if step["span_id"] != stale["steps"][7]["span_id"]]}
+    assert list(replay.found_at(lost)) == [7]
+    assert list(replay.found_at({**stale, "steps": stale["steps"][8:]})) == [1]
+
+
+def test_from_one_finding_to_the_next() -> None:
+    found: dict[int, list[Row]] = {3: [], 8: []}
+    at = [replay.neighbours(found, step=step) for step in (1, 3, 5, 8, 9)]
+    assert at == [(None, 3), (None, 8), (3, 8), (3, None), (8, None)]
+    assert replay.neighbours({}, step=1) == (None, None)
+
+
+def test_the_account_after_a_step_and_what_it_changed(stale: Row) -> None:
+    rows = {row["name"]: row for row in replay.account_rows(stale, step=8)}
+    assert {name: row["before"] for name, row in rows.items() if row["before"] is not None} == {
+        "returned": "0",
+        "lookups": "2",
+    }
+    assert (rows["returned"]["value"], rows["computed"]["value"], rows["allocated"]["value"]) == ("256", "384", "–")  # noqa: RUF001
+    assert "refused" not in rows
+
+
+def test_before_the_arrival_there_is_no_account(stale: Row) -> None:
+    assert replay.account_rows(stale, step=1) == []
+    assert all(row["before"] is None for row in replay.account_rows(stale, step=2))
+
+
+def test_another_services_span_leaves_the_account_as_it_was(stale: Row) -> None:
+    moved = {**stale, "steps": [*stale["steps"][1:4], stale["steps"][0], *stale["steps"][4:]]}
+    rows = replay.account_rows(moved, step=4)
+    assert [row["value"] for row in rows] == [row["value"] for row in replay.account_rows(moved, step=3)]
+    assert all(row["before"] is None for row in rows)
+
+
+def test_what_is_said_seldom_is_said_when_it_matters() -> None:
+    healed = told("L 750 c384 h256 -> 0 healed 256\nend")
+    rows = {row["name"]: row["value"] for row in replay.account_rows(healed, step=len(healed["steps"]))}
+    assert (rows["refused"], rows["outcome"]) == ("1", "stopped")
+    assert "complete" not in rows
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step"),
+    [
+        ("", 1),
+        ("1", 1),
+        ("7", 7),
+        (7, 7),
+        ("900", 9),
+        (900, 9),
+        ("0", 1),
+        ("-3", 1),
+        ("x", 1),
+        ("٣", 3),
+        ("9" * 5000, 1),
+    ],
+)
+def test_an_address_names_a_step_there_is(wanted: str | int, step: int) -> None:
+    assert replay.clamped(wanted, steps=9) == step
+
+
+def test_titles_and_facts(stale: Row) -> None:
+    now_ns = stale["request"]["started_ns"]
+    assert replay.title(stale, step=8) == "Step 8 of 9: lookup"
+    assert replay.facts(stale, step=8, now_ns=now_ns) == [
+        "01:24:36.006 UTC", "6 ms after the arrival", "took 10 µs", "epoch 1", "scheduler 0",
+    ]  # fmt: skip
+    assert replay.facts(stale, step=1, now_ns=now_ns)[1:] == ["1 ms before the arrival", "took 11 ms"]
+
+
+@pytest.mark.parametrize("chart", [figures.timeline_chart, figures.account_chart])
+def test_a_line_marks_the_step_and_nothing_else_changes(stale: Row, chart: Any) -> None:
+    def marks(at: int | None) -> list[Row]:
+        drawn = chart(stale, by_step=True, at=at).to_dict()
+        return [
+            row for layer in drawn["layer"] if layer["data"].get("name") == "here" for row in layer["data"]["values"]
+        ]
+
+    assert [row["step"] for row in marks(8)] == [8]
+    assert marks(None) == marks(99) == []
+    assert chart(stale, by_step=True, at=8).to_json() == chart(stale, by_step=True, at=8).to_json()
+    assert json.loads(chart(stale, by_step=True).to_json()) == json.loads(chart(stale, by_step=True, at=99).to_json())

@@ -1,0 +1,182 @@
+"""Records the golden traces again: `python tests/golden/record.py [NAME...]`, from the root of the repository.
+
+Each function is a trace: what it does to the real scheduler of vLLM is recorded, and its docstring is the trace's story, as
+`README.md` has it beside the verdicts. Times and ids are new with every recording; what is judged is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from recording import recording
+
+from connector.drive.bare import BareScheduler
+from connector.drive.scenario import Workers
+from connector.drive.workload import stale_lookup
+from tracer import otlp
+from tracer.audit import audit
+from tracer.findings import Verdict
+from tracer.replay.history import load
+from tracer.replay.minimize import minimize
+from tracer.semconv import Kind
+
+HERE = Path(__file__).parent
+HEAD = """# Golden traces
+
+Recorded from the real scheduler of vLLM, without a model, by `python tests/golden/record.py`, which records them again; the
+tests read this table. Requests are counted by their verdicts, as `kvtrail audit` gives them.
+
+| trace | ok | drift | unknown | findings | story |
+| --- | --- | --- | --- | --- | --- |
+"""
+
+
+def scheduler(name: str, *, level: str = "basic", num_blocks: int = 64, seed: int = 0, **extra: Any) -> BareScheduler:
+    """A scheduler in the current folder, so that no trace names a path of this machine."""
+    connector: dict[str, Any] = {
+        "kv_connector": name,
+        "kv_connector_extra_config": {"kvtrail": {"level": level}, **extra},
+        "engine_id": "golden",
+    }
+    if ":" in name:
+        connector["kv_connector_module_path"] = "connector"
+    return BareScheduler(Path("model"), connector, num_blocks=num_blocks, workers=Workers(seed=seed))
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 512) for _ in range(length)]
+
+
+def stale_lookup_whole(path: Path) -> None:
+    """Eight long prompts at once; one is preempted in its prefill, finds its blocks again, waits, and is answered from
+    memory: the engine dies of LMCache #2158's assertion."""
+    with recording(path):
+        bare = scheduler("Faulty:stale-lookup:OffloadConnector")
+        for job in stale_lookup():
+            bare.add(job.id, list(job.prompt), job.max_tokens)
+        with contextlib.suppress(AssertionError):
+            bare.run()
+
+
+def stale_lookup_minimized(path: Path) -> None:
+    """The same history, every step of it recorded, cut down by `kvtrail minimize`."""
+    whole = path.with_suffix(".whole")
+    with recording(whole):
+        bare = scheduler("Faulty:stale-lookup:OffloadConnector", level="detailed")
+        for job in stale_lookup():
+            bare.add(job.id, list(job.prompt), job.max_tokens)
+        with contextlib.suppress(AssertionError):
+            bare.run()
+    small = minimize(load([whole])).history
+    path.write_text("".join(f"{otlp.spans_to_json_line([span])}\n" for _, span in small.moments))
+    whole.unlink()
+
+
+def preempted(path: Path) -> None:
+    """Three requests share a pool that is too small: one is preempted, waits, and goes on with what is left of it."""
+    with recording(path):
+        bare = scheduler("OffloadConnector", num_blocks=16, chunk_size=64)
+        for number in range(3):
+            bare.add(f"r-{number}", prompt(number, 180), 12)
+        bare.run()
+
+
+def loaded_again(path: Path) -> None:
+    """The engine gives up its prefix cache while two requests run: both are preempted, and come back from the host."""
+    with recording(path):
+        bare = scheduler("OffloadConnector", level="detailed", chunk_size=64)
+        for number in range(2):
+            bare.add(f"r-{number}", prompt(number, 100), 6)
+        for _ in range(6):
+            bare.step()
+        bare.scheduler.reset_prefix_cache(reset_running_requests=True)
+        bare.run()
+
+
+def loaded_asynchronously(path: Path) -> None:
+    """vLLM's own OffloadingConnector: a prompt is stored, forgotten by the engine, and loaded again between the steps."""
+    with recording(path):
+        bare = scheduler("TracedOffloadingConnector", level="detailed", cpu_bytes_to_use=50_000_000)
+        for number in range(2):
+            bare.add(f"r-{number}", prompt(0, 100), 3)
+            bare.run()
+            for _ in range(6):  # what is stored arrives late
+                bare.step()
+            bare.scheduler.reset_prefix_cache()
+
+
+def aborted(path: Path) -> None:
+    """Of two requests with one prefix the client of one goes away while it loads; the other is served."""
+    with recording(path):
+        bare = scheduler("TracedOffloadingConnector", level="detailed", seed=3, cpu_bytes_to_use=50_000_000)
+        bare.add("first", prompt(0, 100), 3)
+        bare.run()
+        for _ in range(6):
+            bare.step()
+        bare.scheduler.reset_prefix_cache()
+        bare.add("gone", prompt(0, 100), 3)
+        bare.step()
+        bare.abort("gone")
+        bare.add("served", prompt(0, 100), 3)
+        bare.run()
+        for _ in range(6):
+            bare.step()
+
+
+def truncated(path: Path) -> None:
+    """The recording of the preempted ones, of which the writer was killed within a line."""
+    preempted(path)
+    text = path.read_text()
+    path.write_text(text[: text.rindex("\n", 0, len(text) // 2) + 2000])
+
+
+def gap(path: Path) -> None:
+    """The recording of the preempted ones, without the allocations of one request: what it did is unknown."""
+    preempted(path)
+    lost = {e.span_id for e in load([path]).events if e.request == "r-1" and e.kind is Kind.ALLOC}
+    left = [span for _, span in load([path]).moments if span.span_id not in lost]
+    path.write_text("".join(f"{otlp.spans_to_json_line(left[n : n + 8])}\n" for n in range(0, len(left), 8)))
+
+
+TRACES: dict[str, Callable[[Path], None]] = {
+    "stale-lookup-whole": stale_lookup_whole,
+    "stale-lookup": stale_lookup_minimized,
+    "preempted": preempted,
+    "loaded-again": loaded_again,
+    "loaded-asynchronously": loaded_asynchronously,
+    "aborted": aborted,
+    "truncated": truncated,
+    "gap": gap,
+}
+
+
+def row(name: str) -> str:
+    """A trace's line in the table."""
+    result = audit([HERE / f"{name}.jsonl"])
+    counts = " | ".join(str(result.verdicts[verdict]) for verdict in (Verdict.OK, Verdict.DRIFT, Verdict.UNKNOWN))
+    rules = ", ".join(f.rule for f in result.findings) or "none"
+    return f"| {name} | {counts} | {rules} | {' '.join((TRACES[name].__doc__ or '').split())} |"
+
+
+def main() -> None:
+    """Record the traces that are named, or all, and write the table."""
+    for name in sys.argv[1:] or TRACES:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            TRACES[name](HERE / f"{name}.jsonl")
+    (HERE / "README.md").write_text(HEAD + "\n".join(map(row, TRACES)) + "\n")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OTEL_SERVICE_NAME", "vllm")
+    main()

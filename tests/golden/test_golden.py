@@ -1,0 +1,118 @@
+"""Recorded histories keep their verdicts, whatever the order of their lines; those that drift are as small as can be."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from minimal import assert_minimal, findings
+
+from tracer import otlp, semconv
+from tracer.audit import Audit, audit
+from tracer.findings import Verdict
+from tracer.replay.history import load
+from tracer.replay.minimize import minimize
+
+HERE = Path(__file__).parent
+ORDERS = 100
+MOST_BYTES = 60_000
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A line of the table."""
+
+    name: str
+    verdicts: Counter[Verdict]
+    findings: list[str]
+    story: str
+
+    @property
+    def path(self) -> Path:
+        return HERE / f"{self.name}.jsonl"
+
+
+def table() -> Iterator[Golden]:
+    rows = [line for line in (HERE / "README.md").read_text().splitlines() if line.startswith("| ")]
+    for line in rows[2:]:  # below the head
+        name, ok, drift, unknown, found, story = (cell.strip() for cell in line.strip("|").split("|"))
+        counts = zip((Verdict.OK, Verdict.DRIFT, Verdict.UNKNOWN), (ok, drift, unknown), strict=True)
+        rules = [] if found == "none" else found.split(", ")
+        yield Golden(name, Counter({verdict: int(count) for verdict, count in counts}), rules, story)
+
+
+GOLDEN = list(table())
+DRIFTING = [golden for golden in GOLDEN if golden.findings]
+
+
+def told(result: Audit) -> dict[str, object]:
+    """All that an audit says, but for the numbers of lines."""
+    return {**result.as_dict(), "unreadable": len(result.unreadable)}
+
+
+def test_every_trace_is_in_the_table_with_its_story_and_is_small() -> None:
+    assert {golden.path for golden in GOLDEN} == set(HERE.glob("*.jsonl"))
+    assert {Verdict.OK, Verdict.DRIFT, Verdict.UNKNOWN} == {v for golden in GOLDEN for v in +golden.verdicts}
+    for golden in GOLDEN:
+        assert golden.story
+        assert golden.path.stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden.name)
+def test_a_trace_is_judged_as_recorded_in_any_order_of_its_events(golden: Golden, tmp_path: Path) -> None:
+    recorded = audit([golden.path])
+    assert recorded.verdicts == golden.verdicts
+    assert [finding.rule for finding in recorded.findings] == golden.findings
+    lines = [otlp.spans_to_json_line([span]) for _, span in load([golden.path]).moments]
+    lines += [line for line in golden.path.read_text().splitlines() if not _is_json(line)]
+    shuffled = tmp_path / "shuffled.jsonl"
+    for seed in range(ORDERS):
+        random.Random(seed).shuffle(lines)
+        shuffled.write_text("\n".join(lines))
+        assert told(audit([shuffled])) == told(recorded)
+
+
+@pytest.mark.parametrize("golden", DRIFTING, ids=lambda golden: golden.name)
+def test_a_drifting_trace_is_cut_down_to_what_cannot_be_left_out(golden: Golden) -> None:
+    assert_minimal(minimize(load([golden.path])))
+
+
+def test_the_minimized_trace_is_minimal_already_and_says_of_what_it_is_a_part() -> None:
+    recording = load([HERE / "stale-lookup.jsonl"])
+    assert minimize(recording).history == recording
+    for _, span in recording.moments:
+        assert span.resource[semconv.MINIMIZED_EVENTS.key] > len(recording.moments)
+
+
+def test_the_whole_and_the_part_tell_of_the_same_drift() -> None:
+    """The one with every step, the other without: recorded twice, so ids and times differ, and the contradiction does not."""
+    (whole,), (part,) = (findings(load([HERE / f"stale-lookup{end}.jsonl"]).events).values() for end in ("-whole", ""))
+    assert (part.request, part.epoch, part.numbers) == (whole.request, whole.epoch, whole.numbers)
+
+
+def test_the_traces_are_what_their_stories_say() -> None:
+    """They must go on to be worth keeping when they are recorded again."""
+    events = {golden.name: load([golden.path]).events for golden in GOLDEN}
+    kinds = {name: Counter(event.kind for event in told) for name, told in events.items()}
+    assert kinds["preempted"][semconv.Kind.PREEMPT] == 1
+    assert kinds["loaded-again"][semconv.Kind.PREEMPT] == 2
+    again = [e for e in events["loaded-again"] if e.kind == semconv.Kind.ALLOC and e.epoch == 1]
+    assert [e.numbers()["allocated"] > 0 for e in again] == [True, True]
+    assert [e.kind for e in events["loaded-asynchronously"]].count(semconv.Kind.RECEIVED) == 1
+    gone = [e.kind for e in events["aborted"] if e.request == "gone"]
+    assert gone.index(semconv.Kind.REQUEST) < gone.index(semconv.Kind.RECEIVED)
+    assert len(load([HERE / "truncated.jsonl"]).unreadable) == 1
+    assert audit([HERE / "gap.jsonl"]).missing > 0
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,40 @@
+"""What the recorders of this process tell, as a trace file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from memory import Memory
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from connector import outlet, recorder
+from tracer import otlp
+
+
+@contextmanager
+def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
+    """Write all that is recorded inside to a file, when it is over."""
+    memory = Memory()
+    with patch.object(outlet, "from_environment", lambda: outlet.InProcess(memory)):
+        try:
+            yield
+        finally:
+            for each in recorder.recorders():
+                assert each.flush()
+                assert each.dropped == 0
+            spans = [
+                span
+                for payload in memory.payloads
+                for span in otlp.spans(ExportTraceServiceRequest.FromString(payload))
+            ]
+            lines = [
+                otlp.spans_to_json_line(spans[first : first + events_a_line])
+                for first in range(0, len(spans), events_a_line)
+            ]
+            path.write_text("\n".join(lines) + "\n")
+            for each in recorder.recorders():
+                each.close()
+            recorder._recorders.clear()

@@ -1,0 +1,167 @@
+"""What people see of a step: a line in a pipe, a screen on a terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click import unstyle
+from history import history
+from test_player import LATE, SPAN, STALE_AT, STORY, played
+
+from tracer.replay import machine, screen
+from tracer.replay.history import History
+from tracer.replay.player import Player
+
+
+def lines(text: str) -> list[str]:
+    return [unstyle(line) for line in "\n".join(screen.lines(played(history(text)), columns=None)).split("\n")]
+
+
+def shown(player: Player, columns: int, rows: int, message: str = "") -> list[str]:
+    return [unstyle(line) for line in screen.moment(player, columns=columns, rows=rows, message=message)]
+
+
+def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
+    assert lines("L 749 c0 h256 -> 256\nA 256 [1-24]\nevict a\nS 256+80\nP")[:9] == [
+        "6 events of 1 request in 1 engine, 2025-12-03 01:24:36.000 to 01:24:36.005 UTC.",
+        "1 request: 0 with drift, 1 ok, 0 unknown.",
+        "",
+        "2025-12-03 (UTC)",
+        "1  01:24:36.000  cmpl-1-0-0123abcd  arrival: arrived with 749 tokens  [total 749; prompt 749]",
+        "2  01:24:36.001  cmpl-1-0-0123abcd  lookup: 0 of 749 computed, 256 matched; answered 256  "
+        "[computed 0; matched 256; returned 256; longest match 256; lookups 1]",
+        "3  01:24:36.002  cmpl-1-0-0123abcd  allocation: blocks for 256 external tokens; blocks 1-24  "
+        "[status admitted; allocated 256]",
+        "4  01:24:36.003  –                  eviction: chunk key a",  # noqa: RUF001
+        "5  01:24:36.004  cmpl-1-0-0123abcd  schedule: runs 80 tokens after 256 computed  "
+        "[status admitted -> running; computed 0 -> 256; scheduled 80; begun 256]",
+    ]
+
+
+def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
+    told = lines(STORY + LATE)
+    at = next(n for n, line in enumerate(told) if line.startswith(f"{STALE_AT:>2}  "))
+    assert told[at + 1].startswith("    stale-lookup [crash] A cached lookup answer")
+    assert "at most max(0, 256 - 336) = 0 can be new" in told[at + 3]
+    assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in told[at + 4 :]
+    end = told.index("    At the end of the history, of what has not come:")
+    assert told[end + 1].startswith("    stuck-load [hang]")
+
+
+def test_a_gap_is_a_line_of_its_own() -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
+    told = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
+    assert "2 events missing, by the numbers: what was not seen cannot be judged." in told
+    assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in told
+
+
+def test_what_was_not_read_is_told_first() -> None:
+    history_ = History(
+        moments=tuple((event, SPAN) for event in history("L 749 c0 h0 -> 0")),
+        foreign=(SPAN, SPAN),
+        repeated=3,
+        unknown={"kv.from.the.future": 4},
+        unreadable=(("t.jsonl", 7, "no JSON"), ("t.jsonl", 9, "no JSON")),
+    )
+    assert [unstyle(line) for line in screen.opening(Player(history_), None)][1:5] == [
+        "Not read: 2 lines or spans; the first: t.jsonl:7: no JSON",
+        "Not known to this kvtrail, and left out: kv.from.the.future (4).",
+        "2 spans of other services left out.",
+        "3 spans that stood there twice counted once.",
+    ]
+    told = json.loads(next(machine.lines(Player(history_))))
+    assert (told["foreign"], told["repeated"], told["unknown"]) == (2, 3, {"kv.from.the.future": 4})
+    assert told["unreadable"][1] == {"file": "t.jsonl", "line": 9, "reason": "no JSON"}
+
+
+def test_engines_and_connectors_are_named_where_there_are_several() -> None:
+    one, other = (
+        history("L 64 c0 h0 -> 0\nload 0", connector="A"),
+        history("L 64 c0 h0 -> 0", engine="two", connector="B"),
+    )
+    for event in other:
+        event.recorder, event.span_id = "other", f"bb{event.span_id[2:]}"
+    alone = "\n".join(map(unstyle, screen.lines(played(one), columns=None)))
+    assert "lookup: " in alone
+    assert "load (worker 0): " in alone
+    both = "\n".join(map(unstyle, screen.lines(played([*one, *other]), columns=None)))
+    assert "two  cmpl-1-0-0123abcd  lookup (B): " in both
+    assert "load (worker 0, A): " in both
+
+
+@pytest.mark.parametrize("columns", [40, 60, 95, 96, 140])
+@pytest.mark.parametrize("rows", [10, 23, 60])
+def test_a_screen_fits_the_terminal_at_every_step(columns: int, rows: int) -> None:
+    player = played(history(STORY + LATE))
+    for number in range(1, len(player) + 1):
+        player.go(number)
+        told = shown(player, columns, rows)
+        assert len(told) == rows
+        assert max(map(len, told)) <= columns
+        assert told[0].startswith(f"Step {number} of {len(player)}")
+        assert rows < 20 or any(line.startswith(">") for line in told)
+
+
+def test_the_account_stands_beside_where_there_is_room() -> None:
+    player = played(history(STORY))
+    player.go(STALE_AT)
+    wide, narrow = shown(player, 120, 40), shown(player, 80, 40)
+    (computed,) = [line for line in wide if line.endswith("336  (was –)")]  # noqa: RUF001
+    assert computed.rindex("computed ") == 120 - screen.ACCOUNT
+    assert any(line.startswith("account: status preempted; epoch 1") for line in narrow)
+    for told in (wide, narrow):
+        assert any(f">{STALE_AT}! " in line for line in told)
+        assert any(line.startswith("stale-lookup [crash]") for line in told)
+
+
+def test_what_does_not_fit_is_counted_and_can_be_had() -> None:
+    player = played(history(STORY))
+    player.go(STALE_AT)
+    small = shown(player, 60, 12)
+    more = int(small[-2].split()[1])
+    assert small[-2].endswith("more lines: e shows all")
+    whole = [unstyle(line) for line in screen.everything(player, columns=60)]
+    assert "Usually" in " ".join(whole)
+    assert more > 0
+    assert "more line" not in " ".join(shown(player, 60, 60))
+
+
+def test_a_message_takes_the_place_of_the_keys() -> None:
+    player = played(history(STORY))
+    assert shown(player, 80, 24)[-1] == screen.SHORT_KEYS
+    assert shown(player, 80, 24, "This is the last step.")[-1] == "This is the last step."
+
+
+def test_a_trace_file_cannot_steer_the_terminal() -> None:
+    events = history(
+        "L 749 c0 h256 -> 256 keys a\x1b[2J\nA 256 !\x07\x1b]0;x", request="r\x1b[2J-0123abcd", engine="e\x1b"
+    )
+    player = played(events)
+    told = list(map(unstyle, screen.lines(player, columns=None)))
+    for number in range(1, len(player) + 1):
+        player.go(number)
+        told += shown(player, 100, 30)
+    assert not any("\x1b" in line or "\x07" in line for line in told)
+    assert any(r"raised \x07\x1b]0;x" in line for line in told)
+
+
+def test_lines_for_machines_hold_all_of_it() -> None:
+    player = played(history(STORY + LATE))
+    first, *steps, end = map(json.loads, machine.lines(player))
+    assert (first["type"], first["events"], first["steps"], first["requests"]) == (
+        "history",
+        len(player),
+        len(player),
+        4,
+    )
+    assert [step["step"] for step in steps] == list(range(1, len(player) + 1))
+    stale = steps[STALE_AT - 1]
+    assert (stale["type"], stale["kind"], stale["numbers"]["returned"]) == ("step", "kv.lookup", 256)
+    assert stale["changed"]["returned"] == [None, 256]
+    assert stale["account"]["computed"] == 336
+    assert [finding["rule"] for finding in stale["findings"]] == ["stale-lookup"]
+    assert steps[STALE_AT]["again"] == [stale["findings"][0]["id"]]
+    assert [finding["rule"] for finding in end["findings"]] == ["stuck-load"]
+    assert (end["type"], end["drift"]) == ("end", True)
+    assert {v["request"]: v["verdict"] for v in end["verdicts"]}["cmpl-1-0-0123abcd"] == "drift"

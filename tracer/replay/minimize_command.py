@@ -1,0 +1,164 @@
+"""`kvtrail minimize`: a trace that drifts becomes one that fits into an issue."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from tracer import destination, otlp, terminal, words
+from tracer.destination import STDOUT
+from tracer.findings import Finding
+from tracer.replay import minimize as minimizing
+from tracer.replay.cut import Progress
+from tracer.replay.history import History, load
+from tracer.replay.minimize import Minimized, NoFinding
+from tracer.report import finding_text
+from tracer.rules import all_rules
+from tracer.tracefile import UnusableTrace
+
+MOST_NAMED = 10
+"""Findings that are named one by one before the rest is only counted."""
+_EVERY_S = 0.1
+
+
+def _known_rule(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    known = [rule.id for rule in all_rules()]
+    if name is not None and name not in known:
+        raise click.BadParameter(f"there is no rule {name!r}. The rules are: {', '.join(known)}")
+    return name
+
+
+@click.command()
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.",
+)
+@click.option("--rule", callback=_known_rule, metavar="RULE", help="Keep a finding of this rule.")
+@click.option("--request", metavar="ID", help="Keep a finding of this request; the engine's id or the caller's.")
+@click.option("--finding", metavar="ID", help="Keep this finding; its id, or the beginning of it.")
+@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@click.pass_context
+def minimize(
+    context: click.Context,
+    traces: tuple[Path, ...],
+    output: Path,
+    rule: str | None,
+    request: str | None,
+    finding: str | None,
+    force: bool,
+) -> None:
+    """Reduce a trace that drifts to the fewest requests and events that still show the finding, for a report.
+
+    TRACE is what `kvtrail audit` reads; several are one history. Of several findings the worst is kept, and of those the
+    earliest, unless one is asked for. What is written is no recording but a part of one, and says so.
+
+    Exit code 0: a smaller trace was written; 1: there is no such finding; 2: a file cannot be used.
+
+    Example: kvtrail minimize trace.jsonl -o small.jsonl
+
+    Example: kvtrail minimize trace.jsonl --rule stale-lookup -o - | gzip > small.jsonl.gz
+    """
+    destination.check(output, force=force, sources=traces)
+    aside = output == STDOUT  # the standard output belongs to the trace
+    try:
+        with _progress() as on_progress:
+            history = load(traces)
+            result = minimizing.minimize(history, finding=finding, rule=rule, request=request, on_progress=on_progress)
+        with destination.opened(output) as file:
+            file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
+    except NoFinding as nothing:
+        click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)
+        context.exit(1)
+    except UnusableTrace as error:
+        click.echo(f"Error: {error}", err=True)
+        context.exit(2)
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; click knows what to do
+    except OSError as error:
+        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
+        context.exit(2)
+    except Exception as error:  # a defect of ours: exit code 1 would say that there is no finding
+        click.echo(f"Error: minimizing failed: {type(error).__name__}: {error}", err=True)
+        context.exit(2)
+    columns = None if aside else terminal.width()
+    lines = [
+        line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)
+    ]
+    text = "\n".join([finding_text(result.finding, columns=columns), "", *lines])
+    click.echo(text, err=True) if aside else terminal.echo(text)
+
+
+def _wrapped(line: str, columns: int | None) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    return terminal.wrapped(line.lstrip(), columns, first=indent, rest=indent + "  ")
+
+
+def _summary(result: Minimized, output: Path) -> Iterator[str]:
+    """What became of the recording."""
+    where = "standard output" if output == STDOUT else str(output)
+    yield (
+        f"{where}: {words.count(result.events)} of {words.some(result.events_before, 'event')},"
+        f" {words.count(result.requests)} of {words.some(result.requests_before, 'request')};"
+        f" {words.count(result.tries)} histories were judged."
+    )
+    yield "It is a part of a recording, numbered anew, and every span says so; do not judge it together with the whole."
+    if output != STDOUT:
+        yield f"Judge it with: kvtrail audit {output}"
+
+
+def _left_out(history: History, result: Minimized) -> Iterator[str]:
+    """What is not in the smaller trace besides events that the finding does not need."""
+    if history.foreign:
+        yield f"Left out as well: {words.some(len(history.foreign), 'span')} that no kvtrail recorder wrote."
+    if history.unknown:
+        named = ", ".join(f"{terminal.plain(name)} ({count})" for name, count in history.unknown.items())
+        yield f"Not understood, and left out: spans of a newer kvtrail: {named}"
+    if history.unreadable:
+        file, number, reason = history.unreadable[0]
+        first = terminal.plain(f"{file}:{number}: {reason}")
+        yield f"{words.some(len(history.unreadable), 'line or span')} could not be read; the first: {first}"
+    if result.lost:
+        yield f"It does not show {words.some(len(result.lost), 'other finding')}; --finding ID keeps one of them instead:"
+        yield from _named(result.lost)
+
+
+def _named(findings: Sequence[Finding]) -> Iterator[str]:
+    """Findings by their ids, a line each."""
+    for each in findings[:MOST_NAMED]:
+        about = f"request {each.request}, epoch {each.epoch}" if each.request else f"engine {each.engine}"
+        yield terminal.plain(f"  {each.id}  {each.rule} [{each.severity}]  {about}")
+    if (more := len(findings) - MOST_NAMED) > 0:
+        yield f"  and {words.count(more)} more; kvtrail audit --json tells of all of them"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A line that says how far it is, where somebody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    told_s = 0.0
+
+    def tell(left: int, tries: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _EVERY_S:
+            told_s = time.monotonic()
+            say(f"{words.some(left, 'event')} to judge, {words.count(tries)} histories judged")
+
+    def say(text: str) -> None:
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    say("reading")
+    try:
+        yield tell
+    finally:
+        say("")

@@ -1,0 +1,71 @@
+"""New numbers for a history that others were taken out of.
+
+What was taken out must not look like a loss, and what the recording lost must not look like a whole: the numbers of what is
+left close up, but a number that the recording lacks stays missing in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+
+from tracer import semconv
+from tracer.events import Event
+from tracer.spans import Span
+
+
+class Numbering:
+    """The numbers of a recording, of which any choice of events can be numbered anew."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = events
+        recorded: dict[Hashable, set[int]] = {}
+        for event in events:
+            for stream, number in _places(event):
+                recorded.setdefault(stream, set()).add(number)
+        self._lost: dict[Hashable, dict[int, int]] = {
+            stream: {number: number - rank for rank, number in enumerate(sorted(numbers))}
+            for stream, numbers in recorded.items()
+        }
+        """How many numbers are missing before each, by stream."""
+
+    def events(self, kept: Sequence[int]) -> list[Event]:
+        """Copies of the chosen events with their new numbers; the others are as they were."""
+        chosen: dict[Hashable, set[int]] = {}
+        for index in kept:
+            for stream, number in _places(self._events[index]):
+                chosen.setdefault(stream, set()).add(number)
+        new = {
+            stream: {number: self._lost[stream][number] + rank for rank, number in enumerate(sorted(numbers))}
+            for stream, numbers in chosen.items()
+        }
+        return [_numbered(self._events[index], new) for index in kept]
+
+
+def in_span(event: Event, span: Span) -> Span:
+    """The span with the event's numbers."""
+    numbers = {
+        semconv.SEQUENCE.key: event.sequence,
+        semconv.REQUEST_SEQUENCE.key: event.request_sequence,
+    }
+    told = {key: number for key, number in numbers.items() if key in span.attributes}
+    return replace(span, attributes={**span.attributes, **told})
+
+
+def _places(event: Event) -> Iterable[tuple[Hashable, int]]:
+    """The streams that an event is numbered in, and its number there."""
+    yield event.recorder, event.sequence
+    if event.request is not None:
+        yield (event.engine, event.request, event.recorder), event.request_sequence
+
+
+def _numbered(event: Event, new: dict[Hashable, dict[int, int]]) -> Event:
+    (recorder, number), *of_request = _places(event)
+    sequence = new[recorder][number]
+    request_sequence = new[of_request[0][0]][of_request[0][1]] if of_request else event.request_sequence
+    if (sequence, request_sequence) == (event.sequence, event.request_sequence):
+        return event
+    event = copy(event)
+    event.sequence, event.request_sequence = sequence, request_sequence
+    return event
