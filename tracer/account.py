@@ -230,6 +230,8 @@ class Account:
         self.status = "admitted"
         books = self.books
         books.loading, books.received = None, event
+        if self.ended_ns is not None:
+            books.end = None  # of an ended request, vLLM frees the blocks at either report
         if event.failed:
             books.short, books.load_failed = None, True
 

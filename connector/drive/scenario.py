@@ -7,7 +7,7 @@ thousands of tokens is still read at a glance.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -82,7 +82,7 @@ class Workers:
     ends: tuple[tuple[str, int], ...] = ()
 
 
-def job(number: int) -> str:
+def job(number: Hashable) -> str:
     """What `Workers.ends` calls a numbered transfer."""
     return f"#{number}"
 

@@ -38,7 +38,8 @@ def run_against(
     from connector.rerun.report import report
     from connector.rerun.rerun import rerun
 
-    history = load(traces)
+    with terminal.progress(traces) as on_bytes:
+        history = load(traces, on_bytes=on_bytes)
     with _progress() as progress:
         result = rerun(history, against=against, config=config, request=request, progress=progress)
     terminal.echo(json.dumps(result.as_dict(), indent=2) if as_json else report(result, columns=terminal.width()))
