@@ -98,8 +98,8 @@ class Teller:
         context = self._recorder.context(request)
         if not context.begun:
             context.begun = True
-            limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None) or None
-            values = (request.num_tokens, limit, self._steps, priority, self._hashes(context, request))
+            limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
+            values = (request.num_tokens, limit, self._steps, priority or None, self._hashes(context, request))
             self._tell(Kind.REQUEST_START, context, context.start_ns, values)
 
     def lookup(self, request: Any, start_ns: int, end_ns: int, values: tuple[Any, ...]) -> None:
@@ -179,25 +179,19 @@ class Teller:
                 self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
-            self._tell(Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed,))
+            self._tell(
+                Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed, self._steps)
+            )
         for request_id in output.finished_sending or ():
-            self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, ())
+            self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, (self._steps,))
 
     @_never_breaks
     def ended(self, request: Any, delayed: bool) -> None:
         context = self._recorder.context(request)
         if context.ended is None:  # another child of a MultiConnector may have told it
             outcome = request.status.name.removeprefix("FINISHED_").lower()
-            values = (
-                request.num_tokens,
-                request.num_output_tokens,
-                request.num_computed_tokens,
-                outcome,
-                delayed,
-                None,
-                self._steps,
-                self._hashes(context, request),
-            )
+            counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
+            values = (*counts, outcome, delayed, None, self._steps, self._hashes(context, request))
             self._tell(Kind.REQUEST, context, context.start_ns, values)
             self._recorder.end(context)
 
@@ -257,7 +251,7 @@ class Teller:
     def _numbered(self, kind: Kind, numbers: Sequence[int]) -> None:
         for number in numbers:
             if (request_id := self._jobs.get(number)) is not None:
-                values = (number,) if kind is Kind.FLUSH else (number, False)
+                values = (number,) if kind is Kind.FLUSH else (number, False, self._steps)
                 self._tell(kind, self._recorder.context_of_id(request_id), time_ns(), values)
 
     @_never_breaks

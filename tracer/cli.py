@@ -17,6 +17,7 @@ COMMANDS = {
     "serve": ("tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
     "audit": ("tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
     "replay": ("connector.replay.command:replay", "Step through a recorded history, with the account at each step."),
+    "export": ("tracer.replay.export:export", "Write a history as a file for ui.perfetto.dev and chrome://tracing."),
     "import": ("tracer.importers.command:import_log", "Read the log of a vLLM server into a trace file."),
     "minimize": (
         "tracer.replay.minimize_command:minimize",

@@ -180,7 +180,10 @@ class Engine:
                 self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
+        """The transfer is over before the step runs, so its blocks may be given away in it, by whichever child tells it."""
         self.contested.pop(event.transfer_id, None)
+        if plan := self.jobs.get(event.transfer_id):
+            self._close(plan, plan.blocks_ids or ())
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
@@ -227,8 +230,9 @@ class Engine:
 
     def _close(self, event: Event, blocks: Iterable[int]) -> None:
         for block in blocks:
-            if held := self.transfers.get(block):
-                held.pop(event.request or "", None)
+            held = self.transfers.get(block, {})
+            if held.get(event.request or "") is event:
+                del held[event.request or ""]
                 if not held:
                     del self.transfers[block]
 

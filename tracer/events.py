@@ -143,11 +143,13 @@ class Store(Transfer):
 class Received(Event):
     kind = Kind.RECEIVED
     failed: bool = False
+    scheduler_step: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Sent(Event):
     kind = Kind.SENT
+    scheduler_step: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,6 +178,7 @@ class TransferEnd(Event):
     kind = Kind.TRANSFER_END
     transfer_id: int
     failed: bool = False
+    scheduler_step: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from connector.needs import as_json_object, vllm_ready
+from connector.drive.needs import as_json_object, vllm_ready
 
 if TYPE_CHECKING:
     from connector.check.session import Checked
@@ -43,7 +43,7 @@ PROFILES = (
     "--time",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds to go on. [default: 60, without a limit]",
+    help="Seconds to go on. [default: 60, if neither steps nor trials are given]",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Scheduling steps to go on.")
 @click.option("--trials", type=click.IntRange(min=1), help="Workloads to run.")

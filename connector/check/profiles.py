@@ -58,8 +58,19 @@ def asynchronous(rng: random.Random) -> Scenario:
 
 
 def load_failure(rng: random.Random) -> Scenario:
-    """Some loads fail, and are reported; vLLM computes those tokens itself."""
+    """Some loads fail, and are reported; vLLM computes those tokens itself. Before each wave somebody asks for a part of what
+    it shares, so that some loads begin behind what vLLM has, and fail there."""
     scenario = _waves(rng)
+    heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
+    parts = [
+        Arrival(
+            f"part-{wave}-{number}", ((name, BLOCK_SIZE * rng.randrange(1, count // BLOCK_SIZE) + 1),), 1, wave * 40
+        )
+        for wave in range(1, 8)
+        for number, (name, count) in enumerate(heads)
+    ]
+    later = [replace(arrival, at_step=arrival.at_step + 14) for arrival in scenario.arrivals]
+    scenario = replace(scenario, arrivals=(*parts, *later))
     return replace(scenario, workers=replace(scenario.workers, load_failures=0.4))
 
 

@@ -84,6 +84,7 @@ def _simpler_world(scenario: Scenario, fails: Fails) -> Scenario:
         replace(scenario, settings={k: v for k, v in scenario.settings.items() if k != "scheduling_policy"}),
         replace(scenario, seed=0),
         replace(scenario, arrivals=tuple(replace(arrival, priority=0) for arrival in scenario.arrivals)),
+        replace(scenario, arrivals=tuple(replace(arrival, output=()) for arrival in scenario.arrivals)),
     ):
         if simpler != scenario and fails(simpler):
             scenario = simpler

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from connector.drive.stands import SETTINGS
 from connector.names import configuration
 
 
@@ -30,6 +31,8 @@ class Subject:
     def configuration(self) -> dict[str, Any]:
         """The `kv_transfer_config`."""
         own = configuration(self.name, self.extra)
+        if "connectors" in self.extra:
+            return {key: value for key, value in own.items() if key != "kv_connector_module_path"}  # its children tell
         if not self.beside:
             return own
         first = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
@@ -50,4 +53,11 @@ def varied(name: str, rng: random.Random) -> dict[str, Any]:
         }
     if plain in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
         return {"cpu_bytes_to_use": rng.choice([4_000_000, 50_000_000])}
+    if plain == "MultiConnector":
+        offload = ("OffloadConnector", "OffloadingConnector")
+        return {"connectors": [configuration(each, varied(each, rng)) for each in rng.sample(offload, k=2)]}
+    if plain == "LMCacheConnectorV1":
+        return {"lmcache.chunk_size": rng.choice([64, 128, 256])}
+    if plain == "LMCacheMPConnector":
+        return {SETTINGS: {"chunk_size": rng.choice([64, 128, 256]), "answers_after": rng.choice([0, 0, 1, 3])}}
     return {}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from connector.drive import tiny
+from connector.drive import stands, tiny
 from connector.drive.scenario import Workers
 from connector.drive.worker import MadeUpWorker
 
@@ -49,28 +50,33 @@ class BareScheduler:
         load_general_plugins()  # type: ignore[no-untyped-call]
         options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         options["block_size"] = block_size
+        standing = [] if connector is None else stands.stands_for(connector)
         if connector is not None:
-            options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
+            furnished = stands.furnished(connector, standing, folder)
+            options["kv_transfer_config"] = {"kv_role": "kv_both", **furnished}
         if drafts:
             ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
             options["speculative_config"] = ngram
         config = EngineArgs(model=str(folder), **options).create_engine_config()
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
-        self.scheduler = Scheduler(
-            config,
-            _kv_cache(num_blocks, block_size),
-            StructuredOutputManager(config),
-            block_size=block_size,
-            hash_block_size=block_size,
-            log_stats=True,
-        )
+        with ExitStack() as while_made:
+            for stand in standing:
+                while_made.enter_context(stand.standing())
+            self.scheduler = Scheduler(
+                config,
+                _kv_cache(num_blocks, block_size),
+                StructuredOutputManager(config),
+                block_size=block_size,
+                hash_block_size=block_size,
+                log_stats=True,
+            )
         hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
-        self._worker = None if connector is None else MadeUpWorker(self.scheduler, workers, block_size=block_size)
+        self._worker = MadeUpWorker(self.scheduler, workers, standing, block_size=block_size) if standing else None
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
         self.steps = 0
 
@@ -154,9 +160,12 @@ class BareScheduler:
 
 def _kv_cache(num_blocks: int, block_size: int) -> Any:
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
+    layers = ["layer.0", "layer.1"]
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    page = spec.page_size_bytes
+    whole = KVCacheTensor(page * num_blocks * len(layers), layers, layer_stride=page * num_blocks, block_stride=page)
     return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0", "layer.1"], spec)]
+        num_blocks=num_blocks, kv_cache_tensors=[whole], kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
     )

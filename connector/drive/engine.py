@@ -47,7 +47,7 @@ class Order:
         """The `kv_transfer_config`."""
         if self.plain:
             return None
-        extra = {"kvtrail": {"guard": self.guard}}
+        extra = {"kvtrail": {"guard": self.guard, "level": "detailed"}}
         if not self.bug:
             return {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
         return {

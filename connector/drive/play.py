@@ -28,7 +28,7 @@ MUCH_LATER_S = 3600
 FLUSH_STEPS = 200
 """Steps after which the recorder is given time to empty its ring."""
 DRAIN_STEPS = 12
-"""Steps without work at the end, for transfers that are still under way."""
+"""Steps without work at the end, beyond those that transfers which are under way may take."""
 STALLED_STEPS = 300
 """So many steps in a row in which nothing was scheduled, though requests wait and nothing is to come: they never end."""
 
@@ -144,7 +144,8 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
     resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
     idle = stalled = 0
-    while stage.steps < scenario.most_steps and idle < DRAIN_STEPS and stalled < STALLED_STEPS:
+    drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
+    while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
         while resets and resets[-1].at_step <= stage.steps:
             reset = resets.pop()
             stage.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)

@@ -7,7 +7,7 @@ thousands of tokens is still read at a glance.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -73,11 +73,23 @@ class Workers:
         latest_steps: a transfer ends within so many steps; the order is random. 0: at once.
         load_failures: the share of loads that fail, and are reported.
         seed: of their choices.
+        ends: the step in which a transfer ends, where that is laid down; see `job` and `wait`.
     """
 
     latest_steps: int = 4
     load_failures: float = 0.0
     seed: int = 0
+    ends: tuple[tuple[str, int], ...] = ()
+
+
+def job(number: Hashable) -> str:
+    """What `Workers.ends` calls a numbered transfer."""
+    return f"#{number}"
+
+
+def wait(request_id: str, number: int) -> str:
+    """What `Workers.ends` calls the end of a request's load, or the return of its blocks; `number` from 0."""
+    return f"{request_id}/{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +134,7 @@ class Scenario:
             known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
             known["aborts"] = tuple(Abort(**each) for each in known.get("aborts", ()))
             known["resets"] = tuple(Reset(**each) for each in known.get("resets", ()))
-            known["workers"] = Workers(**known.get("workers", {}))
+            known["workers"] = _workers(known.get("workers", {}))
             return cls(**known)
         except (TypeError, KeyError) as wrong:
             raise ValueError(f"not a scenario: {wrong}") from wrong
@@ -144,6 +156,10 @@ def _arrival(data: Mapping[str, Any]) -> Arrival:
     return Arrival(**known)
 
 
+def _workers(data: Mapping[str, Any]) -> Workers:
+    return Workers(**{**data, "ends": tuple((str(what), int(step)) for what, step in data.get("ends", ()))})
+
+
 def _sparse(thing: Any) -> dict[str, Any]:
     """A dataclass as data, without fields that have their default."""
     kept: dict[str, Any] = {}
@@ -153,7 +169,7 @@ def _sparse(thing: Any) -> dict[str, Any]:
             kept[each.name] = [_sparse(item) for item in value]
         elif isinstance(value, Workers):
             if value != Workers():
-                kept[each.name] = asdict(value)
+                kept[each.name] = {name: told for name, told in asdict(value).items() if told or name == "latest_steps"}
         elif value != each.default and value not in ((), {}):
             kept[each.name] = dict(value) if isinstance(value, Mapping) else value
     return kept

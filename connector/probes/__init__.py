@@ -13,6 +13,8 @@ _BY_CLASS = {
     "UntracedOffloadConnector": "connector.probes.offload",
     "LMCacheConnectorV1": "connector.probes.lmcache",
     "LMCacheConnectorV1Dynamic": "connector.probes.lmcache",
+    "LMCacheMPConnector": "connector.probes.lmcache_mp",
+    "LMCacheMPConnectorUpstream": "connector.probes.lmcache_mp",
     "OffloadingConnector": "connector.probes.offloading",
 }
 """The probe's module, by the name of a class among the connector's bases."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from connector.needs import as_json_object, vllm_ready
-from tracer import destination
+from connector.drive.needs import as_json_object, vllm_ready
+from tracer import destination, terminal
 from tracer.replay.history import load
 from tracer.tracefile import UnusableTrace
 
@@ -71,7 +71,8 @@ def write_test(
     from connector.redrive.workload import NotDrivable
 
     try:
-        history = load(traces)
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
         with _progress() as on_try:
             made = regression(history, connector=connector, config=config, recorder=recorder, rule=rule, on_try=on_try)
         with destination.opened(output) as file:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from connector.needs import vllm_ready
+from connector.drive.needs import vllm_ready
 from tracer import destination, otlp, terminal
 from tracer.replay.history import load
 
@@ -39,7 +39,8 @@ def drive_again(
     from connector.redrive.redrive import redrive
     from connector.redrive.workload import workload_of
 
-    history = load(traces)
+    with terminal.progress(traces) as on_bytes:
+        history = load(traces, on_bytes=on_bytes)
     steps = max((each.at_step for each in workload_of(history, recorder=recorder).scenario.arrivals), default=0)
     with _progress(steps) as on_step:
         driven = redrive(

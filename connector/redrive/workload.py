@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from connector.drive.scenario import Abort, Arrival, Reset, Scenario
+from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
 from connector.redrive.sharing import Known, prompts, split
 from tracer import semconv
 from tracer.account import SCHEDULER
-from tracer.events import Alloc, CacheReset, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
+from tracer.events import (
+    Alloc,
+    CacheReset,
+    Event,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Schedule,
+    Sent,
+    TransferEnd,
+)
 from tracer.events import Reset as ConnectorReset
 from tracer.replay.history import History
 
@@ -104,6 +117,7 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             block_size=block_size,
             drafts=int(resource.get(semconv.DRAFTS.key) or 0),
             settings=settings,
+            workers=Workers(ends=tuple(_ends(events))),
             most_steps=max(steps.values(), default=0) + SPARE_STEPS,
         ),
         lives=lives,
@@ -207,6 +221,19 @@ def _max_tokens(life: Life) -> int:
 def _aborts(lives: Mapping[str, Life], steps: Mapping[int, int]) -> list[Abort]:
     ends = ((name, life.end) for name, life in lives.items())
     return [Abort(name, steps[end.sequence]) for name, end in ends if end is not None and end.outcome == "aborted"]
+
+
+def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
+    """When each transfer ended. A connector that numbers its jobs gives them the same numbers again."""
+    waited: Counter[str] = Counter()
+    for event in events:
+        if not isinstance(event, Received | Sent | TransferEnd) or event.scheduler_step is None:
+            continue
+        if isinstance(event, TransferEnd):
+            yield job(event.transfer_id), event.scheduler_step
+        elif event.request is not None:
+            yield wait(event.request, waited[event.request]), event.scheduler_step
+            waited[event.request] += 1
 
 
 def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[Reset]:

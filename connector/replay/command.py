@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from connector.needs import as_json_object
+from connector.drive.needs import as_json_object
 from connector.replay.reading import step_through
 from tracer import destination
 from tracer.replay.player import NoSuchStep
@@ -58,6 +58,11 @@ from tracer.tracefile import UnusableTrace
     show_default=True,
     help="With --engine: `synthetic` takes the whole CPU engine, with a tiny model and made-up prompts.",
 )
+@click.option(
+    "--against",
+    metavar="CONNECTOR",
+    help="Make the recorded calls again on this connector, and compare its answers with the recorded ones.",
+)
 @click.option("--connector", metavar="CONNECTOR", help="With --engine: another connector than the recorded one.")
 @click.option(
     "--config",
@@ -86,6 +91,7 @@ def replay(
     as_json: bool,
     again: bool,
     tokens: str,
+    against: str | None,
     connector: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
@@ -99,24 +105,32 @@ def replay(
 
     With --engine the history is not shown but driven again, on vLLM's real scheduler, with the recorded connector or another.
 
-    Exit code 0: no drift in what is shown, or in the new run; 1: drift; 2: a file cannot be used, or there is nothing to
-    show.
+    With --against nothing is scheduled: the recorded calls are made again on a connector's scheduler side, and each answer is
+    compared with the recorded one. CONNECTOR is a name that vLLM knows, or module:Class for one of your own.
+
+    Exit code 0: no drift in what is shown, or in the new run; with --against, the same answers or only fixes; 1: drift, or
+    another difference; 2: a file or the connector cannot be used, or there is nothing to show.
 
     Example: kvtrail replay trace.jsonl
 
     Example: kvtrail replay trace.jsonl --request chatcmpl-7 --from 14:59:37 --plain
 
     Example: kvtrail replay trace.jsonl --engine --connector my_package.my_module:MyConnector
+
+    Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
     _check(
         plain=plain,
         as_json=as_json,
         again=again,
-        reading=[request, begin, end],
-        driving=[connector, config, recorder, output],
+        against=against is not None,
+        reading=[begin, end] if against is not None else [request, begin, end],
+        driving=[connector, recorder, output] if against is not None else [connector, config, recorder, output],
     )
     try:
-        if again:
+        if against is not None:
+            code = _run_again(traces, against, config, request, as_json)
+        elif again:
             code = _drive_again(traces, connector, config, recorder, tokens, output, force, as_json)
         else:
             code = step_through(traces, request=request, begin=begin, end=end, plain=plain, as_json=as_json)
@@ -133,15 +147,31 @@ def replay(
     context.exit(code)
 
 
-def _check(plain: bool, as_json: bool, again: bool, *, reading: list[Any], driving: list[Any]) -> None:
+def _check(plain: bool, as_json: bool, again: bool, *, against: bool, reading: list[Any], driving: list[Any]) -> None:
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
+    if against:
+        if again or plain or any(each is not None for each in (*reading, *driving)):
+            raise click.UsageError("--against goes with --config, --request and --json only")
+        return
     if again and (plain or any(each is not None for each in reading)):
         raise click.UsageError(
             "--engine drives the whole history; --request, --from, --to and --plain show a part of it"
         )
     if not again and any(each is not None for each in driving):
         raise click.UsageError("--connector, --config, --recorder and --output are for --engine")
+
+
+def _run_again(
+    traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
+) -> int:
+    from connector.rerun.calls import Unusable
+    from connector.rerun.mode import run_against
+
+    try:
+        return run_against(traces, against=against, config=config, request=request, as_json=as_json)
+    except Unusable as error:
+        raise UnusableTrace(str(error)) from error
 
 
 def _drive_again(

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import click
 
-from tracer import terminal, words
+from tracer import terminal
 from tracer.replay import machine, screen
 from tracer.replay.console import Console
 from tracer.replay.history import History, load
 from tracer.replay.player import Player
 from tracer.replay.selection import NotInHistory, moment, requests_named, through
 
-BIG = 8 << 20
-"""Bytes from which on reading them is worth a word."""
 MANY = 20_000
 """Events from which on judging them is worth a progress bar."""
 _LINES_AT_ONCE = 256
@@ -32,8 +30,9 @@ def step_through(
     Raises:
         UnusableTrace, NotInHistory, NoSuchStep: with the name of what is wrong, and the reason.
     """
-    tell_what_is_read(traces)
-    player = _player(load(traces), request, begin, end)
+    with terminal.progress(traces) as on_bytes:
+        history = load(traces, on_bytes=on_bytes)
+    player = _player(history, request, begin, end)
     if as_json:
         _print(machine.lines(player))
     elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -51,13 +50,6 @@ def _player(history: History, request: str | None, begin: str | None, end: str |
     requests = None if request is None else requests_named(history, request)
     with _progress(len(history.moments)) as on_events:
         return Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
-
-
-def tell_what_is_read(traces: Iterable[Path]) -> None:
-    """Reading is most of the waiting: say so to whoever waits."""
-    size = sum(path.stat().st_size for path in traces if path.is_file())
-    if size >= BIG and sys.stderr.isatty():
-        click.echo(f"Reading {words.size(size)} ...", err=True)
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from recording import recording
 
 from connector.drive.bare import BareScheduler
+from connector.drive.scenario import Workers
 from connector.drive.workload import stale_lookup
 from tracer import otlp
 from tracer.audit import audit
@@ -49,7 +50,7 @@ def scheduler(name: str, *, level: str = "basic", num_blocks: int = 64, seed: in
     }
     if ":" in name:
         connector["kv_connector_module_path"] = "connector"
-    return BareScheduler(Path("model"), connector, num_blocks=num_blocks, seed=seed)
+    return BareScheduler(Path("model"), connector, num_blocks=num_blocks, workers=Workers(seed=seed))
 
 
 def prompt(seed: int, length: int) -> list[int]:

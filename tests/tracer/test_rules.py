@@ -110,6 +110,29 @@ def test_the_children_of_a_multiconnector_are_each_held_to_their_own_answers() -
     assert detector.verdicts["alloc-mismatch", Verdict.OK] == 1
 
 
+def test_a_wrong_answer_that_is_right_to_be_the_same_is_not_stale() -> None:
+    """Nothing that the answer depends on has changed, only the epoch: it may well have been computed anew."""
+    twice = judge(history("L 245 c224 -> -32\nA 0\nS 224+21\nP\nL 245 c224 -> -32"))
+    assert set(rules_found(twice)) == {"over-report"}
+    assert rules_found(judge(history("L 245 c0 -> 192\nP\nL 245 c224 -> 192"))) == ["stale-lookup"]
+
+
+def test_a_request_that_is_aborted_while_it_loads_frees_its_blocks_when_the_load_ends() -> None:
+    """Also where the connector wants to keep them: vLLM asks no further."""
+    loading = "L 749 c0 h256 -> 256 async\nA 256 [1-8]\nend delayed\n"
+    assert rules_found(judge(history(f"{loading}R"), later_s=3600)) == []
+    assert rules_found(judge(history(loading), later_s=3600)) == ["late-free"]
+
+
+def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None:
+    """The first child flushes its store, and then the second tells the same step."""
+    given = "b: L 65 c0 h0 -> 0\nb: A 0 [1-3]\nb: S 0+65 [1-3]\n"
+    stored = "L 64 c0 h0 -> 0\nA 0 [1 2]\nS 0+64 [1 2]\nplan store 0+64 [1 2] #1\nend\n"
+    again = "b: @nixl S 0+65 [1-3]\ndone #1"
+    assert rules_found(judge(history(f"{stored}{given}flush #1\n{again}"))) == []
+    assert rules_found(judge(history(f"{stored}{given}{again}"))) == ["block-reuse"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import IO
 
 import click
 
-from tracer import destination, otlp
+from tracer import destination, otlp, terminal
 from tracer.destination import STDOUT
 from tracer.importers.lines import Record
 from tracer.importers.reader import LogReader, names
 from tracer.tracefile import UnusableTrace
 
-BIG = 32 << 20
-"""Bytes from which on a file is worth a progress bar."""
 _SPANS_A_LINE = 256
 _MOST_SHOWN = 300
 
@@ -65,7 +61,7 @@ def import_log(
             events = 0
             for path, name in zip(logs, names(logs), strict=True):
                 unread = partial(_tell_unread, path, aside) if show_unread else None
-                with _progress(path) as on_bytes:
+                with terminal.progress([path]) as on_bytes:
                     reader = LogReader(path, engine=engine or name, on_unread=unread, on_bytes=on_bytes)
                     events += _write(reader, file)
                 if story:
@@ -110,14 +106,3 @@ def _tell_unread(path: Path, aside: bool, record: Record) -> None:
 def _summary(path: Path, reader: LogReader) -> str:
     text = f"{path}: {reader.understood} lines read, {reader.unread} unread, {reader.repeated} printed twice."
     return text + "".join(f" Line {number}: {reason}." for number, reason in reader.bad_lines)
-
-
-@contextmanager
-def _progress(path: Path) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar, where somebody watches and waits."""
-    size = path.stat().st_size if path.is_file() else 0
-    if size < BIG or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=size, label=str(path), file=sys.stderr) as bar:
-        yield bar.update

@@ -70,8 +70,9 @@ def minimize(
     destination.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
     try:
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
         with _progress() as on_progress:
-            history = load(traces)
             result = minimizing.minimize(history, finding=finding, rule=rule, request=request, on_progress=on_progress)
         with destination.opened(output) as file:
             file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
@@ -157,7 +158,6 @@ def _progress() -> Iterator[Progress | None]:
     def say(text: str) -> None:
         click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
-    say("reading")
     try:
         yield tell
     finally:

@@ -19,7 +19,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     for earlier in reversed(account.books.recent_lookups):
         if earlier.connector_id != lookup.connector_id:
             continue
-        moved = (earlier.computed, earlier.epoch) != (lookup.computed, lookup.epoch) or bool(lookup.cached)
+        moved = earlier.computed != lookup.computed or bool(lookup.cached)
         if moved and lookup.answer in (earlier.answer, earlier.matched):
             return earlier
     return None

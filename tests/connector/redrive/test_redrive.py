@@ -10,13 +10,17 @@ import pytest
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
 from connector.check.profiles import PROFILES, scenario_of
+from connector.check.session import allowed
+from connector.check.subject import Subject
 from connector.drive.play import play
 from connector.drive.scenario import Arrival, Reset, Scenario
 from connector.names import configuration
 from connector.redrive.redrive import redrive
 from connector.redrive.workload import NotDrivable, workload_of
-from tracer.replay.history import History
+from tracer.replay.history import History, load
 from tracer.spans import Span
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 @pytest.mark.parametrize("scenario", [DEMO, STALE], ids=["demo", "stale"])
@@ -37,6 +41,17 @@ def test_random_workloads_come_out_lookup_for_lookup(tmp_path: Path, profile: st
     scenario = scenario_of(profile, seed)
     played = play(scenario, configuration("OffloadConnector", OURS))
     assert_the_same(redrive(recorded(played, tmp_path)).closeness)
+
+
+@pytest.mark.parametrize("profile", ["preemption-storm", "abort", "async", "reset", "mixed"])
+def test_transfers_between_steps_end_where_they_were_recorded(tmp_path: Path, profile: str) -> None:
+    """vLLM's own OffloadingConnector: its answers depend on which loads and stores have ended."""
+    native = Subject("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, may_reset_running=False)
+    scenario = allowed(scenario_of(profile, 0), native)
+    scenario = replace(scenario, workers=replace(scenario.workers, latest_steps=9))
+    driven = redrive(recorded(play(scenario, native.configuration()), tmp_path))
+    assert_the_same(driven.closeness)
+    assert driven.closeness.hits > 100
 
 
 def test_the_finding_comes_again_with_the_fault_and_not_without(tmp_path: Path) -> None:
@@ -112,3 +127,13 @@ def test_a_history_that_cannot_be_driven_says_why(tmp_path: Path) -> None:
     assert [arrival.id for arrival in chosen.scenario.arrivals] == ["r"]
     with pytest.raises(NotDrivable, match="no recorder or engine 'nobody'"):
         workload_of(both, recorder="nobody")
+
+
+@pytest.mark.parametrize(
+    "name", ["preempted", "loaded-again", "loaded-asynchronously", "aborted", "stale-lookup-whole"]
+)
+def test_the_golden_traces_come_out_lookup_for_lookup(name: str) -> None:
+    faulty = "Faulty:stale-lookup:OffloadConnector" if "stale" in name else None
+    driven = redrive(load([GOLDEN / f"{name}.jsonl"]), connector=faulty)
+    assert_the_same(driven.closeness)
+    assert driven.closeness.same_findings == driven.closeness.findings

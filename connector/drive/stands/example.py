@@ -1,0 +1,25 @@
+"""vLLM's ExampleConnector: it keeps a folder for each prompt, and finds a prompt by looking whether its folder is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from connector.drive.stands import Job, Stand
+
+
+class ExampleStand(Stand):
+    """Replaces the workers' files: what a step stores is there in the next one, as an empty folder."""
+
+    def extra(self, folder: Path) -> dict[str, Any]:
+        return {"shared_storage_path": str(folder / "stored")}
+
+    def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
+        for request in plan.requests:
+            if request.is_store:
+                connector._generate_foldername_debug(request.token_ids, request.mm_hashes, create_folder=True)
+        yield from ()
+
+
+STAND = ExampleStand

@@ -1,0 +1,62 @@
+"""LMCache in vLLM's process: its lookup client, and the store that answers it.
+
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, with their own adapters and with the one that vLLM 0.32 brings along (`use_native`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from connector.drive.stands import Job, Stand
+from connector.drive.stands.chunks import Chunks
+
+CHUNK_SIZE = "lmcache.chunk_size"
+
+
+class LMCacheStand(Stand):
+    """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is there when
+    the step is over. What the lookup client remembers of requests is LMCache's own."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(extra)
+        self._chunks = Chunks(extra.get(CHUNK_SIZE, 256))
+
+    def extra(self, folder: Path) -> dict[str, Any]:
+        return {CHUNK_SIZE: self._chunks.size, "lmcache.save_unfull_chunk": False, "lmcache.local_cpu": True}
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        clients: Any = importlib.import_module("lmcache.v1.lookup_client")
+        theirs: Any = importlib.import_module("lmcache.v1.lookup_client.lmcache_lookup_client").LMCacheLookupClient
+        chunks = self._chunks
+
+        class Client(theirs):  # type: ignore[misc]  # its class is known at run time only
+            def __init__(self) -> None:
+                self.reqs_status: dict[str, int] = {}
+
+            def lookup(self, token_ids: Any, lookup_id: str, *_: Any, num_computed_tokens: int = 0, **__: Any) -> int:
+                found = chunks.prefix(token_ids, num_computed_tokens // chunks.size * chunks.size)
+                self.reqs_status[lookup_id] = found
+                return found
+
+            def close(self) -> None:
+                """Nothing is open."""
+
+        with mock.patch.object(clients.LookupClientFactory, "create_lookup_client", return_value=Client()):
+            yield
+
+    def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
+        for request in plan.requests:
+            spec = request.save_spec
+            if spec is not None and spec.can_save:
+                start = spec.skip_leading_tokens // self._chunks.size * self._chunks.size
+                self._chunks.store(list(request.token_ids), start, len(request.token_ids))
+        yield from ()
+
+
+STAND = LMCacheStand

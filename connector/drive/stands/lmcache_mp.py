@@ -1,0 +1,117 @@
+"""LMCache in a process of its own: its server, in memory.
+
+The connector is the one that LMCache brings along, or, with LMCACHE_USE_UPSTREAM_MP=1 in the environment, the one that vLLM
+0.32 brings along. Both talk to the server through LMCache's scheduler adapter, which is LMCache's own here too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from connector.drive.stands import Job, Stand
+from connector.drive.stands.chunks import Chunks
+from connector.probes.lmcache_mp import blocks_of
+
+
+class LMCacheMPStand(Stand):
+    """Replaces the server (`RequestClient`), the heartbeat to it, and the workers' copy. The server's chunks are of
+    `chunk_size` tokens (256 by default) and it answers a lookup when it has been asked `answers_after` times (0) in vain.
+    LMCache 0.5.6's adapter takes other arguments than vLLM 0.32's connector gives: they are put right."""
+
+    tells_loads = True
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(extra)
+        self._chunks = Chunks(self.settings.get("chunk_size", 256))
+        self._number = 0
+        """Of stores."""
+        self._server = _Server(self._chunks, self.settings.get("answers_after", 0))
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        adapters: Any = importlib.import_module(f"{_LMCACHE}.vllm_multi_process_adapter")
+        in_vllm: Any = importlib.import_module(f"{_VLLM}.lmcache_mp_connector")
+
+        class Adapter(adapters.LMCacheMPSchedulerAdapter):  # type: ignore[misc]  # its class is known at run time only
+            def _ensure_heartbeat_started(self) -> None:
+                """The server in memory is always there."""
+
+        def adapter(url: str, context: Any, config: Any, timeout: float, interval: float) -> Any:
+            strategy = adapters.ParallelStrategy(False, 1, 0, 1, 1, 1)
+            model, size = config.model_config.model, config.cache_config.block_size
+            return Adapter([url], context, model, size, strategy, mq_timeout=timeout, heartbeat_interval=interval)
+
+        server = mock.patch.object(adapters.RequestClientFactory, "create", return_value=self._server)
+        of_vllm = mock.patch.object(in_vllm, "create_scheduler_adapter", adapter)
+        of_lmcache = mock.patch(f"{_LMCACHE}.lmcache_mp_connector.LMCacheMPSchedulerAdapter", Adapter)
+        with server, of_vllm, of_lmcache:
+            yield
+
+    def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
+        """A retrieval succeeds or fails as a whole, with the blocks that vLLM had already."""
+        for request in plan.requests:
+            name, op = request.request_id, request.op
+            if request.direction == "STORE":
+                self._number += 1
+                yield Job(self._number, holds=(name,), then=(op.token_ids, op.start, op.end))
+            else:
+                yield Job(("retrieve", name), loads=(name,), fills=blocks_of(op) or ())
+
+    def told(self, ended: Sequence[Job]) -> None:
+        for job in ended:
+            if job.then is not None:
+                self._chunks.store(*job.then)
+
+
+class _Server:
+    """What the scheduler's side asks of an LMCache server; it answers at once."""
+
+    def __init__(self, chunks: Chunks, answers_after: int) -> None:
+        self._chunks = chunks
+        self._answers_after = answers_after
+        self._asked: dict[str, tuple[int, int]] = {}
+        """By request: chunks that its lookup found, and how often it is still to be asked for them in vain."""
+
+    def get_chunk_size(self) -> Any:
+        return _done(self._chunks.size)
+
+    def lookup(self, key: Any, readers: int) -> Any:
+        found = self._chunks.prefix(key.token_ids[: key.end]) // self._chunks.size
+        self._asked[key.request_id] = found, self._answers_after
+        return _done(None)
+
+    def query_prefetch_status(self, request_id: str) -> Any:
+        found, still = self._asked[request_id]
+        self._asked[request_id] = found, still - 1
+        return _done(None if still > 0 else found)
+
+    def free_lookup_locks(self, key: Any, readers: int) -> Any:
+        return _done(None)
+
+    def end_session(self, request_id: str) -> Any:
+        self._asked.pop(request_id, None)
+        return _done(None)
+
+    def report_block_allocation(self, *told: Any) -> Any:
+        return _done(None)
+
+    def clear(self, force: bool) -> Any:
+        self._chunks.clear()
+        return _done(None)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _done(value: Any) -> Any:
+    return SimpleNamespace(query=lambda: True, result=lambda timeout=None: value, wait=lambda timeout=None: True)
+
+
+_LMCACHE = "lmcache.integration.vllm"
+_VLLM = "vllm.distributed.kv_transfer.kv_connector.v1"
+STAND = LMCacheMPStand

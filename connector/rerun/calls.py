@@ -1,0 +1,227 @@
+"""From a recorded history back to the calls that vLLM's scheduler made: one connector object's, in their order."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tracer import semconv
+from tracer.events import (
+    Alloc,
+    Event,
+    Evict,
+    Flush,
+    LoadError,
+    LoadPlan,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Reset,
+    Schedule,
+    Sent,
+    Stats,
+    StorePlan,
+    TransferEnd,
+)
+from tracer.replay.history import History
+
+
+class Unusable(ValueError):
+    """A history, or a connector, with which nothing can be run again; the text says what is missing."""
+
+
+class Method(StrEnum):
+    """The calls, as vLLM names them."""
+
+    BEGIN = "on_new_request"
+    LOOKUP = "get_num_new_matched_tokens"
+    ALLOC = "update_state_after_alloc"
+    STEP = "build_connector_meta"
+    REPORT = "update_connector_output"
+    END = "request_finished"
+    RESET = "reset_cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, and the events that tell of it: one, or for a step and a report as many as it took."""
+
+    method: Method
+    events: tuple[Event, ...]
+
+    @property
+    def event(self) -> Event:
+        return self.events[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What one connector object was asked.
+
+    Attributes:
+        engine, recorder, connector_id: whose conversation it is.
+        connector: class name of the recorded connector.
+        calls: in their order.
+        block_size: tokens per KV block; None where nobody recorded it.
+        chunk_size: tokens per chunk of the connector's store; None where unknown.
+        lost_from: the recorder's number from which on it is not known what happened: the last one before a missing one,
+            which may be of the same call; None where none is missing.
+        request_lost_from: the same for a request of which events are missing: the first one after them.
+        in_detail: the (request, epoch) pairs of which every step is recorded.
+        settings: what was recorded of the connector's `kv_connector_extra_config`: its numbers and truth values.
+        drafts: speculative tokens of a step at most.
+        one_process: whether workers of this engine were recorded in the scheduler's own process.
+    """
+
+    engine: str
+    recorder: str
+    connector_id: str
+    connector: str
+    calls: tuple[Call, ...]
+    block_size: int | None
+    chunk_size: int | None
+    lost_from: int | None
+    request_lost_from: Mapping[str, int]
+    in_detail: frozenset[tuple[str, int]]
+    settings: Mapping[str, Any]
+    drafts: int
+    one_process: bool
+
+    def whole_at(self, event: Event) -> bool:
+        """Whether all that the connector had heard by this event is recorded."""
+        lost = (self.lost_from, self.request_lost_from.get(event.request or ""))
+        return all(number is None or event.sequence < number for number in lost)
+
+
+_SINGLE: dict[type[Event], Method] = {
+    RequestStart: Method.BEGIN,
+    Lookup: Method.LOOKUP,
+    Alloc: Method.ALLOC,
+    RequestEnd: Method.END,
+    Reset: Method.RESET,
+}
+_REPORTED = (Received, Sent, TransferEnd, LoadError)
+_ORDER: dict[type[Event], int] = {Preempt: 0, Schedule: 0, Stats: 0, LoadPlan: 1, Evict: 2, StorePlan: 3, Flush: 4}
+"""In which order the recorder tells of one step. (A probe's other signs come last, and tell of no call.)"""
+
+
+def conversation(history: History, *, request: str | None = None) -> Conversation:
+    """The conversation in the history; the one about `request`, if there are several.
+
+    Raises:
+        Unusable: there is none, or there are several and `request` does not choose one.
+    """
+    told: dict[tuple[str, str, str], list[Event]] = {}
+    for event in history.events:
+        if isinstance(event, Lookup | Alloc) and event.role == "scheduler" and request in (None, event.request):
+            told.setdefault((event.engine, event.recorder, event.connector_id), []).append(event)
+    if not told:
+        about = "" if request is None else f" of request {request}"
+        raise Unusable(f"no call of a scheduler{about} is recorded, so there is nothing to run again")
+    if len(told) > 1:
+        names = ", ".join(f"{events[0].connector} of engine {key[0]}" for key, events in told.items())
+        raise Unusable(f"{len(told)} connectors were recorded ({names}); choose one by a request of it, with --request")
+    ((key, lookups),) = told.items()
+    engine, recorder, connector_id = key
+    heard = [event for event in history.events if (event.engine, event.recorder) == (engine, recorder)]
+    mine = [e for e in heard if e.role == "scheduler" and (e.connector_id == connector_id or _of_all(e))]
+    drafts = max((e.drafted or 0 for e in mine if isinstance(e, Schedule)), default=0)
+    drafts = drafts or int(history.resource(recorder).get(semconv.DRAFTS.key) or 0)
+    calls = tuple(_calls(mine, drafts=drafts > 0))
+    return Conversation(
+        engine=engine,
+        recorder=recorder,
+        connector_id=connector_id,
+        connector=lookups[0].connector,
+        calls=calls,
+        block_size=next((e.block_size for e in mine if e.block_size), None),
+        chunk_size=next((e.chunk_size for e in mine if e.chunk_size), None),
+        lost_from=_lost_from(heard),
+        request_lost_from=_lost_requests(heard),
+        in_detail=frozenset(
+            (e.request, e.epoch) for e in mine if isinstance(e, Schedule) and e.request and e.drafted is not None
+        ),
+        settings=_settings(history.resource(recorder)),
+        drafts=drafts,
+        one_process=any(e.role == "worker" for e in heard),
+    )
+
+
+def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        told = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _of_all(event: Event) -> bool:
+    """Whether it is told once, although several connectors heard of it."""
+    return isinstance(event, RequestStart | RequestEnd)
+
+
+def _calls(events: Iterable[Event], *, drafts: bool) -> Iterable[Call]:
+    held: list[Event] = []
+    for event in events:
+        method = _SINGLE.get(type(event))
+        if method is None and type(event) not in _ORDER and not isinstance(event, _REPORTED):
+            continue  # a worker's, a heartbeat, or a sign of the connector's books: no call
+        if held and (method is not None or not _same_call(held, event, drafts=drafts)):
+            yield _several(held)
+            held = []
+        if method is not None:
+            yield Call(method, (event,))
+        else:
+            held.append(event)
+    if held:
+        yield _several(held)
+
+
+def _several(held: Sequence[Event]) -> Call:
+    return Call(Method.REPORT if isinstance(held[0], _REPORTED) else Method.STEP, tuple(held))
+
+
+def _same_call(held: Sequence[Event], event: Event, *, drafts: bool) -> bool:
+    """Whether an event tells of the same call as those before it. All that is told of one step at once has one time."""
+    if isinstance(event, StorePlan) and _beyond(held, event, drafts=drafts):
+        return False
+    last = held[-1]
+    if isinstance(last, _REPORTED) or isinstance(event, _REPORTED):
+        return isinstance(last, _REPORTED) and isinstance(event, _REPORTED)
+    before, now = _ORDER[type(last)], _ORDER[type(event)]
+    if before == now and now in (0, 1, 3):
+        return last.start_ns == event.start_ns
+    return before <= now
+
+
+def _beyond(held: Sequence[Event], plan: StorePlan, *, drafts: bool) -> bool:
+    """Whether a plan stores what the step does not compute: at level basic, a later step that is not told. With drafts, what
+    a step runs may be rejected, and is not stored in it."""
+    reached = [
+        event.computed + (0 if drafts else event.scheduled)
+        for event in held
+        if isinstance(event, Schedule) and event.request == plan.request
+    ]
+    return plan.start is not None and any(plan.start + plan.count > end for end in reached)
+
+
+def _lost_from(heard: Sequence[Event]) -> int | None:
+    return next((heard[max(0, n - 1)].sequence for n, event in enumerate(heard) if event.sequence != n), None)
+
+
+def _lost_requests(heard: Sequence[Event]) -> dict[str, int]:
+    """The requests that have a gap in their numbers, and the recorder's number of the first event after it."""
+    told: Counter[str] = Counter()
+    lost: dict[str, int] = {}
+    for event in heard:
+        if event.request is not None:
+            if event.request_sequence != told[event.request]:
+                lost.setdefault(event.request, event.sequence)
+            told[event.request] += 1
+    return lost

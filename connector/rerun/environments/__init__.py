@@ -1,0 +1,1 @@
+"""What was in a known connector's store, one file each."""

@@ -1,0 +1,127 @@
+"""What a re-run tells: each call with the recorded answer and the new one, and what the difference means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """How an answer compares with the recorded one."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+
+
+class Meaning(StrEnum):
+    """What a different answer means, by the rules."""
+
+    FIX = "fix"
+    """The recorded answer broke a rule, or raised; this one does not."""
+    NEW_FAULT = "new fault"
+    """This answer breaks a rule, or raises; the recorded one did not."""
+    OTHER = "another answer"
+    """Neither breaks a rule, or both do: another policy, or another form of the same fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One call.
+
+    Attributes:
+        number: its place among the recorded calls, from 0.
+        method: what was called, as vLLM names it.
+        request: whom it was about; None for a step of several requests, a report or a reset.
+        epoch: the request's preemption epoch.
+        at_ns: when it was recorded, Unix nanoseconds.
+        asked: its arguments, as they were recorded.
+        recorded: the recorded answer.
+        answered: the answer of this run; empty where the call was not made.
+        outcome: same, different or not comparable.
+        meaning: of a difference; None where there is none.
+        reason: why it cannot be compared, or is not as it was asked; empty otherwise.
+        recorded_breaks: the rules that the recorded answer broke.
+        breaks: the rules that the new answer breaks.
+        explanation: the rule's own words on the answer that broke it.
+    """
+
+    number: int
+    method: str
+    request: str | None
+    epoch: int
+    at_ns: int
+    asked: Mapping[str, Any]
+    recorded: Mapping[str, Any]
+    answered: Mapping[str, Any]
+    outcome: Outcome
+    meaning: Meaning | None = None
+    reason: str = ""
+    recorded_breaks: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    explanation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """The result of a re-run.
+
+    Attributes:
+        against: the class that was run, as it was asked for.
+        connector: the class name of the recorded connector.
+        engine: the recorded engine.
+        calls: every recorded call, in its order; with a chosen request, those that concern it.
+        died_at: number of the call at which the connector raised what the recorded one did not; nothing was asked after it.
+        notes: what was assumed of the recorded environment, and what the recording does not show, in sentences.
+    """
+
+    against: str
+    connector: str
+    engine: str
+    calls: tuple[Compared, ...]
+    died_at: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Compared | None:
+        """The first divergence."""
+        return next((call for call in self.calls if call.outcome is Outcome.DIFFERENT), None)
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many calls had each outcome."""
+        return Counter(call.outcome for call in self.calls)
+
+    @property
+    def meanings(self) -> Counter[Meaning]:
+        """How many differences meant what."""
+        return Counter(call.meaning for call in self.calls if call.meaning is not None)
+
+    @property
+    def reproduced(self) -> Sequence[Compared]:
+        """The recorded breaches and errors that came again."""
+        return [c for c in self.calls if c.outcome is Outcome.SAME and (c.breaks or "error" in c.answered)]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is different and no fix."""
+        return any(count for meaning, count in self.meanings.items() if meaning is not Meaning.FIX)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        first = self.first
+        return {
+            "against": self.against,
+            "connector": self.connector,
+            "engine": self.engine,
+            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
+            "meanings": {meaning.value: self.meanings[meaning] for meaning in Meaning},
+            "reproduced": [call.number for call in self.reproduced],
+            "first_divergence": None if first is None else first.number,
+            "died_at": self.died_at,
+            "notes": list(self.notes),
+            "calls": [asdict(call) for call in self.calls],
+        }

@@ -1,0 +1,194 @@
+"""What was found in connectors that others wrote, each as the smallest scenario that shows it: data for the tests, and for
+the traces in tests/golden/findings, which `python tests/connector/check/found.py` writes again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import real_lmcache
+
+from connector.drive.scenario import Arrival, Reset, Scenario, Workers
+
+TRACES = real_lmcache.ROOT / "tests" / "golden" / "findings"
+HEAD = "head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A finding.
+
+    Attributes:
+        id: of its trace.
+        rule: which tells it.
+        scenario: which shows it.
+        connector, extra: where.
+        lmcache: the version, if it needs one.
+        environment: beyond that.
+        mended: the same connector without it, where a test has one.
+    """
+
+    id: str
+    rule: str
+    scenario: Scenario
+    connector: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    lmcache: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mended: str | None = None
+
+    @property
+    def trace(self) -> Path:
+        return TRACES / f"{self.id}.jsonl"
+
+    def play(self, *, connector: str | None = None, trace: Path | None = None) -> dict[str, Any]:
+        """Its scenario in a process of its own: `failures`, by id, and `hits`; perhaps with another connector."""
+        paths = [real_lmcache.ROOT, real_lmcache.HOUSE]
+        paths += real_lmcache.folders(self.lmcache) if self.lmcache else []
+        task = {
+            "connector": connector or self.connector,
+            "extra": dict(self.extra),
+            "scenario": self.scenario.as_dict(),
+            "trace": None if trace is None else str(trace),
+        }
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_TRACK_USAGE": "false"}
+        process = subprocess.run(
+            [sys.executable, str(real_lmcache.HOUSE / "scheduler.py"), json.dumps(task)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=real_lmcache.RUN_S,
+            env=os.environ | quiet | self.environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        )
+        lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
+        assert lines, (process.stdout + process.stderr)[-4000:]
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+
+
+_IN_VLLM = {"LMCACHE_USE_UPSTREAM_MP": "1"}
+_SMALL_CHUNKS = {"kvtrail.stand": {"chunk_size": 64}}
+_STORED = Arrival("stores", ((HEAD, 128), ("a", 10)))
+_AT_ONCE = Workers(latest_steps=0)
+_FAILING = Workers(latest_steps=0, load_failures=1.0)
+_PREEMPTED = Scenario(
+    arrivals=(Arrival("grows", (("a", 90),), 12), Arrival("preempted", (("b", 330),), at_step=3)),
+    num_blocks=13,
+    workers=_AT_ONCE,
+)
+
+FOUND = (
+    Finding(
+        id="lmcache-mp-in-vllm-retried-lookup",
+        rule="retried-lookup",
+        connector="LMCacheMPConnector",
+        extra=_SMALL_CHUNKS,
+        lmcache="0.5.6",
+        environment=_IN_VLLM,
+        mended="mended:LMCacheMPConnectorSets",
+        scenario=Scenario(
+            arrivals=(
+                _STORED,
+                Arrival("fills", (("b", 630),), 2, at_step=6),
+                Arrival("waits", ((HEAD, 128), ("c", 400)), at_step=10),
+            ),
+            resets=(Reset(5),),
+            num_blocks=24,
+            settings={"max_num_batched_tokens": 160},
+            workers=_AT_ONCE,
+        ),
+    ),
+    Finding(
+        id="lmcache-mp-in-vllm-hangs-after-failed-load",
+        rule="stuck-promotion",
+        connector="LMCacheMPConnector",
+        extra=_SMALL_CHUNKS,
+        lmcache="0.5.6",
+        environment=_IN_VLLM,
+        mended="mended:LMCacheMPConnectorForgets",
+        scenario=Scenario(
+            arrivals=(_STORED, Arrival("loads", ((HEAD, 128), ("c", 40)), at_step=6)),
+            resets=(Reset(5),),
+            workers=_FAILING,
+        ),
+    ),
+    Finding(
+        id="lmcache-mp-in-vllm-stores-too-little",
+        rule="store-short",
+        connector="LMCacheMPConnector",
+        extra=_SMALL_CHUNKS,
+        lmcache="0.5.6",
+        environment=_IN_VLLM,
+        scenario=Scenario(
+            arrivals=(Arrival("short", ((HEAD, 60),)), Arrival("longer", ((HEAD, 60), ("b", 70)), at_step=4)),
+            workers=_AT_ONCE,
+        ),
+    ),
+    Finding(
+        id="lmcache-mp-0.5.6-stores-uncomputed",
+        rule="store-uncomputed",
+        connector="LMCacheMPConnector",
+        extra=_SMALL_CHUNKS,
+        lmcache="0.5.6",
+        scenario=Scenario(
+            arrivals=(
+                _STORED,
+                Arrival("short", ((HEAD, 66),), at_step=6),
+                Arrival("loads", ((HEAD, 128), ("c", 120)), at_step=12),
+            ),
+            resets=(Reset(5),),
+            settings={"max_num_batched_tokens": 40},
+            workers=_FAILING,
+        ),
+    ),
+    Finding(
+        id="lmcache-in-vllm-wrong-blocks",
+        rule="plan-blocks",
+        connector="LMCacheConnectorV1",
+        extra={"use_native": True, "lmcache.chunk_size": 64},
+        lmcache="0.3.11",
+        scenario=_PREEMPTED,
+    ),
+    Finding(
+        id="lmcache-0.3.11-stores-uncomputed",
+        rule="store-uncomputed",
+        connector="LMCacheConnectorV1",
+        extra={"lmcache.chunk_size": 64},
+        lmcache="0.3.11",
+        scenario=Scenario(
+            arrivals=(_STORED, Arrival("loads", ((HEAD, 128), ("c", 70)), at_step=6)),
+            resets=(Reset(5),),
+            workers=_FAILING,
+        ),
+    ),
+    Finding(
+        id="lmcache-0.3.10-stale-lookup",
+        rule="stale-lookup",
+        connector="LMCacheConnectorV1",
+        extra={"lmcache.chunk_size": 64},
+        lmcache="0.3.10",
+        scenario=_PREEMPTED,
+    ),
+    Finding(
+        id="example-negative-answer",
+        rule="over-report",
+        connector="ExampleConnector",
+        scenario=Scenario(
+            arrivals=(Arrival("grows", (("a", 90),), 12), Arrival("preempted", (("b", 64),), 12, at_step=1)),
+            num_blocks=7,
+            workers=_AT_ONCE,
+        ),
+    ),
+)
+
+if __name__ == "__main__":
+    for found in [each for each in FOUND if each.id in sys.argv[1:] or not sys.argv[1:]]:
+        answer = found.play(trace=found.trace)
+        print(found.id, found.trace.stat().st_size if found.trace.exists() else 0, answer, flush=True)

@@ -1,0 +1,66 @@
+"""Every connector of vLLM's registry is either run by `kvtrail check` here, or it is known why not."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import real_lmcache
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+from connector import names
+from connector.check.profiles import PROFILES
+from connector.check.session import check
+from connector.drive.play import Unbuildable
+
+names.register()
+REGISTERED = sorted(
+    name for name in KVConnectorFactory._registry if not name.startswith(names.TRACED) and name not in names.OURS
+)
+CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector")
+ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
+"""With findings, in test_found.py."""
+NEVER_HIT = ("MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector")
+"""They load for requests that another instance has prefilled, and a scenario has none."""
+REFUSED = {
+    "ExampleHiddenStatesConnector": "only works when using 'extract_hidden_states'",
+    "FlexKVConnectorV1": "FlexKV is not installed",
+    "HF3FSKVConnector": "Failed to connect to metadata server",
+    "HiSparseConnector": "validation error for VllmConfig",
+    "MoRIIOConnector": "No module named 'msgpack'",
+}
+WAITS_FOR_WORKERS = ("MooncakeStoreConnector",)
+"""Its lookup waits without end for a worker's answer, and nothing stands in for that."""
+PACKAGES = {"FlexKVConnectorV1": "flexkv", "MoRIIOConnector": "msgpack"}
+
+
+def test_none_is_forgotten() -> None:
+    known = (*CLEAN, *ELSEWHERE, *NEVER_HIT, *REFUSED, *WAITS_FOR_WORKERS)
+    assert sorted(known) == REGISTERED
+    told = (real_lmcache.ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert [name for name in REGISTERED if f"| {name} " not in told] == []
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_it_is_run_and_its_lookups_hit(name: str) -> None:
+    checked = check(name, seconds=None, trials=len(PROFILES), seed=300)
+    assert [found.failure for found in checked.found] == []
+    assert checked.hits > 50
+
+
+@pytest.mark.parametrize("name", NEVER_HIT)
+def test_it_is_run_and_nothing_can_be_said(name: str) -> None:
+    checked = check(name, seconds=None, trials=2)
+    assert (checked.hits, checked.found) == (0, [])
+    assert checked.lookups > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_cannot_be_made_and_says_why(name: str) -> None:
+    if importlib.util.find_spec(PACKAGES.get(name, "no-such-package")) is not None:
+        pytest.skip(f"{PACKAGES[name]} is installed here")
+    with pytest.raises(Unbuildable, match=REFUSED[name]):
+        check(name, seconds=None, trials=1)

@@ -1,0 +1,91 @@
+"""What stands in for workers and servers: they speak as the real ones do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+from connector.drive import stands
+from connector.drive.play import play
+from connector.drive.scenario import Arrival, Reset, Scenario, Workers
+from connector.drive.stands.chunks import Chunks
+from tracer.events import Alloc, Lookup, Received
+
+HEAD = ("head", 256)
+TWICE = Scenario(
+    arrivals=(Arrival("first", (HEAD, ("a", 40))), Arrival("second", (HEAD, ("b", 40)), at_step=20)),
+    resets=(Reset(19),),
+)
+
+
+def test_chunks_are_found_up_to_the_first_hole() -> None:
+    chunks, tokens = Chunks(4), list(range(20))
+    chunks.store(tokens, 0, 9)
+    assert chunks.prefix(tokens) == 8, "whole chunks only"
+    chunks.store(tokens, 12, 16)
+    assert chunks.prefix(tokens) == 8
+    assert chunks.prefix(tokens, 12) == 16
+    assert chunks.prefix([*tokens[:5], 99, 99, 99]) == 4
+    chunks.clear()
+    assert chunks.prefix(tokens) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"), [("OffloadingConnector", 256), ("SimpleCPUOffloadConnector", 256), ("ExampleConnector", 0)]
+)
+def test_what_was_stored_is_loaded(name: str, loaded: int) -> None:
+    """The ExampleConnector knows whole prompts only."""
+    extra = {"cpu_bytes_to_use": 50_000_000}
+    played = play(
+        TWICE, {"kv_connector": name, "kv_connector_module_path": "connector", "kv_connector_extra_config": extra}
+    )
+    assert (played.error, played.unfinished) == (None, [])
+    assert next(e.allocated for e in played.events if isinstance(e, Alloc) and e.request == "second") == loaded
+
+
+def test_a_whole_prompt_is_found_by_the_example() -> None:
+    again = Scenario(
+        arrivals=(TWICE.arrivals[0], Arrival("again", TWICE.arrivals[0].prompt, at_step=20)), resets=(Reset(19),)
+    )
+    played = play(again, {"kv_connector": "ExampleConnector", "kv_connector_module_path": "connector"})
+    assert [e.answer for e in played.events if isinstance(e, Lookup)] == [0, 288]
+
+
+def test_a_load_is_reported_once_and_only_when_it_was_planned() -> None:
+    played = play(TWICE, {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_module_path": "connector"})
+    assert [e.request for e in played.events if isinstance(e, Received)] == ["second"]
+
+
+def test_streams_end_in_their_order() -> None:
+    """vLLM's worker tells the latest event of a stream that has ended, so an earlier one has ended as well."""
+    ended: list[Any] = []
+
+    class Noting(stands.Stand):
+        def jobs(self, connector: Any, plan: Any) -> Any:
+            return [stands.Job(key, stream="one") for key in plan]
+
+        def told(self, over: Any) -> None:
+            ended.extend(job.key for job in over)
+
+    from connector.drive.worker import MadeUpWorker
+
+    worker = MadeUpWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
+    for step in range(60):
+        worker._step += 1
+        worker._end_jobs_of(0, None, [step] if step < 40 else [], None)
+    assert ended == list(range(40))
+
+
+def test_a_stand_adds_to_the_configuration_and_takes_nothing_away(tmp_path: Path) -> None:
+    said = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": "/mine"}}
+    multi = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": [{"kv_connector": "ExampleConnector"}]},
+    }
+    assert stands.furnished(said, stands.stands_for(said), tmp_path) == said
+    children = stands.furnished(multi, stands.stands_for(multi), tmp_path)["kv_connector_extra_config"]["connectors"]
+    assert children[0]["kv_connector_extra_config"] == {"shared_storage_path": str(tmp_path / "stored")}
