@@ -62,9 +62,9 @@ class Tracer:
         """The engines and their recorders."""
         return self._object("/api/fleet")
 
-    def otlp(self, request_id: str, *, engine: str = "") -> bytes:
-        """A request's spans as a trace file; empty when the tracer knows no such request."""
-        response = self._response("/api/otlp", request=request_id, engine=engine)
+    def file(self, kind: str, request_id: str, *, engine: str = "") -> bytes:
+        """A request as a file: its spans (`otlp`), or its story for Perfetto (`perfetto`); empty when it is not known."""
+        response = self._response(f"/api/{kind}", request=request_id, engine=engine)
         return b"" if response.status_code == 404 else response.content
 
     def request(self, request_id: str, *, engine: str = "") -> Row | None:

@@ -20,6 +20,7 @@ from tracer.receive import http_routes
 from tracer.rules import all_rules
 from tracer.spans import Span
 from tracer.store import Reader, Which
+from tracer.taken import taken
 from tracer.timeline import Timeline, timeline
 from tracer.windows import windows
 
@@ -63,6 +64,7 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
     app.include_router(http_routes(pipeline))
     app.include_router(_reading(pipeline, reader))
     app.include_router(windows(pipeline, reader))
+    app.include_router(taken(reader))
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
     def prometheus(request: Request) -> Response:

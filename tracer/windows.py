@@ -1,4 +1,4 @@
-"""The HTTP api's answers about windows of time: findings, efficiency, the fleet; and a request's spans as OTLP.
+"""The HTTP api's answers about windows of time: findings, efficiency, the fleet.
 
 Every answer is as big as the window is fine, not as the store is big.
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from tracer import __version__, otlp
+from tracer import __version__
 from tracer.findings import Severity
 from tracer.pipeline import Pipeline
 from tracer.store import Reader, Which
@@ -138,17 +138,6 @@ def windows(pipeline: Pipeline, reader: Reader) -> APIRouter:
                 for name, said in sorted(known.items())
             ],
         )
-
-    @router.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
-    def spans(request: str, engine: str = "") -> Response:
-        account = reader.request(request, engine=engine)
-        if account is None:
-            raise HTTPException(404, f"no request {request!r} is known here, by its engine's or its external id")
-        lines = f"{otlp.spans_to_json_line(reader.spans_of(account))}\n"
-        # The id is the caller's own text, and a header takes little of it.
-        name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in account["request"])
-        disposition = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
-        return Response(lines, media_type="application/x-ndjson", headers=disposition)
 
     return router
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -17,6 +18,11 @@ from dashboard.replay import found_at
 from dashboard.views.parts import EVERY_S, finding_card, opening_table, read, tracer, unknown_request, which_request
 
 BY_TIME, BY_STEP = "time", "steps"
+FILES = (
+    ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
+    ("Perfetto", "perfetto", "perfetto.json", "application/json"),
+)
+"""What can be taken along: its name, the api's name of it, and its file's ending and type."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -101,13 +107,15 @@ def downloads(request: Row) -> None:
     def as_json() -> str:
         return json.dumps(tracer().request(id_, engine=engine), indent=2)
 
-    def as_otlp() -> bytes:
-        return tracer().otlp(id_, engine=engine)
-
-    st.caption("Its story, and its spans: `kvtrail audit` and any OpenTelemetry tool read the latter.")
+    st.caption(
+        "Its story, and its spans: `kvtrail audit` and any OpenTelemetry tool read the latter. The last one opens in"
+        " [ui.perfetto.dev](https://ui.perfetto.dev), which reads it in the browser and sends it nowhere."
+    )
     with st.container(horizontal=True):
         st.download_button("JSON", as_json, f"{id_}.json", "application/json", on_click="ignore")
-        st.download_button("OTLP", as_otlp, f"{id_}.jsonl", "application/x-ndjson", on_click="ignore")
+        for name, kind, ending, mime in FILES:
+            ask = partial(tracer().file, kind, id_, engine=engine)
+            st.download_button(name, ask, f"{id_}.{ending}", mime, on_click="ignore")
 
 
 def gauges(request: Row) -> None:

@@ -153,12 +153,13 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]), timeout=SLOW_MS)
     page.get_by_role("button", name="Copy or download").click()
     see(page, finding["trace_id"])
-    for name, suffix in (("OTLP", "jsonl"), ("JSON", "json")):
+    for name, suffix in (("OTLP", "jsonl"), ("JSON", "json"), ("Perfetto", "perfetto.json")):
         with page.expect_download() as download:
             page.get_by_role("button", name=name, exact=True).click()
         assert download.value.suggested_filename == f"{finding['request']}.{suffix}"
         download.value.save_as(tmp_path / f"told.{suffix}")
     assert "stale-lookup" in {f.rule for f in audit([tmp_path / "told.jsonl"]).findings}
+    assert json.loads((tmp_path / "told.perfetto.json").read_text())["traceEvents"]
     assert json.loads((tmp_path / "told.json").read_text())["request"]["request"] == finding["request"]
 
 

@@ -161,3 +161,11 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
     reader = SqliteReader(tmp_path / "s.db")
     assert [f["engine"] for f in reader.findings(Which(engines=["b"]))] == ["b"]
     assert reader.findings(Which(engines=[])) == []
+
+
+def test_a_requests_story_for_perfetto(api: Tracer) -> None:
+    feed(api, STALE, request="perfetto-0123abcd", recorder="perfetto", engine="perfetto-engine")
+    told: Any = api.get("/api/perfetto", request="perfetto-0123abcd")
+    assert any("perfetto-0123abcd" in str(event.get("name")) for event in told["traceEvents"])
+    assert any("stale-lookup" in str(event) for event in told["traceEvents"])
+    assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}).status_code == 404
