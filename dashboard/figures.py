@@ -78,12 +78,13 @@ def timeline_chart(timeline: Row, *, by_step: bool = False, at: int | None = Non
 
 def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None, top: int | None = None) -> Chart:
     """Computed, matched, allocated, loaded and stored tokens after each step, against the request's total.
-    A line marks the step `at`; the axis ends at `top` tokens, or a little above the highest."""
+    A line marks the step `at`; beside another chart, both axes end at `top`."""
     names = list(MEASURES)
     rows = levels(timeline)
     points = moments(timeline)
     x = _x(points, by_step=by_step)
     axis = alt.Axis(minExtent=_LABEL_WIDTH, maxExtent=_LABEL_WIDTH, format=",d", tickCount=5, titlePadding=0)
+    columns = 3 if top is None else 2  # beside another chart there is less room for the legend
     top = top or highest(timeline)
     y = alt.Y("tokens:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top * 1.08], nice=False))
     color = alt.Color(
@@ -91,7 +92,7 @@ def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None
         title=None,
         sort=names,
         scale=alt.Scale(domain=names, range=[_STROKES[name][0] for name in names]),
-        legend=alt.Legend(orient="top", columns=3, symbolType="stroke", symbolStrokeWidth=3),
+        legend=alt.Legend(orient="top", columns=columns, symbolType="stroke", symbolStrokeWidth=3),
     )
     dash = alt.StrokeDash(
         "measure:N", sort=names, scale=alt.Scale(domain=names, range=[_STROKES[name][1] for name in names])

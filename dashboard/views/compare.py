@@ -56,9 +56,12 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     assert b is not None
     verdict(a, b)
     top = max(highest(a), highest(b))
+    # Part by part, so that the same part of both stands at the same height.
     for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
         with column:
-            side(letter, timeline, top=top)
+            side(letter, timeline)
+    for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
+        column.altair_chart(account_chart(timeline, by_step=True, top=top), key=f"account_{letter}")
     accounts(a, b)
     steps(a, b)
 
@@ -77,8 +80,8 @@ def verdict(a: Row, b: Row) -> None:
     st.info("\n\n".join(lines))
 
 
-def side(letter: str, timeline: Row, *, top: int) -> None:
-    """One of the two: its name, how it stands, and its charts."""
+def side(letter: str, timeline: Row) -> None:
+    """One of the two: its name, how it stands, and its timeline."""
     request = timeline["request"]
     with st.container(horizontal=True, vertical_alignment="center"):
         name = wording.plain(request["external"] or request["request"])
@@ -89,7 +92,6 @@ def side(letter: str, timeline: Row, *, top: int) -> None:
     query = {"id": request["request"], "engine": request["engine"]}
     st.page_link("views/request.py", label=f"Open {letter}", icon=":material/arrow_forward:", query_params=query)
     st.altair_chart(timeline_chart(timeline, by_step=True), key=f"timeline_{letter}")
-    st.altair_chart(account_chart(timeline, by_step=True, top=top), key=f"account_{letter}")
 
 
 def accounts(a: Row, b: Row) -> None:

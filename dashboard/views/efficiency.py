@@ -6,7 +6,7 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import tables, worth
+from dashboard import tables, wording, worth
 from dashboard.charts import epochs_chart, sources_chart
 from dashboard.client import Row, TracerAway
 from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
@@ -100,7 +100,10 @@ def places(efficiency: Row, models: dict[str, str]) -> None:
     """Engines and connectors side by side."""
     rows = worth.place_rows(efficiency, models)
     st.subheader("By engine and connector", anchor=False)
-    st.dataframe(rows, key="places", hide_index=True, column_config=columns(), height=min(38 + 35 * len(rows), 460))
+    height = min(38 + 35 * len(rows), 460)
+    st.dataframe(
+        rows, key="places", hide_index=True, column_config=columns(), height=height, placeholder=wording.NOTHING
+    )
     st.caption("The children of a MultiConnector are asked one after the other, and each counts what it was asked.")
 
 

@@ -118,7 +118,9 @@ def latest_findings(findings: list[Row], totals: Row) -> None:
     for finding in findings:
         finding_card(finding, linked=True)
     if totals["findings"] > len(findings) > 0:
-        st.page_link("views/requests.py", label="All requests with drift", query_params={"verdict": "drift"})
+        with st.container(horizontal=True):
+            st.page_link("views/findings.py", label="All findings", query_params={"range": "7 d"})
+            st.page_link("views/requests.py", label="All requests with drift", query_params={"verdict": "drift"})
 
 
 def by_status(counts: Counter[str], *, known: int) -> None:

@@ -182,7 +182,7 @@ def test_every_view_is_looked_at(page: playwright.Page, busy: Tracer, url: str, 
     for name, (path, text) in views.items():
         page.goto(f"{url}/{path}")
         see(page, text)
-        page.wait_for_function("!document.querySelector('[data-stale=\"true\"]')")
+        page.wait_for_function('!document.querySelector(\'[data-stale="true"], [data-testid="stSkeleton"]\')')
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
         assert page.get_by_test_id("stException").count() == 0
         shoot(page, f"{name}-{scheme}-{size}")
