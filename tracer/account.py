@@ -176,6 +176,7 @@ class Account:
             self.status = "loading" if is_async else "admitted"
             if is_async:
                 books.loading = event
+                books.received_by.clear()
 
     def _enter_schedule(self, event: Schedule) -> None:
         books = self.books
@@ -230,6 +231,7 @@ class Account:
         self.status = "admitted"
         books = self.books
         books.loading, books.received = None, event
+        books.received_by.add(event.connector_id)
         if self.ended_ns is not None:
             books.end = None  # of an ended request, vLLM frees the blocks at either report
         if event.failed:
@@ -237,6 +239,7 @@ class Account:
 
     def _enter_sent(self, event: Sent) -> None:
         self.books.sent, self.books.end = event, None
+        self.books.sent_by.add(event.connector_id)
 
     def _enter_lock(self, event: Lock) -> None:
         self.books.locks += event.locks

@@ -27,7 +27,9 @@ def main() -> None:
     played, failures = run(Subject(task["connector"], task["extra"]), Scenario.from_dict(task["scenario"]))
     if task["trace"]:  # without the name of the folder that it was recorded in
         text = otlp.spans_to_json_line(played.spans) + "\n"
-        Path(task["trace"]).write_text(re.sub(re.escape(tempfile.gettempdir()) + r'/[^"]*', "model", text), encoding="utf-8")
+        Path(task["trace"]).write_text(
+            re.sub(re.escape(tempfile.gettempdir()) + r'/[^"]*', "model", text), encoding="utf-8"
+        )
     hits = sum(isinstance(event, Lookup) and bool(event.answer) for event in played.events)
     print(json.dumps({"failures": {each.id: each.text for each in failures}, "hits": hits}), flush=True)
 
