@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tracer import decode
-from tracer.detect import Detector
+from tracer.detect import GRACE_NS
 from tracer.findings import Finding, Severity, Verdict
-from tracer.importers.reader import LogReader, readers
+from tracer.hearing import Hearing, TooHasty
+from tracer.importers.reader import LogReader, files_of, readers
 from tracer.rules import Rule
+from tracer.tracefile import Batch, TraceReader, by_time
 
+REMEMBERED_FOREIGN = 100_000
+"""Foreign spans among which one that is there twice is told."""
 SETTLE_EVERY = 10_000
 """Events of a log after which those that wait for earlier ones are entered."""
 
@@ -27,6 +31,7 @@ class Audit:
         verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
         spans, events, foreign: what was read; `repeated` spans were there twice and count once.
+        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not understand, by name.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
         stories: what the files that are logs tell of their requests, in words.
@@ -39,6 +44,8 @@ class Audit:
     events: int = 0
     foreign: int = 0
     repeated: int = 0
+    unknown_spans: Counter[str] = field(default_factory=Counter)
+    unknown_attributes: Counter[str] = field(default_factory=Counter)
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
@@ -59,51 +66,83 @@ class Audit:
             "foreign": self.foreign,
             "repeated": self.repeated,
             "missing": self.missing,
+            "unknown_spans": dict(sorted(self.unknown_spans.items())),
+            "unknown_attributes": dict(sorted(self.unknown_attributes.items())),
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
             "stories": self.stories,
         }
 
 
-def audit(paths: Iterable[Path], *, rules: Sequence[Rule] | None = None) -> Audit:
+def audit(
+    paths: Iterable[Path], *, rules: Sequence[Rule] | None = None, on_bytes: Callable[[int], None] | None = None
+) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
-    a server's log.
+    a server's log, and a folder stands for the trace files in it.
 
-    With `rules`, only these judge, and verdicts and checks are theirs alone.
+    With `rules`, only these judge, and verdicts and checks are theirs alone. `on_bytes` hears how many bytes of the trace
+    files were read since it was called last.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
-    result = Audit()
-    detector = Detector(rules=rules)
-    found: dict[str, Finding] = {}
-    seen: set[tuple[str, str]] = set()
-    for reader in readers(paths):
-        for span in reader.spans():
-            result.spans += 1
-            if (span.trace_id, span.span_id) in seen:
-                result.repeated += 1
-                continue
-            seen.add((span.trace_id, span.span_id))
-            try:
-                event = decode.from_span(span)
-            except decode.MalformedSpan as malformed:
-                result.unreadable.append((str(reader.path), 0, str(malformed)))
-                continue
-            if event is None:
-                result.foreign += 1
-                continue
-            result.events += 1
-            found.update({f.id: f for f in detector.feed([event])})
-            if isinstance(reader, LogReader) and result.events % SETTLE_EVERY == 0:
-                # A log's requests all wait for their number 0, which never comes: all of it would be held at once.
-                found.update({f.id: f for f in detector.settle()})
-        if isinstance(reader, LogReader):
-            result.stories += reader.stories.digest()
-        result.unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
-    found.update({f.id: f for f in (*detector.settle(), *detector.tick())})
-    order = list(Severity)
-    result.findings = sorted(found.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
-    result.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())
-    result.checks = detector.verdicts
-    result.missing = detector.missing
+    files, skipped = files_of(paths)
+    opened = readers(files)
+    logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers promise what never comes
+    try:
+        result = _audit(opened, Hearing(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
+    except TooHasty:
+        result = _audit(readers(files), Hearing(rules=rules), on_bytes)
+    result.unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
     return result
+
+
+def _audit(
+    opened: Sequence[TraceReader | LogReader], hearing: Hearing, on_bytes: Callable[[int], None] | None
+) -> Audit:
+    result = Audit()
+    foreign: dict[tuple[str, str], None] = {}
+    traces = [reader for reader in opened if isinstance(reader, TraceReader)]
+    for trace in traces:
+        trace.on_bytes = on_bytes
+    for reader, batch in by_time(traces):
+        hearing.hear(batch.events)
+        _count(batch, reader.path, result, foreign)
+    for trace in traces:
+        result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
+    for log in opened:
+        if isinstance(log, LogReader):
+            spans = log.spans()
+            while held := list(islice(spans, SETTLE_EVERY)):
+                batch = Batch()
+                for span in held:
+                    batch.add(span)
+                hearing.hear(batch.events)
+                hearing.settle()  # a log's requests all wait for their number 0: all of it would be held at once
+                _count(batch, log.path, result, foreign)
+            result.stories += log.stories.digest()
+            result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
+    hearing.close()
+    order = list(Severity)
+    result.findings = sorted(hearing.findings.values(), key=lambda f: (order.index(f.severity), f.first_ns, f.id))
+    result.verdicts, result.checks, result.missing = hearing.verdicts, hearing.checks, hearing.missing
+    result.events = hearing.events
+    result.repeated += hearing.repeated
+    return result
+
+
+def _count(batch: Batch, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
+    """Count what is no event. `foreign` are the last foreign spans, by which one that is there twice is told."""
+    unknown = sum(batch.unknown_spans.values())
+    result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
+    result.unknown_spans.update(batch.unknown_spans)
+    result.unknown_attributes.update(batch.unknown_attributes)
+    result.unreadable += [(str(path), 0, reason) for reason in batch.malformed]
+    for span in batch.foreign:
+        key = (span.trace_id, span.span_id)
+        if key in foreign:
+            result.repeated += 1
+            continue
+        result.foreign += 1
+        foreign[key] = None
+        if len(foreign) > REMEMBERED_FOREIGN:
+            del foreign[next(iter(foreign))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from tracer import semconv
@@ -25,6 +25,11 @@ _COMMON = (
     (semconv.EPOCH.key, "epoch", int),
     (semconv.CHUNK_SIZE.key, "chunk_size", int),
 )
+_FIELDS: dict[str, tuple[str, type]] = {
+    key: (field, type_) for keys in (_COMMON, *_KEYS.values()) for key, field, type_ in keys
+}
+_RESOURCE = {a.key for a in semconv.RESOURCE}
+_NAMESPACE = f"{semconv.SCOPE}."
 _MAY_BE_NEGATIVE = {
     a.key
     for a in (
@@ -33,6 +38,8 @@ _MAY_BE_NEGATIVE = {
     )
 }  # fmt: skip
 """What a connector or an engine says of itself is recorded as it is, however wrong."""
+_OPTIONAL = {"connector": "", "role": "", "rank": 0}
+"""What a heartbeat, and the spans of no connector, leave out."""
 MOST = 2**50
 """Counts beyond this are taken for damage, and so sums of them always fit into 64 bits."""
 
@@ -60,7 +67,7 @@ def from_span(span: Span) -> Event | None:
     attributes, resource = span.attributes, span.resource
     try:
         fields = {field: _typed(attributes, key, type_) for key, field, type_ in _KEYS[span.name] if key in attributes}
-        common = {field: _typed(attributes, key, type_) for key, field, type_ in _COMMON if key in attributes}
+        known = {field: _typed(attributes, key, type_) for key, field, type_ in _COMMON if key in attributes}
         if not (span.span_id and 0 <= span.start_ns < LATEST_NS and 0 <= span.end_ns < LATEST_NS):
             raise TypeError(f"id {span.span_id!r} or time {span.start_ns} to {span.end_ns} is none")
         return cls(
@@ -72,13 +79,51 @@ def from_span(span: Span) -> Event | None:
             trace_id=span.trace_id,
             error=span.error,
             block_size=resource.get(semconv.BLOCK_SIZE.key),
-            **{"connector": "", "role": "", "rank": 0, **common},
+            **{**_OPTIONAL, **known},
             **fields,
         )
     except KeyError as missing:
         raise MalformedSpan(f"span {span.span_id} ({span.name}) lacks {missing}") from missing
     except TypeError as wrong:
         raise MalformedSpan(f"span {span.span_id} ({span.name}): {wrong}") from wrong
+
+
+def unknown_attributes(span: Span) -> list[str]:
+    """The attributes in kvtrail's name that `from_span` passes over, the resource's among them: a newer kvtrail's. Those in
+    other names are others' business."""
+    known = {key for key, _, _ in (*_KEYS.get(span.name, ()), *_COMMON)}
+    return _unknown(span.attributes, known) + _unknown(span.resource, _RESOURCE)
+
+
+def common(resource: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields of an event that its resource tells, with those that a recorder may leave out; None where it tells too
+    little for an event, or what a newer kvtrail says."""
+    if _unknown(resource, _RESOURCE):
+        return None
+    try:
+        return {
+            "engine": _typed(resource, semconv.ENGINE_ID.key, str),
+            "recorder": _typed(resource, semconv.RECORDER_ID.key, str),
+            "block_size": resource.get(semconv.BLOCK_SIZE.key),
+            **_OPTIONAL,
+        }
+    except (KeyError, TypeError):
+        return None
+
+
+def field(key: str, value: Any) -> tuple[str, Any]:
+    """The event's field that an attribute fills, and its value.
+
+    Raises:
+        KeyError: no event has such an attribute.
+        TypeError: the value is none that it can have.
+    """
+    name, type_ = _FIELDS[key]
+    return name, _typed({key: value}, key, type_)
+
+
+def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
+    return [key for key in attributes if key.startswith(_NAMESPACE) and key not in known]
 
 
 def _typed(values: Mapping[str, Any], key: str, type_: type) -> Any:

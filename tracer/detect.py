@@ -121,9 +121,7 @@ class Detector:
         touched: dict[str, Finding] = {}
         for key in list(self._waiting):
             account = self._cases[key].account
-            books = account.books
-            waits = books.loading or books.end or (books.received and account.ended_ns is None)
-            if not waits or account.status == "abandoned":
+            if not _waits(account):
                 del self._waiting[key]
                 continue
             held = self._engines.get(account.recorder)
@@ -147,6 +145,25 @@ class Detector:
         sound = account.complete and case is not None and case.checked and key not in self._gaps
         return Verdict.OK if sound else Verdict.UNKNOWN
 
+    def knows(self, event: Event) -> bool:
+        """Whether an event with this number of its request, from this recorder, was there before."""
+        stream = self._stream(event)
+        return stream is not None and (
+            event.request_sequence < stream.expected or event.request_sequence in stream.early
+        )
+
+    def gave_up(self, event: Event) -> bool:
+        """Whether the event's number was declared missing, or its place in the engine's order is past."""
+        stream, held = self._stream(event), self._engines.get(event.recorder)
+        late = held is not None and event.sequence < held[1].expected
+        return late or (stream is not None and event.request_sequence < stream.expected)
+
+    def over(self, *, before_ns: int) -> list[Key]:
+        """The requests that ended before `before_ns`, and of which nothing more is expected."""
+        accounts = self.ledger.accounts
+        ended = (key for key in self.ledger.finished if (accounts[key].ended_ns or 0) < before_ns)
+        return [key for key in ended if key not in self._gaps and not _waits(accounts[key])]
+
     def forget(self, key: Key) -> None:
         """Drop all that is held of a request."""
         self.ledger.close(key)
@@ -162,6 +179,10 @@ class Detector:
         for key in leaving:
             self.forget(key)
         return len(leaving)
+
+    def _stream(self, event: Event) -> _Stream | None:
+        case = self._cases.get((event.engine, event.request or ""))
+        return None if case is None else case.streams.get(event.recorder)
 
     def _hear(self, event: Event, touched: dict[str, Finding]) -> None:
         key = (event.engine, event.request or "")
@@ -303,6 +324,13 @@ class Detector:
             known.healed += fresh.healed
             known.last_ns = max(known.last_ns, event.start_ns)
         return known
+
+
+def _waits(account: Account) -> bool:
+    """Whether something must still come of the request, in time."""
+    books = account.books
+    waits = books.loading or books.end or (books.received and account.ended_ns is None)
+    return bool(waits) and account.status != "abandoned"
 
 
 def _is_due(stream: _Stream, before_ns: int | None) -> bool:

@@ -130,6 +130,11 @@ def _summary(result: Audit, columns: int | None) -> str:
         f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing.",
         columns,
     )
+    for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
+        if unknown:
+            named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
+            text = f"A newer kvtrail wrote {what} that this one does not understand, and passes over: {named}."
+            lines += wrapped(plain(text), columns)
     if result.unreadable:
         file, number, reason = result.unreadable[0]
         text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"

@@ -1,66 +1,181 @@
-"""Trace files: OTLP JSON Lines, as the OpenTelemetry Collector's file exporter writes them."""
+"""Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
+
+A file holds messages: a line of OTLP JSON each, or, as the Collector writes with `format: proto` or `compression: zstd`, the
+message's length in four bytes and then the message, JSON or protobuf, compressed or not. The whole file may be compressed
+as well. Which of it is told by the bytes, never by the name.
+"""
 
 from __future__ import annotations
 
-import gzip
+import heapq
+import io
 import json
 import os
-import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import otlp
+from tracer import decode, files, otlp, otlp_json
+from tracer.events import Event
+from tracer.otlp_json import Odd
+from tracer.quick import Quick
 from tracer.spans import Span
+
+_NO_TEXT = b"\x08"
+"""No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""
+_LENGTH_BYTES = 4
+_LONGEST = 1 << 30
+"""Bytes of a message: a longer one is taken for damage."""
+_ESCAPED = "\\u"
+T = TypeVar("T")
 
 
 class UnusableTrace(ValueError):
     """A file that cannot be read as a trace; the text names the file and the reason."""
 
 
-class TraceReader:
-    """Reads the spans of one file; a line that is none is counted and told, never fatal.
+@dataclass(slots=True)
+class Batch:
+    """What one message of a trace file holds.
 
     Attributes:
-        bad_lines: (line number, reason) of the lines that could not be read.
+        events: the events, in the order of the message.
+        foreign: spans that no kvtrail recorder wrote.
+        malformed: for each span of ours that lacks what its kind needs, what is wrong.
+        unknown_spans: spans of ours whose name this kvtrail does not know, by name.
+        unknown_attributes: attributes of ours that this kvtrail does not know, by name.
     """
 
-    def __init__(self, path: Path) -> None:
+    events: list[Event] = field(default_factory=list)
+    foreign: list[Span] = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+    unknown_spans: Counter[str] = field(default_factory=Counter)
+    unknown_attributes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def at_ns(self) -> int:
+        """When its first event happened; 0 where it has none."""
+        return self.events[0].end_ns if self.events else 0
+
+    def add(self, span: Span) -> Event | None:
+        """Sort a span in; returns its event, if it has one."""
+        if not decode.is_ours(span):
+            self.foreign.append(span)
+            return None
+        try:
+            event = decode.from_span(span)
+        except decode.MalformedSpan as malformed:
+            self.malformed.append(str(malformed))
+            return None
+        if event is None:
+            self.unknown_spans[span.name] += 1
+        else:
+            self.unknown_attributes.update(decode.unknown_attributes(span))
+            self.events.append(event)
+        return event
+
+
+class TraceReader:
+    """Reads one file; a message that is none is counted and told, never fatal.
+
+    Attributes:
+        bad_lines: (number of the line or message, reason) of those that could not be read.
+    """
+
+    def __init__(self, path: Path, *, quick: Quick | None = None) -> None:
+        """`quick` remembers what comes again; the readers of several files may share one."""
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
+        self.on_bytes: Callable[[int], None] | None = None
+        """Hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
+        self._quick = quick or Quick()
 
     def spans(self) -> Iterator[Span]:
         """The spans, in the order of the file.
 
         Raises:
-            UnusableTrace: the file cannot be opened, or holds no line that is OTLP.
+            UnusableTrace: the file cannot be opened, or holds no message that is OTLP.
         """
-        good = 0
+        for spans in self._read(_spans):
+            yield from spans
+
+    def batches(self) -> Iterator[Batch]:
+        """The same as events, message by message, much faster.
+
+        Raises:
+            UnusableTrace: as for `spans`.
+        """
+        yield from self._read(self._batch)
+
+    def _read(self, read: Callable[[_Message], T]) -> Iterator[T]:
+        good = number = 0
         try:
-            with self._open() as lines:
-                for number, line in enumerate(lines, start=1):
-                    if not line.strip():
-                        continue
+            with files.opened(self.path) as (raw, text, source):
+                told = 0
+                for number, message in enumerate(_messages(text), start=1):
                     try:
-                        request = otlp.from_json(json.loads(line.decode("utf-8-sig")))
+                        result = read(message)
                     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, no OTLP
                         self.bad_lines.append((number, str(error)))
                         continue
-                    good += 1
-                    yield from otlp.spans(request)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UnusableTrace(f"{self.path}: {reason}") from error
+                    good += not message.empty
+                    yield result
+                    if self.on_bytes is not None:
+                        at = raw.tell()
+                        self.on_bytes(at - told)
+                        told = at
+                if source is not None and source.damage is not None:
+                    if self.bad_lines and self.bad_lines[-1][0] == number:
+                        self.bad_lines.pop()  # the line in which the damage lies
+                    self.bad_lines.append((number, source.damage))
+        except OSError as error:
+            raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
             raise UnusableTrace(f"{self.path}: no OTLP JSON line in it ({why})")
 
-    def _open(self) -> IO[bytes]:
-        if self.path.suffix == ".gz":
-            return cast(IO[bytes], gzip.open(self.path, "rb"))
-        return self.path.open("rb")
+    def _batch(self, message: _Message) -> Batch:
+        batch = Batch()
+        spans: list[Span] | None = None
+        if message.is_json:
+            line = message.text()
+            with suppress(Odd):  # another dialect, or damage, which the slower way tells
+                if _ESCAPED not in line:
+                    batch.events, spans = self._quick.read(line)
+        for span in _spans(message) if spans is None else spans:
+            batch.add(span)
+        return batch
+
+
+def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Batch]]:
+    """The batches of several files in the order of time, as far as each file has it: a file is opened when its turn comes.
+
+    Raises:
+        UnusableTrace: one of the files cannot be read at all.
+    """
+    if len(readers) == 1:
+        yield from ((readers[0], batch) for batch in readers[0].batches())
+        return
+    heap = [(_begins_ns(reader.path), number) for number, reader in enumerate(readers)]
+    heapq.heapify(heap)
+    held: dict[int, tuple[Iterator[Batch], Batch | None]] = {}
+    while heap:
+        at_ns, number = heapq.heappop(heap)
+        batches, batch = held.pop(number, None) or (readers[number].batches(), None)
+        if batch is not None:
+            yield readers[number], batch
+        if (following := next(batches, None)) is not None:
+            held[number] = (batches, following)
+            heapq.heappush(heap, (following.at_ns or at_ns, number))
+
+
+def _begins_ns(path: Path) -> int:
+    return next((batch.at_ns for batch in TraceReader(path).batches() if batch.at_ns), 0)
 
 
 class TraceWriter:
@@ -78,6 +193,74 @@ class TraceWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def is_framed(start: bytes) -> bool:
+    """Whether a file that begins so holds messages with their lengths."""
+    return bool(start) and start[:1] <= _NO_TEXT
+
+
+@dataclass(slots=True)
+class _Message:
+    """One message as it lies in the file, without its length."""
+
+    data: bytes
+    is_json: bool
+    damage: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self.data
+
+    def text(self) -> str:
+        if self.damage is not None:
+            raise ValueError(self.damage)
+        return self.data.decode("utf-8-sig")
+
+
+def _messages(file: io.BufferedReader) -> Iterator[_Message]:
+    """The messages of a file. What is no message says so when it is read."""
+    if not is_framed(file.peek(1)):
+        for line in file:
+            yield _Message(line.strip(), is_json=True)
+        return
+    while length := file.read(_LENGTH_BYTES):
+        size = int.from_bytes(length, "big")
+        data = file.read(min(size, _LONGEST))
+        if len(length) < _LENGTH_BYTES or len(data) < size:
+            yield _Message(data, is_json=True, damage=f"the file ends within a message of {size} bytes")
+            return
+        yield _unpacked(data)
+
+
+def _unpacked(data: bytes) -> _Message:
+    damage = None
+    if data.startswith(files.ZSTD):
+        decompressor = files.zstd()
+        try:
+            data = decompressor.decompress(data)
+            damage = None if decompressor.eof else "a message ends within a compressed block"
+        except Exception as error:  # zstandard's error has no base that says what it is
+            damage = f"a message is damaged: {error}"
+    return _Message(data, is_json=damage is not None or data.startswith(b"{"), damage=damage)
+
+
+def _spans(message: _Message) -> list[Span]:
+    """The spans of a message.
+
+    Raises:
+        ValueError: it is none, or no UTF-8, no JSON, no OTLP.
+    """
+    if message.empty:
+        return []
+    if not message.is_json:
+        return list(otlp.spans(otlp.from_protobuf(message.data)))
+    text = message.text()
+    data = json.loads(text)
+    if _ESCAPED not in text:  # an escape may be half a character, which protobuf refuses
+        with suppress(Odd):
+            return otlp_json.spans(data)
+    return list(otlp.spans(otlp.from_json(data)))
 
 
 def _torn(path: Path) -> bool:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
 
+from tracer import files
 from tracer.events import Event
+from tracer.files import STDIN
 from tracer.importers.assemble import Assembler
 from tracer.importers.export import span_of
 from tracer.importers.lines import Lines, Record
@@ -19,12 +16,13 @@ from tracer.importers.lmcache import LMCACHE
 from tracer.importers.readings import Reading
 from tracer.importers.story import Stories
 from tracer.importers.vllm import VLLM
+from tracer.quick import Quick
 from tracer.spans import Span
-from tracer.tracefile import TraceReader, UnusableTrace
+from tracer.tracefile import TraceReader, UnusableTrace, is_framed
 
 TABLES = (LMCACHE, VLLM)
-STDIN = Path("-")
-_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+_START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
 _TELL_EVERY = 2000
 
@@ -87,8 +85,9 @@ class LogReader:
         """
         number = 0
         try:
-            with _opened(self.path) as (raw, file, file_ns):
+            with files.opened(self.path) as (raw, file, source):
                 told = 0
+                file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
                     number = record.number
                     reading = read(record.text)
@@ -105,10 +104,10 @@ class LogReader:
                         told = at
                 if self._on_bytes is not None:
                     self._on_bytes(raw.tell() - told)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            if not self.understood:
-                raise UnusableTrace(f"{self.path}: {error}") from error
-            self.bad_lines.append((number, f"the file is damaged from here on: {error}"))
+                if source is not None and source.damage is not None:
+                    if not self.understood:
+                        raise UnusableTrace(f"{self.path}: {source.damage}")
+                    self.bad_lines.append((number, source.damage))
         except OSError as error:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         yield from self._assembler.close()
@@ -123,8 +122,10 @@ def is_log(path: Path) -> bool:
     if path == STDIN:
         return True
     try:
-        with _opened(path) as (_, file, file_ns):
-            lines = Lines(file_ns=file_ns)
+        with files.opened(path) as (_, file, _):
+            if is_framed(file.peek(1)):
+                return False
+            lines = Lines(file_ns=path.stat().st_mtime_ns)
             number = 0
             while line := file.readline(1 << 16):
                 number += 1
@@ -133,34 +134,52 @@ def is_log(path: Path) -> bool:
                 for record in lines.split(line.decode("utf-8", errors="replace"), number):
                     if record.logged or read(record.text) is not None:
                         return True
-    except (OSError, EOFError, zlib.error):
+    except OSError:
         pass  # whoever opens the file next says what is wrong with it
     return False
 
 
 def readers(paths: Iterable[Path]) -> list[TraceReader | LogReader]:
-    """A reader for each file. Logs come last: whoever gives up on what a log cannot hold must have read the traces."""
-    paths = list(paths)
+    """A reader for each file, and for each trace file of a folder. Logs come last: whoever gives up on what a log cannot
+    hold must have read the traces."""
+    paths, _ = files_of(paths)
     called = dict(zip(paths, names(paths), strict=True))
     logs = [path for path in paths if is_log(path)]
-    traces: list[TraceReader | LogReader] = [TraceReader(path) for path in paths if path not in logs]
+    quick = Quick()
+    traces: list[TraceReader | LogReader] = [TraceReader(path, quick=quick) for path in paths if path not in logs]
     return traces + [LogReader(path, engine=called[path]) for path in logs]
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes], int]]:
-    """The file as it lies there, its text, and when it was last written; gzip is told by its first bytes."""
-    if path == STDIN:
-        raw = cast(IO[bytes], sys.stdin.buffer)
-        yield raw, _text(raw), time.time_ns()
-        return
-    with path.open("rb") as raw:
-        yield raw, _text(raw), path.stat().st_mtime_ns
+def files_of(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The files to read, with a folder's trace files in place of the folder; and a folder's files that are none. Those whose
+    name begins with a dot are somebody's who is not done with them.
+
+    Raises:
+        UnusableTrace: a folder holds no trace file.
+    """
+    found: list[Path] = []
+    others: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        held = [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
+        traces = [file for file in held if is_trace(file)]
+        if not traces:
+            raise UnusableTrace(f"{path}: no trace file in this folder")
+        found += traces
+        others += [file for file in held if file not in traces]
+    return found, others
 
 
-def _text(raw: IO[bytes]) -> IO[bytes]:
-    peek: Callable[[int], bytes] | None = getattr(raw, "peek", None)
-    return cast(IO[bytes], gzip.open(raw)) if peek is not None and peek(2).startswith(_GZIP) else raw
+def is_trace(path: Path) -> bool:
+    """Whether a file begins like a trace file."""
+    try:
+        with files.opened(path) as (_, file, _):
+            start = file.read(_START).removeprefix(_BOM).lstrip()
+    except OSError:
+        return False
+    return is_framed(start) or (start.startswith(b"{") and any(key in start for key in _TRACE))
 
 
 def names(paths: Sequence[Path]) -> list[str]:

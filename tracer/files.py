@@ -1,0 +1,130 @@
+"""Files as they lie on the disk, plain or compressed, read as far as they go.
+
+What a file is compressed with is told by its first bytes, whatever its name. A file whose writer was killed ends within a
+compressed block, or within a line: all that comes before is read, and `Source.damage` says what is not.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+STDIN = Path("-")
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD_SKIPPABLE = tuple(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60))
+_LONGEST_START = len(ZSTD)
+_CHUNK = 1 << 16
+_BUFFER = 1 << 20
+
+
+class MissingZstd(OSError):
+    """A file is compressed with zstd, and nothing that reads zstd is installed; the text says what to install."""
+
+
+class _Decompressor(Protocol):
+    """What zlib's and zstandard's decompressors have in common; one reads one member, or frame."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class Source(io.RawIOBase):
+    """The text of a compressed file: its members or frames, one after the other.
+
+    Attributes:
+        damage: why the text ends before the file does; None where it does not.
+    """
+
+    def __init__(self, raw: IO[bytes], make: Callable[[], _Decompressor], starts: tuple[bytes, ...]) -> None:
+        self.damage: str | None = None
+        self._raw = raw
+        self._make = make
+        self._starts = starts
+        self._decompressor: _Decompressor | None = None
+        self._rest = b""
+        self._text = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text and self.damage is None:
+            data, self._rest = self._rest, b""
+            if len(data) < _LONGEST_START:  # the beginning of a frame may lie across two chunks
+                data += self._raw.read(_CHUNK)
+            if not data:
+                if self._decompressor is not None:
+                    self.damage = "the file is damaged: it ends within a compressed block"
+                break
+            self._text = memoryview(self._decompressed(data))
+        size = min(len(buffer), len(self._text))
+        buffer[:size] = self._text[:size]
+        self._text = self._text[size:]
+        return size
+
+    def _decompressed(self, data: bytes) -> bytes:
+        """The text of some bytes of the file; none of it where they are damaged."""
+        if self._decompressor is None:
+            if not data.startswith(self._starts):
+                if data.strip(b"\0"):  # zeros fill a file up
+                    self.damage = "the file is damaged: what follows a compressed block is none"
+                return b""
+            self._decompressor = self._make()
+        try:
+            text = self._decompressor.decompress(data)
+        except Exception as error:  # zlib's and zstandard's errors have no base in common
+            self.damage = f"the file is damaged: {error}"
+            return b""
+        if self._decompressor.eof:
+            self._rest = self._decompressor.unused_data
+            self._decompressor = None
+        return text
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | None]]:
+    """The file as it lies there, its text, and what decompresses it, if it is compressed; `-` is the standard input.
+
+    Raises:
+        OSError: the file cannot be opened, or nothing that reads its compression is installed.
+    """
+    if path == STDIN:
+        raw = cast(io.BufferedReader, sys.stdin.buffer)
+        yield raw, *_text(raw)
+        return
+    with path.open("rb") as raw:
+        yield raw, *_text(raw)
+
+
+def _text(raw: io.BufferedReader) -> tuple[io.BufferedReader, Source | None]:
+    peek: Callable[[int], bytes] | None = getattr(raw, "peek", None)  # a test's standard input has none
+    start = b"" if peek is None else peek(4)[:4]
+    if start.startswith(GZIP):
+        source = Source(raw, lambda: zlib.decompressobj(wbits=31), (GZIP,))
+    elif start == ZSTD or start in _ZSTD_SKIPPABLE:
+        source = Source(raw, zstd, (ZSTD, *_ZSTD_SKIPPABLE))
+    else:
+        return raw, None
+    return io.BufferedReader(source, _BUFFER), source
+
+
+def zstd() -> _Decompressor:
+    """A decompressor of one zstd frame.
+
+    Raises:
+        MissingZstd: the package `zstandard` is not installed.
+    """
+    try:
+        import zstandard
+    except ImportError as error:
+        raise MissingZstd("it is compressed with zstd, which needs: pip install 'kvtrail[tracer]'") from error
+    return zstandard.ZstdDecompressor().decompressobj()
