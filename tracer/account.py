@@ -108,10 +108,14 @@ class Account:
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next in the request's order."""
-        self.last_ns = max(self.last_ns, event.end_ns)
-        self.started_ns = self.started_ns or event.start_ns
-        self.connector = event.connector or self.connector
-        self.external = self.external or event.external or ""
+        if event.end_ns > self.last_ns:
+            self.last_ns = event.end_ns
+        if not self.started_ns:
+            self.started_ns = event.start_ns
+        if event.connector:
+            self.connector = event.connector
+        if not self.external:
+            self.external = event.external or ""
         if event.role == SCHEDULER:
             self.recorder, self.trace_id = event.recorder, event.trace_id
             if event.epoch > self.epoch:
@@ -281,6 +285,10 @@ _ENTER: dict[Kind, Callable[[Account, Any], None]] = {
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Ranges of tokens, in order and apart from each other, with one more among them."""
+    if not ranges or ranges[-1][1] < start:
+        return [*ranges, (start, end)]
+    if ranges[-1][0] <= start:  # nearly always it goes on where the last one ended
+        return [*ranges[:-1], (ranges[-1][0], max(ranges[-1][1], end))]
     apart = [(a, b) for a, b in ranges if b < start or a > end]
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))

@@ -70,12 +70,12 @@ class Detector:
         self._engines: dict[str, tuple[Engine, _Stream]] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         rules = all_rules() if rules is None else rules
-        self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement]]]] = {}
+        self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement], tuple[str, Verdict]]]] = {}
         self._by_engine: dict[Kind, list[tuple[Rule, Callable[[Event, Engine], Judgement]]]] = {}
         for rule in rules:
             for kind in rule.kinds:
                 if isinstance(rule, RequestRule):
-                    self._by_kind.setdefault(kind, []).append((rule, rule.judge))
+                    self._by_kind.setdefault(kind, []).append((rule, rule.judge, (rule.id, Verdict.OK)))
                 elif isinstance(rule, EngineRule):
                     self._by_engine.setdefault(kind, []).append((rule, rule.judge))
         self._deadlines = [rule for rule in rules if isinstance(rule, DeadlineRule)]
@@ -247,17 +247,20 @@ class Detector:
             self.ledger.close(key)
             account = case.account = self.ledger.account(*key)
             case.checked = False
-        for rule, judge in self._by_kind.get(event.kind, ()):
+        kind, ok = event.kind, Verdict.OK
+        for rule, judge, told in self._by_kind.get(kind, ()):
             judgement = judge(event, account)
-            if judgement is Verdict.OK:
-                self.verdicts[rule.id, Verdict.OK] += 1
+            if judgement is None:
+                continue
+            if judgement is ok:
+                self.verdicts[told] += 1
                 case.checked = True
-            elif judgement is not None:
+            else:
                 self._judged(rule, event, judgement, touched)
         account.apply(event)
         if account.ended_ns is not None:
             self.ledger.finished[account.engine, account.request] = None
-        if event.kind in WAITING:
+        if kind in WAITING:
             self._waiting[account.engine, account.request] = None
 
     def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
@@ -282,12 +285,13 @@ class Detector:
             if judgement is not None:
                 self._judged(rule, event, judgement, touched)
         if event.request is None:  # a rule that needs the event alone judges it all the same
-            for request_rule, judge_request in self._by_kind.get(event.kind, ()):
+            for request_rule, judge_request, _ in self._by_kind.get(event.kind, ()):
                 judgement = judge_request(event, Account(event.engine, "", complete=False))
                 if judgement is not None:
                     self._judged(request_rule, event, judgement, touched)
         engine.apply(event)
-        engine.heard_ns = max(engine.heard_ns, event.end_ns)
+        if event.end_ns > engine.heard_ns:
+            engine.heard_ns = event.end_ns
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):

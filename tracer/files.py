@@ -101,7 +101,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | 
         raw = cast(io.BufferedReader, sys.stdin.buffer)
         yield raw, *_text(raw)
         return
-    with path.open("rb") as raw:
+    with io.BufferedReader(io.FileIO(path), _BUFFER) as raw:
         yield raw, *_text(raw)
 
 

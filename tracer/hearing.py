@@ -1,9 +1,9 @@
-"""A recorded history, judged while it is read, in memory that the requests bound which are open at one time.
+"""A recorded history, judged while it is read, in memory that is bounded by the requests which are open at one time.
 
 A request that has ended, and of which nothing more is expected, is let go once its recorders have gone on for a while: its
-verdict and its findings stay. So is the wait for events that are missing. Both trust that the history is told about in the order
-of time. Where it is not, something comes of what was let go, and the hearing is `TooHasty`: it has to be held again, with
-patience without end, and gives what it would have given with all of it in memory.
+verdict and its findings stay. So is an event that is missing. Both trust that the history is told about in the order of time.
+Where it is not, something comes of what was let go, and the hearing is `TooHasty`: it has to be held again, with patience
+without end, and gives what it would have given with all of it in memory.
 """
 
 from __future__ import annotations

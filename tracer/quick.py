@@ -120,26 +120,26 @@ class Quick:
             attributes = piece[head.end() : -len(_STATUS_END)]
         else:
             raise Odd("the end of a span")
-        source, numbered, rest = attributes.partition(_SEQUENCE)
-        if numbered:
-            known = section.sources.get(source)
-            fields = (self._source(source, section, section.common) if known is None else known).copy()
-            number, more, rest = rest.partition(_AFTER_INT)
-            if not more and not number.endswith('"}'):
-                raise Odd("the end of a span")
-            number = number.removesuffix('"}')
-            if not (number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
-                raise Odd("a number")
-            fields["sequence"] = int(number)
-            if more:
-                fields.update(map(self._fields.__getitem__, rest.split(_NEXT)))
-        else:
-            fields = section.common.copy()
-            fields.update(map(self._fields.__getitem__, source.split(_NEXT)))
         start_ns, end_ns = int(start), int(end)
         if start_ns >= LATEST_NS or end_ns >= LATEST_NS:
             raise Odd("a time")
-        return CLASSES[name](trace_id=trace_id, span_id=span_id, start_ns=start_ns, end_ns=end_ns, **fields)
+        source, numbered, rest = attributes.partition(_SEQUENCE)
+        known = section.sources.get(source)
+        if known is None:
+            known = self._source(source, section, section.common)
+        number, more, rest = rest.partition(_AFTER_INT)
+        if not more:
+            if not number.endswith('"}'):
+                raise Odd("the end of a span")
+            number = number[:-2]
+        if not (number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
+            raise Odd("a number")
+        fields = known.copy()
+        fields["trace_id"], fields["span_id"], fields["start_ns"], fields["end_ns"] = trace_id, span_id, start_ns, end_ns
+        fields["sequence"] = int(number)
+        if more:
+            fields.update(map(self._fields.__getitem__, rest.split(_NEXT)))
+        return CLASSES[name](**fields)
 
     def _source(self, text: str, section: _Section, common: dict[str, Any]) -> dict[str, Any]:
         if len(section.sources) >= _MOST_REMEMBERED:
