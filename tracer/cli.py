@@ -16,6 +16,7 @@ from tracer import __version__
 COMMANDS = {
     "serve": ("tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
     "audit": ("tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
+    "export": ("tracer.replay.export:export", "Write a history as a file for ui.perfetto.dev and chrome://tracing."),
     "import": ("tracer.importers.command:import_log", "Read the log of a vLLM server into a trace file."),
     "dashboard": ("dashboard.command:dashboard", "Show live request timelines in the browser."),
     "demo": ("connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),

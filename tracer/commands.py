@@ -148,9 +148,10 @@ def _rule(name: str) -> Rule:
 def audit(
     context: click.Context, files: tuple[Path, ...], rules: list[Rule] | None, everything: bool, as_json: bool
 ) -> None:
-    """Judge trace files (OTLP JSON Lines, plain or .gz) together, and explain what contradicts itself.
+    """Judge trace files together, of kvtrail or an OpenTelemetry Collector, and explain what contradicts itself.
 
-    A FILE may also be the log of a vLLM server with LMCache: what it shows is judged and told, the rest is unknown.
+    A FILE may be a folder of them, and compressed with gzip or zstd; docs/traces.md says what is read. A FILE may also be the
+    log of a vLLM server with LMCache: what it shows is judged and told, the rest is unknown.
 
     Exit code 0: no drift found; 1: drift; 2: a file cannot be used, or there is no such rule.
 
@@ -166,7 +167,8 @@ def audit(
     from tracer.tracefile import UnusableTrace
 
     try:
-        result = judge(files, rules=rules)
+        with terminal.progress(files) as on_bytes:
+            result = judge(files, rules=rules, on_bytes=on_bytes)
         text = (
             json.dumps(result.as_dict(), indent=2)
             if as_json

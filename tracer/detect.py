@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from tracer.account import Account
+from tracer.cases import Case, Stream, is_due, waits
 from tracer.engine import Engine
 from tracer.events import Event, Heartbeat, RequestStart
 from tracer.events import Key as ChunkKey
@@ -32,24 +32,6 @@ WAITING = {Kind.ALLOC, Kind.REQUEST, Kind.RECEIVED}
 Key = tuple[str, str]
 
 
-@dataclass(slots=True)
-class _Stream:
-    """Numbered events: the next number to enter, and those that came before their turn."""
-
-    expected: int = 0
-    recent: dict[int, str] = field(default_factory=dict)
-    early: dict[int, Event] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Case:
-    """A request under judgement: its account, the streams that tell of it by recorder, and whether a fact was checked."""
-
-    account: Account
-    streams: dict[str, _Stream] = field(default_factory=dict)
-    checked: bool = False
-
-
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe."""
 
@@ -64,10 +46,10 @@ class Detector:
         For the caller to read and to clear."""
         self.missing = 0
         """Events that were declared missing."""
-        self._cases: dict[Key, _Case] = {}
+        self._cases: dict[Key, Case] = {}
         self._gaps: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}
-        self._engines: dict[str, tuple[Engine, _Stream]] = {}
+        self._engines: dict[str, tuple[Engine, Stream]] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         rules = all_rules() if rules is None else rules
         self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement], tuple[str, Verdict]]]] = {}
@@ -99,13 +81,13 @@ class Detector:
         for key in list(self._gaps):
             streams = self._cases[key].streams.values()
             for stream in streams:
-                if _is_due(stream, before_ns):
+                if is_due(stream, before_ns):
                     self._skip_gaps(key, stream, touched)
                     self.changed.append(key)
             if not any(stream.early for stream in streams):
                 del self._gaps[key]
         for engine, stream in self._engines.values():
-            if _is_due(stream, before_ns):
+            if is_due(stream, before_ns):
                 engine.complete = False
                 for number in sorted(stream.early):
                     event = stream.early.pop(number)
@@ -121,7 +103,7 @@ class Detector:
         touched: dict[str, Finding] = {}
         for key in list(self._waiting):
             account = self._cases[key].account
-            if not _waits(account):
+            if not waits(account):
                 del self._waiting[key]
                 continue
             held = self._engines.get(account.recorder)
@@ -162,7 +144,7 @@ class Detector:
         """The requests that ended before `before_ns`, and of which nothing more is expected."""
         accounts = self.ledger.accounts
         ended = (key for key in self.ledger.finished if (accounts[key].ended_ns or 0) < before_ns)
-        return [key for key in ended if key not in self._gaps and not _waits(accounts[key])]
+        return [key for key in ended if key not in self._gaps and not waits(accounts[key])]
 
     def forget(self, key: Key) -> None:
         """Drop all that is held of a request."""
@@ -180,7 +162,7 @@ class Detector:
             self.forget(key)
         return len(leaving)
 
-    def _stream(self, event: Event) -> _Stream | None:
+    def _stream(self, event: Event) -> Stream | None:
         case = self._cases.get((event.engine, event.request or ""))
         return None if case is None else case.streams.get(event.recorder)
 
@@ -188,10 +170,10 @@ class Detector:
         key = (event.engine, event.request or "")
         case = self._cases.get(key)
         if case is None:
-            case = self._cases[key] = _Case(self.ledger.account(*key))
+            case = self._cases[key] = Case(self.ledger.account(*key))
         stream = case.streams.get(event.recorder)
         if stream is None:
-            stream = case.streams[event.recorder] = _Stream()
+            stream = case.streams[event.recorder] = Stream()
         number = event.request_sequence
         if number != stream.expected or stream.early:
             if self._seen(event, stream, case):
@@ -209,7 +191,7 @@ class Detector:
         if stream.early:
             self._catch_up(key, case, stream, touched)
 
-    def _seen(self, event: Event, stream: _Stream, case: _Case) -> bool:
+    def _seen(self, event: Event, stream: Stream, case: Case) -> bool:
         """Whether the number was there before. The same number on another span means that the numbers cannot be trusted."""
         number = event.request_sequence
         if number in stream.early:
@@ -222,7 +204,7 @@ class Detector:
             case.account.complete = False
         return True
 
-    def _catch_up(self, key: Key, case: _Case, stream: _Stream, touched: dict[str, Finding]) -> None:
+    def _catch_up(self, key: Key, case: Case, stream: Stream, touched: dict[str, Finding]) -> None:
         while (early := stream.early.pop(stream.expected, None)) is not None:
             stream.recent[stream.expected] = early.span_id
             self._enter(early, case, touched)
@@ -230,7 +212,7 @@ class Detector:
         if not any(other.early for other in case.streams.values()):
             del self._gaps[key]
 
-    def _skip_gaps(self, key: Key, stream: _Stream, touched: dict[str, Finding]) -> None:
+    def _skip_gaps(self, key: Key, stream: Stream, touched: dict[str, Finding]) -> None:
         case = self._cases[key]
         for number in sorted(stream.early):
             if number > stream.expected:
@@ -239,7 +221,7 @@ class Detector:
             self._enter(stream.early.pop(number), case, touched)
             stream.expected = number + 1
 
-    def _enter(self, event: Event, case: _Case, touched: dict[str, Finding]) -> None:
+    def _enter(self, event: Event, case: Case, touched: dict[str, Finding]) -> None:
         account = case.account
         if account.ended_ns is not None and isinstance(event, RequestStart):
             # The id is used again: another request, and another account.
@@ -266,7 +248,7 @@ class Detector:
     def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
         held = self._engines.get(event.recorder)
         if held is None:
-            held = self._engines[event.recorder] = (Engine(contents=self._contents), _Stream())
+            held = self._engines[event.recorder] = (Engine(contents=self._contents), Stream())
         engine, stream = held
         number = event.sequence
         if number != stream.expected:
@@ -328,16 +310,3 @@ class Detector:
             known.healed += fresh.healed
             known.last_ns = max(known.last_ns, event.start_ns)
         return known
-
-
-def _waits(account: Account) -> bool:
-    """Whether something must still come of the request, in time."""
-    books = account.books
-    waits = books.loading or books.end or (books.received and account.ended_ns is None)
-    return bool(waits) and account.status != "abandoned"
-
-
-def _is_due(stream: _Stream, before_ns: int | None) -> bool:
-    """Whether something waits in the stream, and has done so for too long."""
-    early = stream.early
-    return bool(early) and (before_ns is None or min(e.end_ns for e in early.values()) < before_ns)

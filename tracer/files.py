@@ -7,6 +7,7 @@ compressed block, or within a line: all that comes before is read, and `Source.d
 from __future__ import annotations
 
 import io
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-STDIN = Path("-")
+STDIN = STDOUT = Path("-")
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_SKIPPABLE = tuple(bytes((n, 0x2A, 0x4D, 0x18)) for n in range(0x50, 0x60))
@@ -101,11 +102,11 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | 
         raw = cast(io.BufferedReader, sys.stdin.buffer)
         yield raw, *_text(raw)
         return
-    with io.BufferedReader(io.FileIO(path), _BUFFER) as raw:
-        yield raw, *_text(raw)
+    with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
+        yield file, *_text(file)
 
 
-def _text(raw: io.BufferedReader) -> tuple[io.BufferedReader, Source | None]:
+def _text(raw: Any) -> tuple[io.BufferedReader, Source | None]:
     peek: Callable[[int], bytes] | None = getattr(raw, "peek", None)  # a test's standard input has none
     start = b"" if peek is None else peek(4)[:4]
     if start.startswith(GZIP):
@@ -115,6 +116,25 @@ def _text(raw: io.BufferedReader) -> tuple[io.BufferedReader, Source | None]:
     else:
         return raw, None
     return io.BufferedReader(source, _BUFFER), source
+
+
+@contextmanager
+def destination(output: Path | None) -> Iterator[IO[str] | None]:
+    """Where to write; `-` is the standard output. A file appears under its name when it is complete, whatever interrupts the
+    writing."""
+    if output is None:
+        yield None
+    elif output == STDOUT:
+        yield sys.stdout
+        sys.stdout.flush()
+    else:
+        unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+        try:
+            with unfinished.open("w", encoding="utf-8") as file:
+                yield file
+            unfinished.replace(output)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def zstd() -> _Decompressor:

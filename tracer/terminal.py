@@ -1,4 +1,4 @@
-"""Text on a terminal: wrapped to its width and coloured there, neither in a pipe."""
+"""Text on a terminal: wrapped to its width and coloured there, neither in a pipe; and a bar while somebody waits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
+BIG = 32 << 20
+"""Bytes from which on files are worth a progress bar."""
 NARROWEST = 40
 """Columns below which a terminal scrolls sideways: sentences of two words a line help nobody."""
 
@@ -40,3 +45,16 @@ def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+@contextmanager
+def progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar over the bytes of some files, where somebody watches and waits; it is told how many more were read."""
+    held = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
+    size = sum(file.stat().st_size for file in held)
+    if size < BIG or not sys.stderr.isatty():
+        yield None
+        return
+    label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
+    with click.progressbar(length=size, label=label, file=sys.stderr) as bar:
+        yield bar.update

@@ -1,14 +1,11 @@
 """Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
 
-A file holds messages: a line of OTLP JSON each, or, as the Collector writes with `format: proto` or `compression: zstd`, the
-message's length in four bytes and then the message, JSON or protobuf, compressed or not. The whole file may be compressed
-as well. Which of it is told by the bytes, never by the name.
+`files` takes the compression off a file, `messages` cuts it into messages, and here these become spans or events.
 """
 
 from __future__ import annotations
 
 import heapq
-import io
 import json
 import os
 from collections import Counter
@@ -22,15 +19,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tracer import decode, files, otlp, otlp_json
 from tracer.events import Event
+from tracer.messages import Message, messages
 from tracer.otlp_json import Odd
 from tracer.quick import Quick
 from tracer.spans import Span
 
-_NO_TEXT = b"\x08"
-"""No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""
-_LENGTH_BYTES = 4
-_LONGEST = 1 << 30
-"""Bytes of a message: a longer one is taken for damage."""
 _BACKSLASH = "\\"
 _ESCAPED = "\\u"
 T = TypeVar("T")
@@ -113,12 +106,12 @@ class TraceReader:
         """
         yield from self._read(self._batch)
 
-    def _read(self, read: Callable[[_Message], T]) -> Iterator[T]:
+    def _read(self, read: Callable[[Message], T]) -> Iterator[T]:
         good = number = 0
         try:
             with files.opened(self.path) as (raw, text, source):
                 told = 0
-                for number, message in enumerate(_messages(text), start=1):
+                for number, message in enumerate(messages(text), start=1):
                     try:
                         result = read(message)
                     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, no OTLP
@@ -140,7 +133,7 @@ class TraceReader:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
             raise UnusableTrace(f"{self.path}: no OTLP JSON line in it ({why})")
 
-    def _batch(self, message: _Message) -> Batch:
+    def _batch(self, message: Message) -> Batch:
         batch = Batch()
         spans: list[Span] | None = None
         if message.is_json:
@@ -196,57 +189,7 @@ class TraceWriter:
         self._file.close()
 
 
-def is_framed(start: bytes) -> bool:
-    """Whether a file that begins so holds messages with their lengths."""
-    return bool(start) and start[:1] <= _NO_TEXT
-
-
-@dataclass(slots=True)
-class _Message:
-    """One message as it lies in the file, without its length."""
-
-    data: bytes
-    is_json: bool
-    damage: str | None = None
-
-    @property
-    def empty(self) -> bool:
-        return len(self.data) <= len(b"\r\n") and not self.data.strip()
-
-    def text(self) -> str:
-        if self.damage is not None:
-            raise ValueError(self.damage)
-        return self.data.decode("utf-8-sig")
-
-
-def _messages(file: io.BufferedReader) -> Iterator[_Message]:
-    """The messages of a file. What is no message says so when it is read."""
-    if not is_framed(file.peek(1)):
-        for line in file:
-            yield _Message(line, is_json=True)
-        return
-    while length := file.read(_LENGTH_BYTES):
-        size = int.from_bytes(length, "big")
-        data = file.read(min(size, _LONGEST))
-        if len(length) < _LENGTH_BYTES or len(data) < size:
-            yield _Message(data, is_json=True, damage=f"the file ends within a message of {size} bytes")
-            return
-        yield _unpacked(data)
-
-
-def _unpacked(data: bytes) -> _Message:
-    damage = None
-    if data.startswith(files.ZSTD):
-        decompressor = files.zstd()
-        try:
-            data = decompressor.decompress(data)
-            damage = None if decompressor.eof else "a message ends within a compressed block"
-        except Exception as error:  # zstandard's error has no base that says what it is
-            damage = f"a message is damaged: {error}"
-    return _Message(data, is_json=damage is not None or data.startswith(b"{"), damage=damage)
-
-
-def _spans(message: _Message) -> list[Span]:
+def _spans(message: Message) -> list[Span]:
     """The spans of a message.
 
     Raises:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,14 +9,12 @@ from typing import IO
 
 import click
 
-from tracer import otlp
+from tracer import files, otlp, terminal
+from tracer.files import STDOUT
 from tracer.importers.lines import Record
 from tracer.importers.reader import LogReader, names
 from tracer.tracefile import UnusableTrace
 
-STDOUT = Path("-")
-BIG = 32 << 20
-"""Bytes from which on a file is worth a progress bar."""
 _SPANS_A_LINE = 256
 _MOST_SHOWN = 300
 
@@ -65,11 +59,11 @@ def import_log(
             raise click.UsageError(f"{output} is there already; --force writes over it")
     aside = output == STDOUT  # the standard output belongs to the trace
     try:
-        with _destination(output) as file:
+        with files.destination(output) as file:
             events = 0
             for path, name in zip(logs, names(logs), strict=True):
                 unread = partial(_tell_unread, path, aside) if show_unread else None
-                with _progress(path) as on_bytes:
+                with terminal.progress([path]) as on_bytes:
                     reader = LogReader(path, engine=engine or name, on_unread=unread, on_bytes=on_bytes)
                     events += _write(reader, file)
                 if story:
@@ -114,32 +108,3 @@ def _tell_unread(path: Path, aside: bool, record: Record) -> None:
 def _summary(path: Path, reader: LogReader) -> str:
     text = f"{path}: {reader.understood} lines read, {reader.unread} unread, {reader.repeated} printed twice."
     return text + "".join(f" Line {number}: {reason}." for number, reason in reader.bad_lines)
-
-
-@contextmanager
-def _destination(output: Path | None) -> Iterator[IO[str] | None]:
-    """Where to write. A file appears under its name when it is complete, whatever interrupts the writing."""
-    if output is None:
-        yield None
-    elif output == STDOUT:
-        yield sys.stdout
-        sys.stdout.flush()
-    else:
-        unfinished = output.with_name(f".{output.name}.{os.getpid()}")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                yield file
-            unfinished.replace(output)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-@contextmanager
-def _progress(path: Path) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar, where somebody watches and waits."""
-    size = path.stat().st_size if path.is_file() else 0
-    if size < BIG or not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=size, label=str(path), file=sys.stderr) as bar:
-        yield bar.update

@@ -16,9 +16,10 @@ from tracer.importers.lmcache import LMCACHE
 from tracer.importers.readings import Reading
 from tracer.importers.story import Stories
 from tracer.importers.vllm import VLLM
+from tracer.messages import is_framed
 from tracer.quick import Quick
 from tracer.spans import Span
-from tracer.tracefile import TraceReader, UnusableTrace, is_framed
+from tracer.tracefile import TraceReader, UnusableTrace
 
 TABLES = (LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tracer import decode
 from tracer.events import Event
-from tracer.importers.reader import readers
+from tracer.importers.reader import files_of, readers
 from tracer.spans import Span
+from tracer.tracefile import TraceReader
 
 Moment = tuple[Event, Span]
 """An event, and the span that carried it."""
@@ -28,6 +29,7 @@ class History:
         foreign: spans that no kvtrail recorder wrote, by time.
         repeated: spans that were there twice, and count once.
         unknown: how many spans of our scope have a name that this kvtrail does not know, by name.
+        unknown_attributes: how many attributes of ours have such a name.
         unreadable: (file, line, reason) of what could not be read; line 0 where a span, not a line, is at fault.
     """
 
@@ -35,6 +37,7 @@ class History:
     foreign: tuple[Span, ...] = ()
     repeated: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
+    unknown_attributes: Mapping[str, int] = field(default_factory=dict)
     unreadable: tuple[tuple[str, int, str], ...] = ()
 
     @property
@@ -47,8 +50,10 @@ class History:
         return next((span.resource for event, span in self.moments if event.recorder == recorder), {})
 
 
-def load(paths: Iterable[Path]) -> History:
-    """Read files, traces or logs, as one history.
+def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None) -> History:
+    """Read files, traces or logs, as one history; a folder stands for the trace files in it.
+
+    `on_bytes` hears how many bytes of the trace files were read since it was called last.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
@@ -57,8 +62,13 @@ def load(paths: Iterable[Path]) -> History:
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
     unreadable: list[tuple[str, int, str]] = []
+    unknown_attributes: Counter[str] = Counter()
+    files, skipped = files_of(paths)
+    unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
     repeated = 0
-    for reader in readers(paths):
+    for reader in readers(files):
+        if isinstance(reader, TraceReader):
+            reader.on_bytes = on_bytes
         for span in reader.spans():
             key = (span.trace_id, span.span_id)
             if key in told or key in foreign:
@@ -71,6 +81,7 @@ def load(paths: Iterable[Path]) -> History:
                 continue
             if event is not None:
                 told[key] = (event, span)
+                unknown_attributes.update(decode.unknown_attributes(span))
             elif decode.is_ours(span):
                 unknown[span.name] += 1
             else:
@@ -81,6 +92,7 @@ def load(paths: Iterable[Path]) -> History:
         foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
         repeated=repeated,
         unknown=dict(sorted(unknown.items())),
+        unknown_attributes=dict(sorted(unknown_attributes.items())),
         unreadable=tuple(sorted(unreadable)),
     )
 

@@ -1,0 +1,83 @@
+"""`kvtrail export`: a history for tools that show timelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from tracer import files, terminal, words
+from tracer.detect import Detector
+from tracer.files import STDOUT
+from tracer.replay.history import History, load
+from tracer.replay.perfetto import trace_events
+from tracer.tracefile import UnusableTrace
+
+
+@click.command()
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.option("--perfetto", is_flag=True, help="As Chrome trace events, for ui.perfetto.dev and chrome://tracing.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; - is the standard output.",
+)
+@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@click.pass_context
+def export(context: click.Context, traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) -> None:
+    """Write a recorded history as a file that ui.perfetto.dev and chrome://tracing open.
+
+    Requests lie on tracks, their phases and calls in them as slices, findings as marks with arrows between their witnesses.
+    TRACE is what `kvtrail audit` reads: files, folders, logs.
+
+    Exit code 0: it was written; 2: a file cannot be used.
+
+    Example: kvtrail export trace.jsonl --perfetto -o timeline.json
+    """
+    if not perfetto:
+        raise click.UsageError("say for which tool: --perfetto")
+    if output != STDOUT and output.exists():
+        if any(trace.exists() and output.samefile(trace) for trace in traces):
+            raise click.UsageError(f"{output} is one of the traces to read")
+        if not force:
+            raise click.UsageError(f"{output} is there already; --force writes over it")
+    try:
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
+        count = _write(history, output)
+    except UnusableTrace as error:
+        click.echo(f"Error: {error}", err=True)
+        context.exit(2)
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; click knows what to do
+    except OSError as error:
+        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
+        context.exit(2)
+    for file, line, reason in history.unreadable:
+        click.echo(terminal.plain(f"not read: {file}:{line}: {reason}"), err=True)
+    for name, number in {**history.unknown, **history.unknown_attributes}.items():
+        click.echo(
+            terminal.plain(f"not understood: {name}, {words.ending(number)}: a newer kvtrail wrote it"), err=True
+        )
+    if output != STDOUT:
+        click.echo(f"{output}: {words.some(count, 'trace event')}; open it with ui.perfetto.dev", err=True)
+
+
+def _write(history: History, output: Path) -> int:
+    """Write the trace events, one a line; returns how many."""
+    detector = Detector()
+    detector.feed(history.events)
+    detector.settle()
+    detector.tick()
+    findings = [finding for held in detector.findings.values() for finding in held.values()]
+    count = 0
+    with files.destination(output) as file:
+        assert file is not None
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for count, event in enumerate(trace_events(history, findings), start=1):
+            file.write((",\n" if count > 1 else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))
+        file.write("\n]}\n")
+    return count
