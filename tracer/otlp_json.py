@@ -19,11 +19,12 @@ _SPAN = frozenset((
     "traceId", "spanId", "traceState", "parentSpanId", "flags", "name", "kind", "startTimeUnixNano", "endTimeUnixNano",
     "attributes", "droppedAttributesCount", "events", "droppedEventsCount", "links", "droppedLinksCount", "status",
 ))  # fmt: skip
-_EVENT = frozenset(("timeUnixNano", "name", "attributes", "droppedAttributesCount"))
+_EVENT = frozenset(("timeUnixNano", "name", "attributes"))
+_LINK = frozenset(("traceId", "spanId", "attributes"))
 _ATTRIBUTE = frozenset(("key", "value"))
 _STATUS = frozenset(("code", "message"))
-_RESOURCE = frozenset(("attributes", "droppedAttributesCount"))
-_SCOPE = frozenset(("name", "version", "attributes", "droppedAttributesCount"))
+_RESOURCE = frozenset(("attributes",))
+_SCOPE = frozenset(("name", "version"))
 _SCOPE_SPANS = frozenset(("scope", "spans", "schemaUrl"))
 _RESOURCE_SPANS = frozenset(("resource", "scopeSpans", "schemaUrl"))
 _ID_LENGTHS = {"traceId": (32,), "spanId": (16,), "parentSpanId": (0, 16)}
@@ -53,8 +54,11 @@ def sections(data: Any) -> list[tuple[dict[str, Any], str, list[Any]]]:
     for resource_spans in _list(_object(data, frozenset(("resourceSpans",))), "resourceSpans"):
         _object(resource_spans, _RESOURCE_SPANS)
         resource = attributes(_object(resource_spans.get("resource", {}), _RESOURCE))
+        _text(resource_spans, "schemaUrl")
         for scope_spans in _list(resource_spans, "scopeSpans"):
             scope = _object(_object(scope_spans, _SCOPE_SPANS).get("scope", {}), _SCOPE)
+            _text(scope_spans, "schemaUrl")
+            _text(scope, "version")
             found.append((resource, _text(scope, "name"), _list(scope_spans, "spans")))
     return found
 
@@ -66,9 +70,14 @@ def span(data: Any, resource: dict[str, Any], scope: str) -> Span:
         Odd: as for `spans`.
     """
     status = _object(_object(data, _SPAN).get("status", {}), _STATUS)
-    code = status.get("code", 0)
-    if type(code) is not int:
-        raise Odd("status")
+    code = _small(status, "code")
+    for key in ("kind", "flags", "droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"):
+        _small(data, key)
+    for link in _list(data, "links"):
+        _id(_object(link, _LINK), "traceId")
+        _id(link, "spanId")
+        attributes(link)
+    _text(data, "traceState")
     return Span(
         trace_id=_id(data, "traceId"),
         span_id=_id(data, "spanId"),
@@ -153,6 +162,14 @@ def _list(data: dict[str, Any], key: str) -> list[Any]:
 def _text(data: dict[str, Any], key: str) -> str:
     held = data.get(key, "")
     if type(held) is not str:
+        raise Odd(key)
+    return held
+
+
+def _small(data: dict[str, Any], key: str) -> int:
+    """A number that is none of 64 bits, and is of no interest unless it is damaged."""
+    held = data.get(key, 0)
+    if type(held) is not int or not 0 <= held < 2**31:
         raise Odd(key)
     return held
 

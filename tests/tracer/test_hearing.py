@@ -1,0 +1,166 @@
+"""A history that is judged while it is read: the same verdicts as with all of it in memory, whatever the order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from history import history, judge
+from hypothesis import given
+from hypothesis import strategies as st
+from wire import as_request
+
+from tracer import otlp
+from tracer.audit import audit
+from tracer.detect import GRACE_NS
+from tracer.events import Event
+from tracer.findings import Verdict
+from tracer.hearing import Hearing, Numbers, TooHasty
+
+OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
+DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
+KEPT = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend delayed\nwait 700\nsent"
+LEAK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend delayed"
+
+
+def requests(*texts: str) -> list[Event]:
+    """The requests of one engine, one after the other, half a minute apart, and a sign of life an hour later."""
+    told = "\n".join(
+        f"r{number}: {line}" if not line.startswith("wait") else line
+        for number, text in enumerate(texts)
+        for line in [*text.splitlines(), "wait 30"]
+    )
+    return history(told + "\nwait 3600\nlast: L 5 c0 -> 0\nlast: end")
+
+
+@pytest.fixture(autouse=True)
+def _always_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.hearing.TIDY_EVERY", 1)
+
+
+def heard(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> Hearing:
+    hearing = Hearing(patience_ns=patience_ns)
+    for event in events:
+        hearing.hear([event])
+    hearing.close()
+    return hearing
+
+
+def told(hearing: Hearing) -> dict[str, object]:
+    findings = {(f.rule, f.request, f.epoch, f.count, f.explanation) for f in hearing.findings.values()}
+    counts = (hearing.events, hearing.repeated, hearing.missing)
+    return {"verdicts": hearing.verdicts, "checks": hearing.checks, "findings": findings, "counts": counts}
+
+
+def test_what_has_ended_is_let_go_and_its_verdict_stays() -> None:
+    events = requests(*[OK, DRIFT] * 30)
+    hearing = Hearing(patience_ns=GRACE_NS)
+    most = 0
+    for event in events:
+        hearing.hear([event])
+        most = max(most, len(hearing._detector.ledger.accounts))
+    hearing.close()
+    assert most <= 2, "the one that runs, and the one before it"
+    assert hearing.verdicts == {Verdict.OK: 31, Verdict.DRIFT: 30}
+    assert len(hearing.findings) == 30
+
+
+@pytest.mark.parametrize("texts", [[OK, DRIFT, OK], [KEPT, OK, DRIFT], [LEAK, OK, LEAK], [DRIFT] * 4])
+@pytest.mark.parametrize("lost", [None, 0, 3, 4, 9])
+def test_the_verdicts_are_those_of_a_hearing_that_forgets_nothing(texts: list[str], lost: int | None) -> None:
+    events = [event for number, event in enumerate(requests(*texts)) if number != lost]
+    patient = heard(events, patience_ns=None)
+    assert told(heard(events)) == told(patient)
+    everything = judge(events)
+    assert {f.id for held in everything.findings.values() for f in held.values()} >= set(patient.findings)
+
+
+def test_a_request_whose_blocks_are_kept_is_not_let_go() -> None:
+    hearing = heard(requests(LEAK, OK, OK))
+    assert [finding.rule for finding in hearing.findings.values()] == ["late-free"]
+
+
+def test_what_comes_of_a_request_that_was_let_go_came_too_late() -> None:
+    events = requests(OK, OK, OK)
+    late = [*events[:2], *events[3:], events[2]]
+    with pytest.raises(TooHasty):
+        heard([*events, *history("L 9 c0 -> 0", request=f"r0-{events[0].request}"[3:], recorder="worker")])
+    with pytest.raises(TooHasty):
+        heard(late)  # its number was given up
+    assert told(heard(late, patience_ns=None)) == told(heard(events))
+
+
+def test_a_number_that_was_given_up_and_comes_after_all_came_too_late() -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nwait 30\nS 256+48\nwait 30\nS 304+1\nwait 30\nS 305+1\nend")
+    late = [*events[:2], *events[3:5], events[2], *events[5:]]
+    with pytest.raises(TooHasty):
+        heard(late)
+    assert told(heard(late, patience_ns=None)) == told(heard(events))
+    in_time = [*events[:1], events[2], events[1], *events[3:]]
+    assert told(heard(in_time)) == told(heard(events))
+
+
+def test_what_comes_again_of_a_request_that_was_let_go_counts_once() -> None:
+    events = requests(OK, DRIFT, OK)
+    hearing = Hearing(patience_ns=GRACE_NS)
+    for event in [*events, *events]:
+        hearing.hear([event])
+    hearing.close()
+    assert (hearing.events, hearing.repeated) == (len(events), len(events))
+    assert hearing.verdicts == heard(events).verdicts
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    events = requests(OK, DRIFT, KEPT, OK, LEAK)
+    workers = history(
+        "load 256/256 rank 1\nwait 30\nload 9/9 rank 1", request=events[0].request or "", recorder="worker"
+    )[1:]
+    for number, event in enumerate(workers):
+        event.sequence = event.request_sequence = number
+    lost = rng.randrange(len(events)) if seed % 3 == 0 else None
+    told_events = [event for number, event in enumerate([*events, *workers]) if number != lost]
+    lines = [otlp.to_json_line(as_request([event])) for event in told_events]
+    paths = [tmp_path / name for name in "abc"]
+    paths[0].write_text("\n".join(lines))
+    in_order = audit(paths[:1]).as_dict()
+    again = lines + rng.sample(lines, 7)
+    if seed % 2:
+        rng.shuffle(again)
+    for number, path in enumerate(paths):
+        path.write_text("\n".join(again[number::3]))
+    rng.shuffle(paths)
+    mixed = audit(paths).as_dict()
+    assert (mixed["repeated"], mixed["spans"]) == (7, len(lines) + 7)
+    assert {**mixed, "repeated": 0, "spans": len(lines)} == in_order
+
+
+def test_the_same_file_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    events = requests(OK, DRIFT, OK)
+    path.write_text("\n".join(otlp.to_json_line(as_request([event])) for event in events))
+    once, twice = audit([path]), audit([path, path])
+    assert (twice.events, twice.repeated, twice.missing) == (len(events), len(events), 0)
+    assert (twice.verdicts, twice.checks) == (once.verdicts, once.checks)
+
+
+def test_one_number_on_two_spans_makes_the_request_unknown() -> None:
+    events = history(OK)
+    other = history(OK)
+    other[2].span_id = "00000000000000ff"
+    hearing = heard([*events[:3], other[2], *events[3:]])
+    assert hearing.verdicts == {Verdict.UNKNOWN: 1}
+
+
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_numbers_are_a_set_of_numbers(added: list[int]) -> None:
+    numbers, known = Numbers(), set[int]()
+    for number in added:
+        assert numbers.add(number) == (number not in known)
+        known.add(number)
+        assert numbers.last == max(known)
+    gaps = sum(1 for number in known if number + 1 not in known)
+    assert len(numbers._starts) <= gaps + 1

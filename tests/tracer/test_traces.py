@@ -1,0 +1,266 @@
+"""Traces from elsewhere: other writers, other dialects, other compressions, damage, newer versions."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import collector
+import pytest
+import zstandard
+from click.testing import CliRunner
+from history import history
+from wire import as_request
+
+from tracer import otlp
+from tracer.audit import Audit, audit
+from tracer.cli import main
+from tracer.events import Event
+from tracer.replay.history import load
+from tracer.tracefile import TraceReader, UnusableTrace
+
+DRIFT = (
+    "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+79 [1-24]\nS 335+1 []\nP\n"
+    "L 749 c336 h256 -> 256 cached\nevict a\nA 256\nend"
+)
+EVENTS = history(DRIFT)
+ZSTD = zstandard.ZstdCompressor().compress
+
+
+def numbers(events: list[Event]) -> list[tuple[int, str, dict[str, Any]]]:
+    return sorted((event.sequence, event.kind.value, event.numbers()) for event in events)
+
+
+def is_whole(result: Audit) -> bool:
+    """Whether all of EVENTS was read and judged."""
+    read = (result.events, result.missing, result.repeated, result.unreadable)
+    return read == (len(EVENTS), 0, 0, []) and [f.rule for f in result.findings] == ["stale-lookup"]
+
+
+@pytest.mark.parametrize("setting", collector.files([EVENTS]))
+def test_whatever_the_collector_writes_is_read(tmp_path: Path, setting: str) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(collector.files([EVENTS[:3], EVENTS[3:5], EVENTS[5:]])[setting])
+    assert is_whole(audit([path]))
+    assert numbers(load([path]).events) == numbers(EVENTS)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, ZSTD])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz", "t.jsonl.zst", "t"])
+def test_a_compression_is_told_by_the_bytes_and_not_by_the_name(
+    tmp_path: Path, compress: Callable[[bytes], bytes], name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(compress(collector.line(EVENTS).encode()))
+    assert is_whole(audit([path]))
+
+
+def test_rotated_files_in_any_order_are_one_history(tmp_path: Path) -> None:
+    lines = [collector.line([event]) for event in EVENTS]
+    paths = [tmp_path / name for name in ("data.json", "data-2025-12-03T01-24-36.001.json", "data-2025-12-03.json.gz")]
+    for seed in range(10):
+        random.Random(seed).shuffle(paths)
+        for number, path in enumerate(paths):
+            text = "\n".join(lines[number * 3 : number * 3 + 3 if number < 2 else None]).encode()
+            path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        random.Random(seed + 1).shuffle(paths)
+        assert is_whole(audit(paths))
+
+
+def test_a_folder_stands_for_its_trace_files(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_bytes(collector.framed([collector.line(EVENTS[:4]).encode()]))
+    (tmp_path / "a.json").write_text(collector.line(EVENTS[4:]))
+    (tmp_path / ".half").write_text(collector.line(EVENTS[4:]))
+    (tmp_path / "README").write_text("what these are")
+    result = audit([tmp_path])
+    assert result.unreadable == [(str(tmp_path / "README"), 0, "it is no trace file, and was passed over")]
+    assert load([tmp_path]).unreadable == tuple(result.unreadable)
+    result.unreadable.clear()
+    assert is_whole(result)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnusableTrace, match="no trace file in this folder"):
+        audit([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize("setting", collector.files([EVENTS]))
+@pytest.mark.parametrize("compress", [None, gzip.compress])
+def test_a_file_that_is_cut_anywhere_gives_what_is_left(
+    tmp_path: Path, setting: str, compress: Callable[[bytes], bytes] | None
+) -> None:
+    path = tmp_path / "data"
+    whole = collector.files([[event] for event in EVENTS])[setting]
+    whole = compress(whole) if compress else whole
+    most = 0
+    for size in range(len(whole) // 2, len(whole) - 1, max(1, len(whole) // 97)):
+        path.write_bytes(whole[:size])
+        try:
+            result = audit([path])
+        except UnusableTrace:
+            continue  # so little is left that there is nothing to read
+        assert len(result.unreadable) <= 1  # none, where it is cut between two messages
+        most = max(most, result.events)
+    blocks = (
+        setting.removesuffix(" rotated").endswith("native") or compress
+    )  # one block may hold all of so short a history
+    assert most == 0 if blocks and most == 0 else most >= len(EVENTS) // 2
+
+
+def test_what_is_torn_off_is_told(tmp_path: Path) -> None:
+    lines = "".join(collector.line([event]) + "\n" for event in EVENTS)
+    path = tmp_path / "t"
+    torn = {
+        "the file is damaged: it ends within a compressed block": gzip.compress(lines.encode())[:-30],
+        "the file ends within a message of": collector.framed([collector.line([e]).encode() for e in EVENTS])[:-3],
+        "Unterminated string": lines[:-150].encode(),
+    }
+    for reason, content in torn.items():
+        path.write_bytes(content)
+        result = audit([path])
+        assert len(EVENTS) - 1 <= result.events <= len(EVENTS)
+        ((file, number, told),) = result.unreadable
+        assert (file, number) == (str(path), len(EVENTS))
+        assert told.startswith(reason)
+
+
+def test_a_message_that_is_damaged_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    messages = [ZSTD(collector.line([event]).encode()) for event in EVENTS]
+    path.write_bytes(
+        collector.framed([*messages[:3], messages[3][:-9], b"\x28\xb5\x2f\xfdjunk", b"\x0ajunk", *messages[4:]])
+    )
+    result = audit([path])
+    assert (result.events, result.missing) == (len(EVENTS) - 1, 1)
+    assert [number for _, number, _ in result.unreadable] == [4, 5, 6]
+    assert result.unreadable[0][2] == "a message ends within a compressed block"
+
+
+def test_zstd_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.zst"
+    path.write_bytes(ZSTD(collector.line(EVENTS).encode()))
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "zstandard":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = CliRunner().invoke(main, ["audit", str(path)])
+    assert result.exit_code == 2
+    assert f"{path}: it is compressed with zstd, which needs: pip install 'kvtrail[tracer]'" in result.output
+
+
+def _snake(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): _snake(item) for key, item in data.items()}
+    return [_snake(item) for item in data] if isinstance(data, list) else data
+
+
+def _each(data: Any, change: Callable[[dict[str, Any]], None]) -> Any:
+    for resource_spans in data["resourceSpans"]:
+        for scope_spans in resource_spans["scopeSpans"]:
+            for span in scope_spans["spans"]:
+                change(span)
+    return data
+
+
+def _numeric(span: dict[str, Any]) -> None:
+    for attribute in span["attributes"]:
+        if "intValue" in attribute["value"]:
+            attribute["value"]["intValue"] = int(attribute["value"]["intValue"])
+    span["startTimeUnixNano"] = int(span["startTimeUnixNano"])
+
+
+def _padded(span: dict[str, Any]) -> None:
+    span.update(events=[], links=[], droppedAttributesCount=0, droppedEventsCount=0, droppedLinksCount=0, traceState="")
+
+
+_UNSET = "STATUS_CODE_UNSET"
+DIALECTS: dict[str, Callable[[Any], Any]] = {
+    "snake case": _snake,
+    "integers as numbers": lambda data: _each(data, _numeric),
+    "enums by name": lambda data: _each(data, lambda s: s.update(kind="SPAN_KIND_INTERNAL", status={"code": _UNSET})),
+    "upper-case ids": lambda data: _each(data, lambda s: s.update({k: s[k].upper() for k in ("traceId", "spanId")})),
+    "empty lists": lambda data: _each(data, _padded),
+    "null lists": lambda data: _each(data, lambda s: s.update(events=None, links=None)),
+    "unknown fields": lambda data: _each(data, lambda s: s.update(someday={"traceId": 7})),
+    "other order": lambda data: _each(data, lambda s: s.update(name=s.pop("name"), traceId=s.pop("traceId"))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("indented", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_other_dialects_of_the_same_json_say_the_same(tmp_path: Path, dialect: str, indented: bool) -> None:
+    path = tmp_path / "t.jsonl"
+    data = DIALECTS[dialect](json.loads(collector.line(EVENTS)))
+    path.write_text(json.dumps(data, separators=(", ", ": ") if indented else (",", ":")))
+    assert is_whole(audit([path]))
+    assert numbers(load([path]).events) == numbers(EVENTS)
+    assert {e.trace_id for e in load([path]).events} == {
+        e.trace_id for b in TraceReader(path).batches() for e in b.events
+    }
+
+
+def test_a_span_without_a_start_is_still_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    data = _each(json.loads(collector.line(EVENTS)), lambda s: s.pop("startTimeUnixNano"))
+    path.write_text(json.dumps(data, separators=(",", ":")))
+    assert is_whole(audit([path]))
+
+
+def test_ids_in_base64_are_read(tmp_path: Path) -> None:
+    from google.protobuf.json_format import MessageToJson
+
+    path = tmp_path / "t.jsonl"
+    path.write_text(MessageToJson(as_request(EVENTS), indent=None))
+    assert is_whole(audit([path]))
+    assert len(load([path]).events[0].trace_id) == 32
+
+
+def test_spans_of_others_in_the_same_lines_are_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    foreign = [collector.foreign_span(number) for number in range(3)]
+    path.write_text("\n".join((collector.line(EVENTS[:4], *foreign), collector.line(EVENTS[4:], foreign[0]))))
+    result = audit([path])
+    assert (result.events, result.foreign, result.repeated, result.spans) == (len(EVENTS), 3, 1, len(EVENTS) + 4)
+    assert [span.name for span in load([path]).foreign] == ["llm_request"] * 3
+
+
+def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    data = json.loads(collector.line(EVENTS))
+    resource = data["resourceSpans"][0]["resource"]["attributes"]
+    spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    resource.append({"key": "kvtrail.galaxy", "value": {"stringValue": "far"}})
+    for span in spans[:3]:
+        span["attributes"] += [
+            {"key": "kvtrail.tokens.dreamt", "value": {"intValue": "7"}},
+            {"key": "deployment.environment", "value": {"stringValue": "not ours"}},
+        ]
+    spans.append({**spans[0], "name": "kv.dream", "spanId": "00000000000000aa"})
+    path.write_text(json.dumps(data, separators=(",", ":")))
+    result = audit([path])
+    assert is_whole(result)
+    assert result.unknown_spans == {"kv.dream": 1}
+    assert result.unknown_attributes == {"kvtrail.tokens.dreamt": 3, "kvtrail.galaxy": len(EVENTS)}
+    history_ = load([path])
+    assert (history_.unknown, history_.unknown_attributes) == (result.unknown_spans, result.unknown_attributes)
+    told = CliRunner().invoke(main, ["audit", str(path)]).output
+    assert "spans that this one does not understand, and passes over: kv.dream (1)." in told
+    assert "kvtrail.galaxy (10), kvtrail.tokens.dreamt (3)" in told
+
+
+def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    data = json.loads(otlp.to_json_line(as_request(EVENTS)))
+    spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    spans[0]["attributes"].append({"key": "kvtrail.locks", "value": {"intValue": "7"}})
+    path.write_text(json.dumps(data, separators=(",", ":")))
+    result = audit([path])
+    assert is_whole(result)
+    assert result.unknown_attributes == {"kvtrail.locks": 1}
