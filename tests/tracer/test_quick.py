@@ -48,6 +48,7 @@ LINES = {
 }
 
 
+_LAST = '"15"}},{"key":"kvtrail.succeeded","value":{"boolValue":false}}]'
 PIECES = ["", "", "0", '"', "}", "]", ",", "\\", "\\u0041", "-", "é", "null", "1e3", '"},{"key":"', "true", " "]
 
 
@@ -137,6 +138,8 @@ def test_a_damaged_line_is_read_as_protobuf_reads_it_or_not_at_all(name: str, se
         ("kvtrail.recorder.sequence", "kvtrail.recorder.other"),
         ("kvtrail.recorder.id", "kvtrail.recorder.other"),
         ("kvtrail.tokens.total", "kvtrail.tokens.other"),
+        (_LAST, '"15"}}]'),
+        (_LAST, '"1500}]'),
         ('"scopeSpans":[', '"scopeSpans":[{"scope":{"name":"kvtrail"},"spans":[]},'),
         ("]}]}]}", "]}]}]} "),
         ("]}]}]}", "]}]}]}]"),

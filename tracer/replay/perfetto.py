@@ -23,6 +23,8 @@ from tracer.spans import Span
 
 _ENGINE_TRACK = 0
 _FIRST_LANE = 1
+_CATEGORIES = ("request", "phase", "call")
+"""By the depth of a slice on a request's track."""
 _RUNNING = ("prefill", "decode", "prefill and decode")
 
 
@@ -55,7 +57,7 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
             slices = _request(story)
             tid = lanes.take(slices[0].start_ns, slices[0].end_ns)
             places[engine, story.account.request] = (pid, tid)
-            yield from (writer.slice(pid, tid, piece, "request") for piece in nested(slices))
+            yield from (writer.slice(pid, tid, piece, _CATEGORIES[piece.depth]) for piece in nested(slices))
         yield from (e for tid in lanes.taken for e in writer.track(pid, tid, f"requests {tid}"))
         yield from _copies(writer, pid, told, lanes)
         for event in told:
@@ -63,7 +65,7 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
                 args = _args(event)
                 yield writer.mark(pid, _ENGINE_TRACK, event.end_ns, words.kind(event.kind), args, "engine")
         yield from _counters(writer, pid, told)
-    spans = {event.span_id: event for event in events}
+    spans = {(event.engine, event.span_id): event for event in events}
     for finding in findings:
         yield from _finding(writer, finding, places, spans)
     yield from _foreign(writer, history.foreign)
@@ -175,11 +177,14 @@ def _counters(writer: Writer, pid: int, events: Iterable[Event]) -> Iterator[Dat
 
 
 def _finding(
-    writer: Writer, finding: Finding, places: dict[tuple[str, str], tuple[int, int]], spans: dict[str, Event]
+    writer: Writer,
+    finding: Finding,
+    places: dict[tuple[str, str], tuple[int, int]],
+    spans: dict[tuple[str, str], Event],
 ) -> Iterator[Data]:
     where = []
     for witness in finding.witness:
-        event = spans.get(witness.span_id)
+        event = spans.get((finding.engine, witness.span_id))
         place = None if event is None else places.get((event.engine, event.request or ""))
         if event is not None and place is not None:
             where.append((event.start_ns, *place))
