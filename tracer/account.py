@@ -300,9 +300,14 @@ def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
     the same step."""
     if table is None:
         return list(added)
-    if added and (not table or table[-1] != added[-1]):
+    if grows(table, added):
         table.extend(added)
     return table
+
+
+def grows(table: Sequence[int], added: Sequence[int]) -> bool:
+    """Whether blocks that a step adds are new to a table."""
+    return bool(added) and (not table or table[-1] != added[-1])
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

@@ -139,7 +139,7 @@ def _typed(values: Mapping[str, Any], key: str, type_: type) -> Any:
 
 
 def _array(key: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, (list, tuple)):
         raise TypeError(f"{key} must be an array, not {value!r}")
     for item in value:
         if type(item) is not str and not (type(item) is int and 0 <= item <= MOST):

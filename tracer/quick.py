@@ -123,24 +123,20 @@ class Quick:
         start_ns, end_ns = int(start), int(end)
         if start_ns >= LATEST_NS or end_ns >= LATEST_NS:
             raise Odd("a time")
-        source, _, rest = attributes.partition(_SEQUENCE)
-        known = section.sources.get(source)
-        if known is None:
-            known = self._source(source, section, section.common)
+        source, numbered, rest = attributes.partition(_SEQUENCE)
         number, more, rest = rest.partition(_AFTER_INT)
         if not more:
             if not number.endswith('"}'):
                 raise Odd("the end of a span")
             number = number[:-2]
-        if not (number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
+        if not (numbered and number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
             raise Odd("a number")
+        known = section.sources.get(source)
+        if known is None:
+            known = self._source(source, section, section.common)
         fields = known.copy()
-        fields["trace_id"], fields["span_id"], fields["start_ns"], fields["end_ns"] = (
-            trace_id,
-            span_id,
-            start_ns,
-            end_ns,
-        )
+        fields["trace_id"], fields["span_id"] = trace_id, span_id
+        fields["start_ns"], fields["end_ns"] = start_ns, end_ns
         fields["sequence"] = int(number)
         if more:
             fields.update(map(self._fields.__getitem__, rest.split(_NEXT)))

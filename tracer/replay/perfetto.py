@@ -25,6 +25,7 @@ _ENGINE_TRACK = 0
 _FIRST_LANE = 1
 _CATEGORIES = ("request", "phase", "call")
 """By the depth of a slice on a request's track."""
+_ENDED = "ended"
 _RUNNING = ("prefill", "decode", "prefill and decode")
 
 
@@ -118,13 +119,13 @@ def _request(story: _Story) -> list[Slice]:
     facts = {**verdict, "loaded": account.loaded, "stored": account.stored, "lookups": account.lookups}
     known = {name: value for name, value in facts.items() if value is not None}
     whole = Slice(start_ns, end_ns, 0, account.request, {**known, "external": account.external})
-    return [whole, *(phase for phase in phases if phase.start_ns < phase.end_ns), *calls]
+    return [whole, *(p for p in phases if p.start_ns < p.end_ns and p.name != _ENDED), *calls]
 
 
 def _phase(account: Account, event: Event, before: str, *, every_step: bool) -> str:
     """What the request does after an event: what its account says, in finer words."""
     if account.ended_ns is not None:
-        return "blocks kept" if account.books.end is not None else "ended"
+        return "blocks kept" if account.books.end is not None else _ENDED
     if account.status == "running":
         if not isinstance(event, Schedule):
             return before if before in _RUNNING else "prefill and decode"

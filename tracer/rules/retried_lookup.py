@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Store, StorePlan
+from tracer.events import Event, Store
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
-from tracer.rules.store_gap import TELLS_ALL, hole
+from tracer.rules.store_gap import STORES, TELLS_ALL, hole
 from tracer.semconv import Kind
 
 
@@ -27,7 +27,7 @@ class RetriedLookup(RequestRule):
     hint = "The lookup adds to a counter. Set it at the allocation instead, or set it to a value rather than add to it."
 
     def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Store | StorePlan)
+        assert isinstance(event, STORES)
         if isinstance(event, Store) and event.role != "scheduler":
             return None
         asked = account.books.repeated_hits

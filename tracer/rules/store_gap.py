@@ -11,6 +11,9 @@ TELLS_ALL = ("OffloadConnector", "LMCache")
 there already."""
 
 
+STORES = (Store, StorePlan)
+
+
 def hole(event: Store | StorePlan, account: Account) -> int | None:
     """Where the hole before a store begins; None if there is none."""
     if event.start is None:
@@ -45,7 +48,7 @@ class StoreGap(RequestRule):
     )
 
     def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Store | StorePlan)
+        assert isinstance(event, STORES)
         if isinstance(event, Store) and event.role != "scheduler":
             return None
         if not event.connector.startswith(TELLS_ALL) or event.epoch != account.epoch:

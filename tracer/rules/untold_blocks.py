@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tracer.account import Account, grown
+from tracer.account import Account, grows
 from tracer.events import Event, RequestEnd, Schedule
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
@@ -47,7 +47,9 @@ class UntoldBlocks(RequestRule):
         if not account.complete:
             return Verdict.UNKNOWN
         first = account.books.schedule is None or event.epoch > account.epoch
-        length = len(grown(None if first else list(table or ()), event.blocks_ids))
+        added = event.blocks_ids
+        held = [] if first or table is None else table
+        length = len(held) + (len(added) if grows(held, added) else 0)
         end = event.computed + event.scheduled
         if end <= length * event.block_size:
             return Verdict.OK

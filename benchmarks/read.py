@@ -1,0 +1,161 @@
+"""Reading and judging a recorded history: events a second, the quick way and by protobuf's parser, and what memory it takes.
+
+The history is real: vLLM's bare scheduler with the traced OffloadConnector, chunked prefill, preemptions, aborts and resets;
+as many spans in a line as a recorder sends. Wall time is what one waits; CPU time is what a busy machine lengthens less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from memory import Memory
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from rounds import tell
+from test_bare_scheduler import scheduler, storm
+
+from connector import outlet, recorder
+from tracer import decode, otlp
+from tracer.audit import audit
+from tracer.detect import Detector
+from tracer.tracefile import TraceReader, TraceWriter
+
+ROOT = Path(__file__).parents[1]
+HEAD_LINES = 20
+"""Lines that both ways read: the whole file would take the slow one minutes."""
+STEPS_A_FLUSH = 2000
+MEMORY = """
+import sys
+def most_kib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tracer.audit import audit
+before = most_kib()
+events = audit([Path(path) for path in sys.argv[1:]]).events if sys.argv[1:] else 0
+after = most_kib()
+print(events, before // 1024, after // 1024)
+"""
+
+
+def record(path: Path, level: str, requests: int) -> None:
+    """Write the history of a random workload; nothing of it is dropped."""
+    memory = Memory()
+    outlet.from_environment = lambda: outlet.InProcess(memory)
+    extra = {"cpu_bytes_to_use": 8_000_000, "chunk_size": 64, "kvtrail": {"level": level}}
+    bare = scheduler(Path(tempfile.mkdtemp()), "OffloadConnector", extra, seed=1)
+    step = bare.step
+
+    def patient(*arguments: object) -> object:
+        if bare.steps % STEPS_A_FLUSH == 0:  # a scheduler without a model outruns any recorder
+            for each in recorder.recorders():
+                each.flush(60)
+        return step(*arguments)
+
+    bare.step = patient
+    storm(bare, seed=1, requests=requests)
+    for each in recorder.recorders():
+        assert each.flush(60)
+        assert each.dropped == 0
+        each.close()
+    recorder._recorders.clear()
+    writer = TraceWriter(path)
+    for payload in memory.payloads:
+        writer.write(ExportTraceServiceRequest.FromString(payload))
+    writer.close()
+
+
+def by_protobuf(path: Path, *, judged: bool) -> int:
+    """The way that the sidecar's receiver goes, and that an audit went before."""
+    detector, seen = Detector(), set()
+    count = 0
+    for line in path.open("rb"):
+        for span in otlp.spans(otlp.from_json(json.loads(line))):
+            seen.add((span.trace_id, span.span_id))
+            event = decode.from_span(span)
+            if event is not None:
+                count += 1
+                if judged:
+                    detector.feed([event])
+    detector.settle()
+    return count
+
+
+def quickly(path: Path, *, judged: bool) -> int:
+    if judged:
+        return audit([path]).events
+    return sum(len(batch.events) for batch in TraceReader(path).batches())
+
+
+def timed(work: Callable[..., int], path: Path, *, judged: bool) -> tuple[int, float, float]:
+    """The events, and how many a second by the clock and by the processor's time."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    events = work(path, judged=judged)
+    return events, events / (time.perf_counter() - wall), events / (time.process_time() - cpu)
+
+
+def compare(path: Path, level: str, rounds: int) -> None:
+    head = path.with_suffix(".head")
+    with path.open() as lines:
+        head.write_text("".join(line for line, _ in zip(lines, range(HEAD_LINES), strict=False)))
+    for judged in (False, True):
+        what = f"{level}, {'read and judged' if judged else 'read'}"
+        ours, theirs, wall, cpu = [], [], [], []
+        for _ in range(rounds):
+            ours.append(timed(quickly, head, judged=judged)[2])
+            theirs.append(timed(by_protobuf, head, judged=judged)[2])
+            events, by_clock, by_processor = timed(quickly, path, judged=judged)
+            wall.append(by_clock)
+            cpu.append(by_processor)
+        tell(f"{what}, {HEAD_LINES} lines, CPU time", ours, theirs, "events/s", ("quick", "protobuf"))
+        for clock, rates in (("CPU", cpu), ("wall", wall)):
+            median = statistics.median(rates)
+            print(
+                f"  the whole file, {events:,} events, {clock} time: {median:,.0f} events/s ({min(rates):,.0f} to"
+                f" {max(rates):,.0f}, {rounds} rounds), {1e6 / median:.2f} us an event"
+            )
+
+
+def memory(*paths: Path) -> None:
+    """The most memory that an audit takes, in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY.format(root=str(ROOT)), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    events, before, after = map(int, run.stdout.split())
+    size = sum(path.stat().st_size for path in paths) >> 20
+    print(
+        f"  memory: {events:,} events in {size} MiB took {after - before} MiB beyond the {before} MiB of a bare start"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    for level in ("basic", "detailed"):
+        with tempfile.TemporaryDirectory() as folder:
+            small, large = Path(folder) / "1x.jsonl", Path(folder) / "10x.jsonl"
+            record(small, level, arguments.requests)
+            compare(small, level, arguments.rounds)
+            memory(small)
+            record(large, level, 10 * arguments.requests)
+            memory(large)
+
+
+if __name__ == "__main__":
+    main()
