@@ -28,6 +28,7 @@ _COMMON = (
 _FIELDS: dict[str, tuple[str, type]] = {
     key: (field, type_) for keys in (_COMMON, *_KEYS.values()) for key, field, type_ in keys
 }
+_KNOWN = {kind: {key for key, _, _ in (*keys, *_COMMON)} for kind, keys in _KEYS.items()}
 _RESOURCE = {a.key for a in semconv.RESOURCE}
 _NAMESPACE = f"{semconv.SCOPE}."
 _MAY_BE_NEGATIVE = {
@@ -89,10 +90,9 @@ def from_span(span: Span) -> Event | None:
 
 
 def unknown_attributes(span: Span) -> list[str]:
-    """The attributes in kvtrail's name that `from_span` passes over, the resource's among them: a newer kvtrail's. Those in
-    other names are others' business."""
-    known = {key for key, _, _ in (*_KEYS.get(span.name, ()), *_COMMON)}
-    return _unknown(span.attributes, known) + _unknown(span.resource, _RESOURCE)
+    """The attributes in kvtrail's name that `from_span` passes over in an event's span, the resource's among them: a newer
+    kvtrail's. Those in other names are others' business."""
+    return _unknown(span.attributes, _KNOWN[span.name]) + _unknown(span.resource, _RESOURCE)
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -75,6 +75,7 @@ def check(events: list[Data]) -> None:
             continue
         assert type(event["ts"]) is float
         assert event["ts"] >= 0
+        assert event["ts"] * 8 % 1 == 0, "no fraction that a double cannot hold"
         if event["ph"] == "X":
             assert event["dur"] >= 0
             slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
@@ -184,6 +185,9 @@ def test_histories_without_a_beginning_or_an_end_are_shown_too(tmp_path: Path, t
 
 def test_calls_within_calls_and_backward_clocks_still_nest(tmp_path: Path) -> None:
     events = history(DRIFT)
+    for number, event in enumerate(events):
+        event.start_ns += 7 * number
+        event.end_ns += 13 * number
     events[3].start_ns = events[1].start_ns
     events[5].start_ns = events[5].end_ns - 10**10
     events[6].end_ns = events[6].start_ns + 10**12
