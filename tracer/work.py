@@ -67,14 +67,8 @@ class Work:
     def begin(self, engine: str, connector: str) -> None:
         """Let what may stay at 0 for long begin there: a series that is born at 1 has no increase to see."""
         connector = self._series.connectors.name(connector)
-        for metric in (
-            self.healed,
-            self.preemptions,
-            self.evicted,
-            self.lookup_tokens,
-            self.load_tokens,
-            self.store_tokens,
-        ):
+        moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
+        for metric in (self.healed, self.preemptions, self.evicted, self.lookup_tokens, *moved):
             self._series.at(metric, engine, connector)
         for epoch in (FIRST, RESUMED):
             for metric in (self.admissions, self.queried, self.local, self.recomputed):
