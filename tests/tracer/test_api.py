@@ -112,7 +112,9 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(api: Trac
     feed(api, STORY, request="metrics-0123abcd", recorder="metrics")
     page = httpx.get(f"{api.url}/metrics").text
     exposed = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE))
-    documented = set(re.findall(r"^\| `((?:kvtrail|process)_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `((?:kvtrail|process)_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE)
+    )
     assert exposed == documented
     found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash"}'
     assert f"kvtrail_findings_total{found} " in page
