@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from tracer.events import Alloc, Event, LoadPlan, Lookup, Plan, Preempt, Received, RequestEnd, TransferEnd
+from tracer.semconv import Kind
 
 MOST_OPEN = 100_000
 """Requests remembered; beyond them the one that was untouched for longest is forgotten."""
@@ -17,6 +18,11 @@ UNSPECIFIED = "external_unspecified"
 """vLLM's word for a source that the connector does not name."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's words for where cached tokens come from."""
+
+
+_KINDS = {
+    Kind.LOOKUP, Kind.ALLOC, Kind.RECEIVED, Kind.PREEMPT, Kind.LOAD_PLAN, Kind.STORE_PLAN, Kind.TRANSFER_END, Kind.REQUEST,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +74,13 @@ class Admissions:
 
     def enter(self, event: Event) -> Admission | Wait | Transfer | None:
         """Enter one event; returns what it brought to its end."""
-        if event.request is None:
+        if event.kind not in _KINDS or event.request is None:
             return None
         key = (event.engine, event.request)
         if isinstance(event, RequestEnd):
             # Transfers may outlast their request; waits and lookups do not.
             if (held := self._open.get(key)) is not None and not held.plans:
                 del self._open[key]
-            return None
-        if not isinstance(event, Lookup | Alloc | Received | Preempt | Plan | TransferEnd):
             return None
         held = self._open.get(key)
         if held is None:

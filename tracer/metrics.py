@@ -69,7 +69,7 @@ class Metrics:
         )
         self.lag_seconds = Histogram(
             "kvtrail_event_lag_seconds",
-            "Time from an event's end in the engine to its being stored here.",
+            "Time from the end of an engine's oldest event in a batch to the batch's being stored here.",
             ("engine",),
             buckets=LAG_SECONDS,
             registry=self.registry,
@@ -99,11 +99,14 @@ class Metrics:
         gauge = self._watched[name] = Gauge(f"kvtrail_{name}", text, registry=self.registry)
         gauge.set_function(read)
 
-    def observe(self, event: Event, *, stored_ns: int) -> None:
-        """Count one event, which was stored at that moment of this machine's clock."""
-        at = self._series.at
-        at(self.events_received, event.engine).inc()
-        at(self.lag_seconds, event.engine).observe(max(0, stored_ns - event.end_ns) / 1e9)
+    def received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
+        """Count an engine's events in a batch: the oldest ended then, and the batch was stored at that moment of this
+        machine's clock."""
+        self._series.at(self.events_received, engine).inc(events)
+        self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
+
+    def observe(self, event: Event) -> None:
+        """Count what one event says."""
         if event.connector:  # a recorder's sign of life has none
             if self._series.begins(event.engine, event.connector):
                 self._begin(event.engine, event.connector)

@@ -217,12 +217,17 @@ class Pipeline:
         metrics = self._metrics
         metrics.spans_received.labels(transport).inc(received)
         metrics.spans_repeated.inc(received - len(pairs))
+        oldest: dict[str, tuple[int, int]] = {}
         for span, event in pairs:
             if event is not None:
-                metrics.observe(event, stored_ns=self.last_received_ns or 0)
+                count, oldest_ns = oldest.get(event.engine, (0, event.end_ns))
+                oldest[event.engine] = (count + 1, min(oldest_ns, event.end_ns))
+                metrics.observe(event)
                 self._hear(event, span.resource)
             elif span.scope != semconv.SCOPE:
                 metrics.spans_foreign.inc()
+        for engine, (count, oldest_ns) in oldest.items():
+            metrics.received(engine, events=count, oldest_ns=oldest_ns, stored_ns=self.last_received_ns or 0)
         for (rule, verdict), count in (self.detector.verdicts - self._counted).items():
             metrics.judged(rule, verdict, count)
         self._counted = Counter(self.detector.verdicts)

@@ -47,6 +47,8 @@ class Series:
 
     def begins(self, engine: str, connector: str) -> bool:
         """Whether this connector of this engine is heard of for the first time."""
+        if (engine, connector) in self._pairs:
+            return False
         pair = (self._engines.name(engine), self.connectors.name(connector))
         if pair in self._pairs:
             return False
@@ -55,8 +57,10 @@ class Series:
 
     def at(self, metric: MetricWrapperBase, engine: str, *labels: str) -> Any:
         """The series of an engine with these further labels, in the metric's order."""
-        engine = self._engines.name(engine)
-        held = self._held.setdefault(engine, {})
+        held = self._held.get(engine)
+        if held is None:
+            engine = self._engines.name(engine)
+            held = self._held.setdefault(engine, {})
         key = (metric, *labels)
         series = held.get(key)
         if series is None:

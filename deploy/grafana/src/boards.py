@@ -145,7 +145,7 @@ def sidecar() -> dashboards.Dashboard:
                                 instant=True)))
         .with_panel(lines("Events received", "By engine; without requests, a sign of life every 5 s.",
                           target(rate("kvtrail_events_received_total", OURS, "engine"), "{{engine}}"), unit="ops"))
-        .with_panel(lines("Lag", "From an event's end to its being stored: the slowest of a hundred, and half of them.",
+        .with_panel(lines("Lag", "From a batch's oldest event to its being stored: one of a hundred, and half of them.",
                           target(f"engine:kvtrail_event_lag_seconds:p99_rate5m{{{OURS}}}", "99% {{engine}}"),
                           target(quantile(0.5, "kvtrail_event_lag_seconds", OURS, "engine"), "half {{engine}}"), unit="s"))
         .with_panel(lines("Events lost", "Declared missing by their numbers, and dropped as the recorders say.",
