@@ -10,7 +10,7 @@ order of arrival, and no loss can make a drift.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tracer.account import Account
 from tracer.cases import Case, Stream, is_due, waits
@@ -44,8 +44,8 @@ class Detector:
         self.changed: list[Key] = []
         """Requests whose account changed without an event of theirs: their engine ended, or their gaps were given up.
         For the caller to read and to clear."""
-        self.missing = 0
-        """Events that were declared missing."""
+        self.lost: Counter[str] = Counter()
+        """Events that were declared missing, by engine."""
         self._cases: dict[Key, Case] = {}
         self._gaps: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}
@@ -118,6 +118,18 @@ class Detector:
                     self.changed.append(key)
         return list(touched.values())
 
+    @property
+    def missing(self) -> int:
+        """Events that were declared missing, of all engines."""
+        return self.lost.total()
+
+    def waiting(self) -> Iterator[tuple[Account, int]]:
+        """Accounts that may wait for something, each with the moment at which its engine was last heard of."""
+        for key in self._waiting:
+            account = self._cases[key].account
+            held = self._engines.get(account.recorder)
+            yield account, account.last_ns if held is None else max(held[0].heard_ns, account.last_ns)
+
     def verdict(self, account: Account) -> Verdict:
         """The request's verdict so far."""
         key = (account.engine, account.request)
@@ -155,9 +167,13 @@ class Detector:
         self.findings.pop(key, None)
 
     def forget_finished(self, *, before_ns: int) -> int:
-        """Drop the requests that ended before `before_ns`; returns how many."""
+        """Drop the requests that ended before `before_ns`, but for those whose blocks are still kept; returns how many."""
         accounts = self.ledger.accounts
-        leaving = [key for key in self.ledger.finished if (accounts[key].ended_ns or 0) < before_ns]
+        leaving = [
+            key
+            for key in self.ledger.finished
+            if (accounts[key].ended_ns or 0) < before_ns and key not in self._waiting
+        ]
         for key in leaving:
             self.forget(key)
         return len(leaving)
@@ -216,7 +232,7 @@ class Detector:
         case = self._cases[key]
         for number in sorted(stream.early):
             if number > stream.expected:
-                self.missing += number - stream.expected
+                self.lost[key[0]] += number - stream.expected
                 case.account.complete = False
             self._enter(stream.early.pop(number), case, touched)
             stream.expected = number + 1
