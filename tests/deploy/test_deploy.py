@@ -77,7 +77,7 @@ def test_panels_lead_to_pages_that_kvtrails_dashboard_has() -> None:
         for panel in board["panels"]
         for link in panel["fieldConfig"]["defaults"].get("links", ())
     ]
-    assert {link.partition("?")[0] for link in links} == {"${kvtrail}/requests", "${kvtrail}/findings"}
+    assert {link.partition("?")[0] for link in links} == {"${kvtrail:raw}/requests", "${kvtrail:raw}/findings"}
 
 
 def test_grafanas_alerts_need_no_recording_rule_and_say_the_same() -> None:

@@ -20,14 +20,14 @@ TAG = "kvtrail"
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A way to kvtrail's own dashboard, whose address is the variable `kvtrail`."""
+    """A way to kvtrail's own dashboard, whose address is the variable `kvtrail`; raw, or Grafana would encode its slashes."""
 
     title: str
     path: str
 
     def build(self) -> dashboards.DashboardLink:
         """As a panel's data link."""
-        return dashboards.DashboardLink(self.title).url("${kvtrail}" + self.path).target_blank(True)
+        return dashboards.DashboardLink(self.title).url("${kvtrail:raw}" + self.path).target_blank(True)
 
 
 REQUESTS = Link(title="Requests with drift in kvtrail", path="/requests?verdict=drift")
@@ -103,7 +103,7 @@ def rows(title: str, says: str, query: prometheus.Dataquery, *, links: dict[str,
     panel = panel.with_target(query.ref_id("A"))
     panel = panel.with_transformation(dashboard.DataTransformerConfig(id_val="organize", options=hidden))
     for column, link in (links or {}).items():
-        url = "${kvtrail}" + link.path
+        url = "${kvtrail:raw}" + link.path
         told = [{"title": link.title, "url": url, "targetBlank": True}]
         panel = panel.override_by_name(column, [dashboard.DynamicConfigValue(id_val="links", value=told)])
     return panel
