@@ -7,8 +7,12 @@ st.navigation(
     [
         st.Page("views/overview.py", title="Overview", default=True),
         st.Page("views/requests.py", title="Requests", url_path="requests"),
+        st.Page("views/findings.py", title="Findings", url_path="findings"),
+        st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
+        st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
         # Reached from a finding, a row or a shared link; without an id it has nothing to show in a menu.
         st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),
+        st.Page("views/compare.py", title="Compare", url_path="compare", visibility="hidden"),
         st.Page("views/replay.py", title="Replay", url_path="replay", visibility="hidden"),
     ],
     position="top",

@@ -42,9 +42,30 @@ class Tracer:
         """Accounts of requests, latest first."""
         return self._list("/api/requests", search=search, status=status, verdict=verdict, limit=limit)
 
-    def findings(self, *, limit: int = 100) -> list[Row]:
-        """Findings, latest first."""
-        return self._list("/api/findings", limit=limit)
+    def findings(self, *, limit: int = 100, **which: str | int) -> list[Row]:
+        """Findings, latest first; `which` are the api's filters, such as `rule` and `since_ns`."""
+        return self._list("/api/findings", limit=limit, **which)
+
+    def findings_trend(self, **which: str | int) -> Row:
+        """How many findings there are, by rule and time."""
+        return self._object("/api/findings/trend", **which)
+
+    def rules(self) -> list[Row]:
+        """The rules: what is checked."""
+        return self._list("/api/rules")
+
+    def efficiency(self, **which: str | int) -> Row:
+        """What the offload is worth, over a window of time."""
+        return self._object("/api/efficiency", **which)
+
+    def fleet(self) -> Row:
+        """The engines and their recorders."""
+        return self._object("/api/fleet")
+
+    def file(self, kind: str, request_id: str, *, engine: str = "") -> bytes:
+        """A request as a file: its spans (`otlp`), or its story for Perfetto (`perfetto`); empty when it is not known."""
+        response = self._response(f"/api/{kind}", request=request_id, engine=engine)
+        return b"" if response.status_code == 404 else response.content
 
     def request(self, request_id: str, *, engine: str = "") -> Row | None:
         """One request's timeline; None when the tracer knows no such request."""
@@ -66,20 +87,25 @@ class Tracer:
 
     def _get(self, path: str, **parameters: str | int) -> Any:
         """The answer as data; None for 404."""
-        try:
-            response = self._http.get(path, params=parameters)
-        except httpx.HTTPError as error:
-            raise TracerAway(f"The tracer at {self.url} does not answer. Start it with `kvtrail serve`.") from error
+        response = self._response(path, **parameters)
         if response.status_code == 404:
             return None
-        if response.is_error:
-            raise TracerAway(
-                f"The tracer at {self.url} answers with the error {response.status_code}. Its log says more."
-            )
         try:
             return response.json()
         except ValueError as error:
             raise _stranger(self.url) from error
+
+    def _response(self, path: str, **parameters: str | int) -> httpx.Response:
+        """An answer, or a 404."""
+        try:
+            response = self._http.get(path, params=parameters)
+        except httpx.HTTPError as error:
+            raise TracerAway(f"The tracer at {self.url} does not answer. Start it with `kvtrail serve`.") from error
+        if response.is_error and response.status_code != 404:
+            raise TracerAway(
+                f"The tracer at {self.url} answers with the error {response.status_code}. Its log says more."
+            )
+        return response
 
 
 def _expect(answer: Any, kind: type, url: str) -> Any:

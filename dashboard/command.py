@@ -14,25 +14,41 @@ from dashboard.client import DEFAULT_URL
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """How the pages, which run in Streamlit's process, get to know the tracer's address."""
+TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
+"""The same for the address of a trace in Jaeger or Tempo; people set it too."""
+PLACE = "{trace_id}"
+"""Where the trace's id goes in that address."""
 
 
 @click.command()
 @click.option("--tracer", default=DEFAULT_URL, show_default=True, metavar="URL", help="The tracer's HTTP address.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8501, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
-def dashboard(tracer: str, host: str, port: int) -> None:
+@click.option(
+    "--traces",
+    envvar=TRACES_VARIABLE,
+    default="",
+    metavar="TEMPLATE",
+    help=f"Address of a trace in Jaeger, Tempo or Grafana, with {PLACE} where its id goes; each request then links to it."
+    f"  [env: {TRACES_VARIABLE}]",
+)
+def dashboard(tracer: str, host: str, port: int, traces: str) -> None:
     """Show live request timelines in the browser.
 
     Example: kvtrail dashboard --tracer http://127.0.0.1:4318 --port 8501
+
+    Example: kvtrail dashboard --traces 'http://jaeger:16686/trace/{trace_id}'
     """
     if find_spec("streamlit") is None:
         raise click.ClickException("`kvtrail dashboard` needs streamlit: pip install 'kvtrail[dashboard]'")
     if not tracer.startswith(("http://", "https://")):
         raise click.BadParameter(f"{tracer!r} is no address: write http://HOST:PORT", param_hint="--tracer")
+    if traces and not (traces.startswith(("http://", "https://")) and PLACE in traces):
+        raise click.BadParameter(f"{traces!r} is no address with {PLACE} in it", param_hint="--traces")
     _check_port(host, port)
     click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
     # Replacing this process, not starting another: signals then reach Streamlit itself, and nothing can be left over.
-    os.execve(sys.executable, arguments(host, port), {**os.environ, TRACER_VARIABLE: tracer})
+    os.execve(sys.executable, arguments(host, port), {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces})
 
 
 def arguments(host: str, port: int) -> list[str]:

@@ -17,10 +17,12 @@ from tracer.semconv import Kind
 
 # Colours that keep their contrast on white and on near-black alike; red is kept for what is wrong.
 BLUE, GREEN, AMBER, VIOLET, GREY, RED = "#3b82f6", "#10a37f", "#e08a00", "#a855f7", "#8a8f98", "#ef4444"
+PINK = "#db5fa8"
 _STROKES: dict[str, tuple[str, list[int]]] = {
     "total": (GREY, [1, 0]),
     "computed": (BLUE, [1, 0]),
     "matched": (VIOLET, [7, 4]),
+    "allocated": (PINK, [2, 2]),
     "loaded": (GREEN, [1, 0]),
     "stored": (AMBER, [2, 3]),
 }
@@ -74,22 +76,22 @@ def timeline_chart(timeline: Row, *, by_step: bool = False, at: int | None = Non
     return alt.layer(*layers).properties(height=_ROW_HEIGHT * len(rows) + _AXIS_HEIGHT)
 
 
-def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None) -> Chart:
-    """Computed, matched, loaded and stored tokens after each step, against the request's total. A line marks the step
-    `at`."""
+def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None, top: int | None = None) -> Chart:
+    """Computed, matched, allocated, loaded and stored tokens after each step, against the request's total.
+    A line marks the step `at`; the axis ends at `top` tokens, or a little above the highest."""
     names = list(MEASURES)
     rows = levels(timeline)
     points = moments(timeline)
     x = _x(points, by_step=by_step)
     axis = alt.Axis(minExtent=_LABEL_WIDTH, maxExtent=_LABEL_WIDTH, format=",d", tickCount=5, titlePadding=0)
-    top = max((row["tokens"] or 0 for row in rows), default=0) or 1
+    top = top or highest(timeline)
     y = alt.Y("tokens:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top * 1.08], nice=False))
     color = alt.Color(
         "measure:N",
         title=None,
         sort=names,
         scale=alt.Scale(domain=names, range=[_STROKES[name][0] for name in names]),
-        legend=alt.Legend(orient="top", symbolType="stroke", symbolStrokeWidth=3),
+        legend=alt.Legend(orient="top", columns=3, symbolType="stroke", symbolStrokeWidth=3),
     )
     dash = alt.StrokeDash(
         "measure:N", sort=names, scale=alt.Scale(domain=names, range=[_STROKES[name][1] for name in names])
@@ -101,6 +103,11 @@ def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None
     dots = base.mark_point(filled=True, size=22, opacity=0.9).encode(x=x, y=y, color=color, tooltip=tooltip)
     marks = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x)]
     return alt.layer(*marks, lines, dots).properties(height=290)
+
+
+def highest(timeline: Row) -> int:
+    """The most tokens that any number of the account has."""
+    return max((row["tokens"] or 0 for row in levels(timeline)), default=0) or 1
 
 
 def status_chart(counts: dict[str, int]) -> Chart:
@@ -124,8 +131,8 @@ def status_chart(counts: dict[str, int]) -> Chart:
 def _rows(points: Sequence[Row]) -> list[str]:
     """Other services' spans first, as they enclose the rest; then the kinds in the order of a request's life."""
     present = {point["row"] for point in points}
-    foreign = sorted(present - set(_ORDER))
-    return [*foreign, *(row for row in _ORDER if row in present)]
+    places = {kind: place for place, kind in enumerate(_ORDER)}
+    return sorted(present, key=lambda row: (places.get(row.partition(", rank ")[0], -1), row))
 
 
 def _x(points: Sequence[Row], *, by_step: bool, field: str = "at") -> alt.X:

@@ -5,8 +5,6 @@ Steps are counted from 1, as everywhere on the pages.
 
 from __future__ import annotations
 
-from typing import Any
-
 from dashboard import wording
 from dashboard.client import Row
 
@@ -57,8 +55,8 @@ def account_rows(timeline: Row, *, step: int) -> list[Row]:
     return [
         {
             "name": name,
-            "value": _text(after[name]),
-            "before": _text(before[name]) if before is not None and name in changed else None,
+            "value": wording.shown(after[name]),
+            "before": wording.shown(before[name]) if before is not None and name in changed else None,
         }
         for name in NUMBERS
         if name in changed or name not in _SELDOM or after[name] != _SELDOM[name]
@@ -92,11 +90,3 @@ def _account(timeline: Row, *, upto: int) -> Row | None:
     """The account after so many steps; other services' spans leave it as it was."""
     accounts = (step["account"] for step in reversed(timeline["steps"][:upto]))
     return next((account for account in accounts if account is not None), None)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return wording.count(value)
-    return wording.NOTHING if value is None else str(value).replace("_", " ")

@@ -8,7 +8,7 @@ from dashboard import wording
 from dashboard.client import Row
 from tracer.semconv import Kind
 
-MEASURES = ("total", "computed", "matched", "loaded", "stored")
+MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
 """The account's numbers that are drawn."""
 GROUPS = ["kvtrail", "other service", "witness of a finding", "call that raised"]
 """What a step is, at most one of these; the later ones weigh more."""
@@ -18,13 +18,14 @@ def moments(timeline: Row) -> list[Row]:
     """The steps as points of the timeline: where, in which row, in which epoch, and whether a finding rests on them."""
     origin = int(timeline["request"]["started_ns"])
     marks = witness_labels(timeline["findings"])
+    ranks = len({step["rank"] for step in timeline["steps"] if step["role"] == "worker"})
     return [
         {
             "step": number,
             "at": ((step["start_ns"] if step["foreign"] else step["end_ns"]) - origin) / 1e6,
             "from": (step["start_ns"] - origin) / 1e6,
             "to": (step["end_ns"] - origin) / 1e6,
-            "row": wording.kind(step["name"]),
+            "row": _row(step, ranks=ranks),
             "group": _group(step, marks),
             "mark": marks.get(step["span_id"], ""),
             "epoch": wording.NOTHING if step["epoch"] is None else str(step["epoch"]),
@@ -76,6 +77,12 @@ def epochs(timeline: Row) -> list[Row]:
                 epoch, {"step": number, "at": (step["start_ns"] - origin) / 1e6, "name": f"epoch {epoch}"}
             )
     return list(begins.values())
+
+
+def _row(step: Row, *, ranks: int) -> str:
+    """The row of a step: its kind, and its rank where several tell of the same."""
+    kind = wording.kind(step["name"])
+    return f"{kind}, rank {step['rank']}" if step["role"] == "worker" and ranks > 1 else kind
 
 
 def _group(step: Row, marks: dict[str, str]) -> str:

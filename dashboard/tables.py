@@ -79,7 +79,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[dict[str, st
             "Recorder": wording.plain(recorder["id"][:8]),
             "Service": wording.plain(recorder["service"]),
             "Model": wording.plain(recorder["model"]) or wording.NOTHING,
-            "State": _state(recorder, now_ns=now_ns),
+            "State": state(recorder, now_ns=now_ns),
             "Last heard (UTC)": wording.clock(recorder["last_ns"], now_ns=now_ns),
             "Events received": wording.count(recorder["received"]),
             "Dropped": wording.count(recorder["dropped"]),
@@ -135,7 +135,8 @@ def status_counts(requests: Iterable[Row], recorders: Iterable[Row], *, now_ns: 
     )  # fmt: skip
 
 
-def _state(recorder: Row, *, now_ns: int) -> str:
+def state(recorder: Row, *, now_ns: int) -> str:
+    """Whether a recorder is live, closed, or silent for how long."""
     if recorder["closed"]:
         return "closed"
     silent_s = max(0, now_ns - recorder["last_ns"]) // 10**9

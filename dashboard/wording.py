@@ -71,6 +71,31 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
 
 
+def prose(text: str) -> str:
+    """The tracer's own prose for a Markdown element: what stands in backticks is code, and the rest shows as it is."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return plain(text)
+    return "".join(f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(parts))
+
+
 def healed(finding: Mapping[str, Any]) -> str:
     """Whether the guard repaired what was found before it did harm."""
     return healed_of(finding["healed"], count=finding["count"])
+
+
+def shown(value: Any) -> str:
+    """A number or word of an account as a table shows it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return count(value)
+    return NOTHING if value is None else str(value).replace("_", " ")
+
+
+def paragraphs(text: str, *, without: str = "") -> str:
+    """A docstring as paragraphs: its lines joined, its indentation gone, and without the sentence that it begins with."""
+    joined = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
+    if joined and without and joined[0].rstrip(".") == without.rstrip("."):
+        joined = joined[1:]
+    return "\n\n".join(joined)

@@ -19,8 +19,10 @@ from tracer.pipeline import Pipeline
 from tracer.receive import http_routes
 from tracer.rules import all_rules
 from tracer.spans import Span
-from tracer.store import Reader
+from tracer.store import Reader, Which
+from tracer.taken import taken
 from tracer.timeline import Timeline, timeline
+from tracer.windows import windows
 
 TAIL_EVERY_S = 0.5
 Limit = Annotated[int, Query(ge=1, le=10_000)]
@@ -61,6 +63,8 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
     )
     app.include_router(http_routes(pipeline))
     app.include_router(_reading(pipeline, reader))
+    app.include_router(windows(pipeline, reader))
+    app.include_router(taken(reader))
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
     def prometheus(request: Request) -> Response:
@@ -105,12 +109,8 @@ def _reading(pipeline: Pipeline, reader: Reader) -> APIRouter:
         account = reader.request(request_id, engine=engine)
         if account is None:
             raise HTTPException(404, f"no request {request_id!r} is known here, by its engine's or its external id")
-        found = reader.findings(request=account["request"], engine=account["engine"], limit=1000)
+        found = reader.findings(Which(request=account["request"], engine=account["engine"]), limit=1000)
         return timeline(account, reader.spans_of(account), found)
-
-    @router.get("/findings", summary="Findings, latest first")
-    def findings(request: str = "", rule: str = "", severity: str = "", limit: Limit = 100) -> list[dict[str, Any]]:
-        return reader.findings(request=request, rule=rule, severity=severity, limit=limit)
 
     @router.get("/rules", summary="The rules: what is checked")
     def rules() -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from tracer.cases import Case, Stream, is_due, waits
 from tracer.engine import Engine
 from tracer.events import Event, Heartbeat, RequestStart
 from tracer.events import Key as ChunkKey
-from tracer.findings import Drift, Finding, Judgement, Verdict, witnesses
+from tracer.findings import Drift, Finding, Judgement, Verdict
 from tracer.ledger import Ledger
 from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule, all_rules
 from tracer.semconv import Kind
@@ -35,8 +35,16 @@ Key = tuple[str, str]
 class Detector:
     """Judges a stream of events. Pure: no clock, no I/O, not thread-safe."""
 
-    def __init__(self, *, rules: Sequence[Rule] | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rules: Sequence[Rule] | None = None,
+        ledger: Ledger | None = None,
+        listener: Callable[[Event, Account], None] | None = None,
+    ) -> None:
+        """`listener` is told each event of a request once and in the request's order, when its account has taken it."""
         self.ledger = ledger or Ledger()
+        self._listener = listener
         self.findings: dict[Key, dict[str, Finding]] = {}
         """Findings by request and id, for the requests whose account is still held."""
         self.verdicts: Counter[tuple[str, Verdict]] = Counter()
@@ -168,12 +176,7 @@ class Detector:
 
     def forget_finished(self, *, before_ns: int) -> int:
         """Drop the requests that ended before `before_ns`, but for those whose blocks are still kept; returns how many."""
-        accounts = self.ledger.accounts
-        leaving = [
-            key
-            for key in self.ledger.finished
-            if (accounts[key].ended_ns or 0) < before_ns and key not in self._waiting
-        ]
+        leaving = self.over(before_ns=before_ns)
         for key in leaving:
             self.forget(key)
         return len(leaving)
@@ -256,6 +259,8 @@ class Detector:
             else:
                 self._judged(rule, event, judgement, touched)
         account.apply(event)
+        if self._listener is not None:
+            self._listener(event, account)
         if account.ended_ns is not None:
             self.ledger.finished[account.engine, account.request] = None
         if kind in WAITING:
@@ -293,36 +298,19 @@ class Detector:
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):
-            finding = self._found(rule, judgement.witness[-1], judgement)
+            finding = self._kept(rule, rule.finding(judgement))
             touched[finding.id] = finding
             self.verdicts[rule.id, Verdict.DRIFT] += 1
         else:
             self.verdicts[rule.id, judgement] += 1
 
-    def _found(self, rule: Rule, event: Event, drift: Drift) -> Finding:
-        fresh = Finding(
-            rule=rule.id,
-            title=rule.title,
-            severity=rule.severity,
-            engine=event.engine,
-            request=event.request or "",
-            external=event.external or "",
-            trace_id=event.trace_id,
-            connector=event.connector,
-            epoch=event.epoch,
-            first_ns=event.start_ns,
-            last_ns=event.start_ns,
-            count=1,
-            healed=int(drift.healed),
-            numbers=drift.numbers,
-            witness=witnesses(drift.witness),
-            hint=rule.hint,
-        )
+    def _kept(self, rule: Rule, fresh: Finding) -> Finding:
+        """The finding that is held: this one, or the one that it shows once more."""
         known = self.findings.setdefault((fresh.engine, fresh.request), {}).setdefault(fresh.id, fresh)
         if known is fresh:
             fresh.explanation = rule.explain(fresh)
         else:
             known.count += 1
             known.healed += fresh.healed
-            known.last_ns = max(known.last_ns, event.start_ns)
+            known.last_ns = max(known.last_ns, fresh.last_ns)
         return known

@@ -11,14 +11,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tracer import decode, otlp, semconv
+from tracer.account import Account
 from tracer.detect import GRACE_NS, Detector
+from tracer.efficiency import Efficiency
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
 from tracer.ledger import MOST_REQUESTS, Ledger
@@ -44,6 +46,9 @@ class RecorderState:
     engine: str
     service: str
     model: str
+    version: str
+    """Of vLLM."""
+    host: str
     first: int
     """Lowest sequence number seen."""
     highest: int
@@ -52,12 +57,13 @@ class RecorderState:
     """As the recorder itself says."""
     closed: bool = False
     last_ns: int = 0
+    lag_ns: int = 0
+    """From the latest event's end, by the recorder's clock, to its arrival, by ours."""
+    connectors: set[str] = field(default_factory=set)
     heard_ns: int = 0
     """When its last span came, by this machine's clock."""
     served: str = ""
     """The name under which vLLM serves the model: the label `model_name` of its metrics."""
-    version: str = ""
-    """vLLM's."""
 
     def sender(self) -> Sender:
         """What its engine's state is made of."""
@@ -75,8 +81,11 @@ class RecorderState:
         return self.highest - self.first + 1 - self.received
 
     def as_dict(self) -> dict[str, Any]:
-        names = ("id", "engine", "service", "model", "received", "dropped", "missing", "closed", "last_ns")
-        return {name: getattr(self, name) for name in names}
+        names = (
+            "id", "engine", "service", "model", "version", "host", "received", "dropped", "missing", "closed", "last_ns",
+            "lag_ns",
+        )  # fmt: skip
+        return {**{name: getattr(self, name) for name in names}, "connectors": sorted(self.connectors)}
 
 
 class Pipeline:
@@ -91,7 +100,8 @@ class Pipeline:
         max_requests: int = MOST_REQUESTS,
     ) -> None:
         """Reads the open requests of the store back, so that a restart does not look like a gap."""
-        self.detector = Detector(ledger=Ledger(limit=max_requests))
+        self.efficiency = Efficiency()
+        self.detector = Detector(ledger=Ledger(limit=max_requests), listener=self._sum_up)
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -103,6 +113,7 @@ class Pipeline:
         self._dirty: dict[tuple[str, str], None] = {}
         self._changed: dict[str, Finding] = {}
         self._reported: set[str] = set()
+        self._summed: set[tuple[str, str]] = set()
         self._counted: Counter[tuple[str, Verdict]] = Counter()
         self._lost: Counter[str] = Counter()
         self._read_back(writer.open_spans())
@@ -146,7 +157,7 @@ class Pipeline:
             self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
             self._take_findings(self.detector.tick())
             self._take_changed()
-            if self._dirty:
+            if self._dirty or self.efficiency.cells:
                 self._commit([])
             if self.detector.forget_finished(before_ns=now_ns - KEEP_FINISHED_NS):
                 self._reported &= {id_ for held in self.detector.findings.values() for id_ in held}
@@ -183,7 +194,19 @@ class Pipeline:
         """Enter stored spans once more; what they show has been reported."""
         for span in spans:
             if (event := self._event(span)) is not None:
+                self._summed.add((span.trace_id, span.span_id))
                 self._reported.update(finding.id for finding in self.detector.feed([event]))
+
+    def _sum_up(self, event: Event, account: Account) -> None:
+        """Sum up an event; of one that was read back the sums are stored already, and only what follows needs it."""
+        id_ = (event.trace_id, event.span_id)
+        if id_ not in self._summed:
+            self.efficiency.hear(event, account)
+            return
+        self._summed.discard(id_)
+        cells, self.efficiency.cells = self.efficiency.cells, Counter()
+        self.efficiency.hear(event, account)
+        self.efficiency.cells = cells
 
     def _take_changed(self) -> None:
         self._dirty.update(dict.fromkeys(self.detector.changed))
@@ -204,11 +227,13 @@ class Pipeline:
             if (account := self.detector.ledger.accounts.get(key)) is not None:
                 found = len(self.detector.findings.get(key, ()))
                 accounts.append({**account.as_dict(), "verdict": self.detector.verdict(account), "findings": found})
+        batch = Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells)
         try:
-            self._writer.write(Batch(pairs, accounts, list(self._changed.values())))
+            self._writer.write(batch)
         except StoreError:
             self._metrics.store_failures.inc()
             raise
+        self.efficiency.cells.clear()
         self.spans_stored += len(pairs)
         self._dirty.clear()
         self._changed.clear()
@@ -240,16 +265,20 @@ class Pipeline:
                 engine=event.engine,
                 service=str(resource.get("service.name", "")),
                 model=str(resource.get(semconv.MODEL.key, "")),
+                version=str(resource.get(semconv.ENGINE_VERSION.key, "")),
+                host=str(resource.get("host.name", "")),
                 first=event.sequence,
                 highest=event.sequence,
                 served=str(resource.get(semconv.SERVED_MODEL.key, "")),
-                version=str(resource.get(semconv.ENGINE_VERSION.key, "")),
             )
         state.received += 1
         state.first = min(state.first, event.sequence)
         state.highest = max(state.highest, event.sequence)
-        state.last_ns = max(state.last_ns, event.end_ns)
         state.heard_ns = self.last_received_ns or 0
+        if event.end_ns >= state.last_ns:
+            state.last_ns, state.lag_ns = event.end_ns, max(0, time.time_ns() - event.end_ns)
+        if event.connector:
+            state.connectors.add(event.connector)
         if isinstance(event, Heartbeat):
             self._metrics.lost(event.engine, dropped=max(0, event.recorder_dropped - state.dropped))
             state.dropped = max(state.dropped, event.recorder_dropped)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import streamlit as st
 
@@ -32,17 +32,59 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     """
     # An element of its own in either case, so that what follows keeps its place and is not drawn anew.
     banner = st.empty()
+    asked, kept = st.session_state.get("last_answer", (None, None))
+    last: Answer | None = kept if asked == key else None
     try:
-        answer = ask()
+        if last is None:
+            with banner, st.spinner("Asking the tracer ..."):
+                answer = ask()
+            banner.empty()
+        else:
+            answer = ask()
     except TracerAway as away:
-        asked, kept = st.session_state.get("last_answer", (None, None))
-        last: Answer | None = kept if asked == key else None
         stale = "" if last is None else " Below is what was last known."
         banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
         return last
     # One place for all questions: a search that is typed asks many, and their answers would pile up.
     st.session_state["last_answer"] = (key, answer)
     return answer
+
+
+def opening_table(
+    rows: Sequence[Row],
+    *,
+    key: str,
+    opens: Sequence[tuple[str, Mapping[str, str]]],
+    columns: Mapping[str, Any],
+    most_rows: int,
+) -> None:
+    """A table of which a click on a row opens a page: `opens` has each row's page and its address.
+
+    What was clicked is looked up in the rows that were on the screen then: the refresh that follows the click may bring new
+    ones on top.
+    """
+    chosen = st.session_state.pop(f"{key}_open", None)
+    if chosen is not None:
+        path, query = chosen
+        st.switch_page(path, query_params=query)
+    st.session_state[f"{key}_shown"] = opens
+
+    def remember() -> None:
+        cells = st.session_state[key]["selection"]["cells"]
+        shown = st.session_state.get(f"{key}_shown", [])
+        if cells and cells[0][0] < len(shown):
+            st.session_state[f"{key}_open"] = shown[cells[0][0]]
+
+    st.dataframe(
+        rows,
+        key=key,
+        hide_index=True,
+        height=min(38 + 35 * len(rows), 38 + 35 * most_rows),
+        column_config=columns,
+        on_select=remember,
+        selection_mode="single-cell",
+        placeholder=wording.NOTHING,
+    )
 
 
 def unknown_request(request_id: str) -> None:

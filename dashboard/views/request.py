@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
 from dashboard import tables, wording
 from dashboard.client import Row
+from dashboard.command import PLACE, TRACES_VARIABLE
 from dashboard.figures import account_chart, timeline_chart
 from dashboard.replay import found_at
-from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
+from dashboard.views.parts import EVERY_S, finding_card, opening_table, read, tracer, unknown_request, which_request
 
 BY_TIME, BY_STEP = "time", "steps"
+FILES = (
+    ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
+    ("Perfetto", "perfetto", "perfetto.json", "application/json"),
+)
+"""What can be taken along: its name, the api's name of it, and its file's ending and type."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -21,35 +30,33 @@ def page(request_id: str, engine: str) -> None:
     """Draw the page, again and again: a request that has ended can still get spans that come late."""
 
     def ask() -> tuple[Row | None, list[Row]]:
-        return tracer().request(request_id, engine=engine), tracer().health()["recorders"]
+        return tracer().request(request_id, engine=engine), tracer().fleet()["engines"]
 
     answer = read(ask, key=f"request {request_id} {engine}")
     if answer is None:
         return
-    timeline, recorders = answer
+    timeline, engines = answer
     if timeline is None:
         unknown_request(request_id)
         return
-    header(timeline, recorders)
+    header(timeline, engines)
+    ways_on(timeline["request"])
     steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
     for finding in timeline["findings"]:
         finding_card(finding, linked=False, step=steps[finding["id"]])
     gauges(timeline["request"])
     charts(timeline)
     st.subheader("Every step", anchor=False)
-    st.caption("What each event said, and the request's account after it. Counts are tokens.")
-    rows = tables.step_rows(timeline)
-    st.dataframe(
-        rows,
-        key="steps",
-        hide_index=True,
-        height=min(38 + 35 * len(rows), 600),
-        column_config=columns(),
-        placeholder=wording.NOTHING,
+    st.caption(
+        "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
     )
+    rows = tables.step_rows(timeline)
+    whose = {"id": timeline["request"]["request"], "engine": timeline["request"]["engine"]}
+    replays = [("views/replay.py", {**whose, "step": str(row["Step"])}) for row in rows]
+    opening_table(rows, key="steps", opens=replays, columns=columns(), most_rows=16)
 
 
-def header(timeline: Row, recorders: list[Row]) -> None:
+def header(timeline: Row, engines: list[Row]) -> None:
     """Who this is and how it stands; errors and losses before all else."""
     request = timeline["request"]
     now_ns = time.time_ns()
@@ -58,10 +65,7 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         st.badge(request["status"], color=wording.STATUS_COLORS.get(request["status"], "gray"))  # type: ignore[arg-type]
         verdict = f"verdict: {request['verdict']}"
         st.badge(verdict, color=wording.VERDICT_COLORS.get(request["verdict"], "gray"))  # type: ignore[arg-type]
-        query = {"id": request["request"], "engine": request["engine"]}
-        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
-    # Known only of engines heard since the tracer started.
-    model = next((r["model"] for r in recorders if r["engine"] == request["engine"] and r["model"]), "not known")
+    model = next((e["model"] for e in engines if e["engine"] == request["engine"] and e["model"]), "not known")
     facts = [
         f"engine's id {request['request']}",
         f"started {wording.clock(request['started_ns'], now_ns=now_ns)} UTC",
@@ -79,6 +83,41 @@ def header(timeline: Row, recorders: list[Row]) -> None:
         notes.warning(sentence)
 
 
+def ways_on(request: Row) -> None:
+    """Where one can go from here, and what one can take along."""
+    query = {"id": request["request"], "engine": request["engine"]}
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
+        st.page_link("views/compare.py", label="Compare", icon=":material/compare_arrows:", query_params=query)
+        if template := os.environ.get(TRACES_VARIABLE, ""):
+            address = template.replace(PLACE, request["trace_id"])
+            st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
+        with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
+            st.caption("The engine's id of the request")
+            st.code(request["request"], language=None)
+            st.caption("The trace's id")
+            st.code(request["trace_id"], language=None)
+            downloads(request)
+
+
+def downloads(request: Row) -> None:
+    """The request as files; they are asked for when somebody wants them."""
+    id_, engine = request["request"], request["engine"]
+
+    def as_json() -> str:
+        return json.dumps(tracer().request(id_, engine=engine), indent=2)
+
+    st.caption(
+        "Its story, and its spans: `kvtrail audit` and any OpenTelemetry tool read the latter. The last one opens in"
+        " [ui.perfetto.dev](https://ui.perfetto.dev), which reads it in the browser and sends it nowhere."
+    )
+    with st.container(horizontal=True):
+        st.download_button("JSON", as_json, f"{id_}.json", "application/json", on_click="ignore")
+        for name, kind, ending, mime in FILES:
+            ask = partial(tracer().file, kind, id_, engine=engine)
+            st.download_button(name, ask, f"{id_}.{ending}", mime, on_click="ignore")
+
+
 def gauges(request: Row) -> None:
     """The account as it stands."""
     values = {
@@ -86,6 +125,7 @@ def gauges(request: Row) -> None:
         "Computed": request["computed"],
         "Matched": request["matched"],
         "Returned": request["returned"],
+        "Allocated": request["allocated"],
         "Loaded": request["loaded"],
         "Stored": request["stored"],
         "Lookups": request["lookups"],
@@ -129,7 +169,7 @@ def columns() -> dict[str, Any]:
         "Kind": st.column_config.TextColumn("Kind", width=88),
         "Since arrival": st.column_config.NumberColumn("Since arrival", format="%.3f ms"),
         "Took": st.column_config.TextColumn("Took", alignment="right", width=75),
-        "Says": st.column_config.TextColumn("Says", width=370),
+        "Says": st.column_config.TextColumn("Says", width=330),
     }
 
 

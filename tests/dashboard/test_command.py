@@ -41,6 +41,16 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     assert "write http://HOST:PORT" in result.output
 
 
+@pytest.mark.parametrize("template", ["http://jaeger:16686/trace/", "jaeger/{trace_id}", "javascript:{trace_id}"])
+def test_a_place_of_traces_that_is_none_is_refused(template: str) -> None:
+    for result in (
+        CliRunner().invoke(dashboard, ["--traces", template]),
+        CliRunner().invoke(dashboard, [], env={"KVTRAIL_DASHBOARD_TRACES": template}),
+    ):
+        assert result.exit_code == 2
+        assert "is no address with {trace_id} in it" in result.output
+
+
 def test_nothing_is_reported_to_anyone() -> None:
     given = arguments("127.0.0.1", 8501)
     assert given[given.index("--browser.gatherUsageStats") + 1] == "false"

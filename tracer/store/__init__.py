@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tracer.efficiency import Cell
 from tracer.events import Event
 from tracer.findings import Finding
 from tracer.spans import Span
+from tracer.worth import Row
 
 
 @dataclass(slots=True)
@@ -19,11 +21,36 @@ class Batch:
         spans: new spans, with the event that each carries, if it is ours.
         accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
         findings: findings that are new or have changed.
+        efficiency: what is to be added to the sums of the offload's efficiency.
     """
 
     spans: list[tuple[Span, Event | None]] = field(default_factory=list)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    efficiency: Mapping[Cell, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Which findings are meant: those to which all that is said here applies.
+
+    Attributes:
+        request, engine, rule, severity, connector: as findings name them; an empty text means any.
+        engines: any of these engines; None means any.
+        since_ns, until_ns: last seen from then on, and before then.
+    """
+
+    request: str = ""
+    engine: str = ""
+    rule: str = ""
+    severity: str = ""
+    connector: str = ""
+    engines: Sequence[str] | None = None
+    since_ns: int | None = None
+    until_ns: int | None = None
+
+
+EVERY = Which()
 
 
 class Writer(Protocol):
@@ -46,7 +73,7 @@ class Writer(Protocol):
         """The kvtrail spans of one request, oldest first."""
 
     def prune(self, *, before_ns: int) -> int:
-        """Drop spans and requests that ended before; returns the number of spans. Findings stay."""
+        """Drop spans, requests and sums of before; returns the number of spans. Findings stay."""
 
     def close(self) -> None: ...
 
@@ -65,10 +92,23 @@ class Reader(Protocol):
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         """The spans of a request, and the foreign ones of its trace, by time; the latest `limit` of them."""
 
-    def findings(
-        self, *, request: str = "", engine: str = "", rule: str = "", severity: str = "", limit: int = 100
-    ) -> list[dict[str, Any]]:
+    def findings(self, which: Which = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Findings, latest first."""
+
+    def findings_trend(self, which: Which = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+        """How many findings there are by rule, severity and stretch of `step_ns`, with the stretch's begin as `at_ns`; placed
+        by when they were last seen."""
+
+    def findings_places(self) -> dict[str, list[str]]:
+        """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
+
+    def efficiency(self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "") -> list[Row]:
+        """The sums of a window by stretch of time, engine, connector and epoch: by the minute, and by the hour in windows of
+        more than six, the first of them whole."""
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and how many
+        of its requests are `open`."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with the number to go on after."""

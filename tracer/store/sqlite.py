@@ -19,7 +19,11 @@ from typing import IO, Any
 from tracer import semconv
 from tracer.events import Event
 from tracer.spans import Span
-from tracer.store import Batch, StoreError
+from tracer.store import EVERY, Batch, StoreError, Which
+from tracer.store import sqlite_sums as sums
+from tracer.store.sqlite_engines import engines
+from tracer.store.sqlite_findings import narrowed, places, trend
+from tracer.worth import Row
 
 SCHEMA_VERSION = 1
 GEN_AI_REQUEST_ID = "gen_ai.request.id"
@@ -50,6 +54,7 @@ CREATE TABLE IF NOT EXISTS requests (
 CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns);
 CREATE INDEX IF NOT EXISTS requests_by_end ON requests (last_ns);
 CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external);
+CREATE INDEX IF NOT EXISTS requests_open ON requests (engine) WHERE ended_ns IS NULL;
 CREATE TABLE IF NOT EXISTS findings (
     id TEXT PRIMARY KEY, rule TEXT NOT NULL, severity TEXT NOT NULL, request TEXT NOT NULL, engine TEXT NOT NULL,
     last_ns INTEGER NOT NULL, body TEXT NOT NULL
@@ -85,7 +90,7 @@ class SqliteWriter:
                 raise StoreError(
                     f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
                 )
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(_SCHEMA + sums.SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
@@ -137,6 +142,7 @@ class SqliteWriter:
             (before_ns, before_ns),
         ).rowcount
         self._db.execute("DELETE FROM requests WHERE last_ns < ?", (before_ns,))
+        sums.prune(self._db, before_ns=before_ns)
         return dropped
 
     def close(self) -> None:
@@ -161,6 +167,8 @@ class SqliteWriter:
                 for f in batch.findings
             ),
         )
+
+        sums.add(self._db, batch.efficiency)
 
     def _span_row(self, span: Span, event: Event | None) -> tuple[Any, ...]:
         named = span.attributes.get(GEN_AI_REQUEST_ID)
@@ -231,12 +239,21 @@ class SqliteReader:
         )
         return [_span(row) for row in reversed(rows)]
 
-    def findings(
-        self, *, request: str = "", engine: str = "", rule: str = "", severity: str = "", limit: int = 100
-    ) -> list[dict[str, Any]]:
-        where, values = _where({"request =": request, "engine =": engine, "rule =": rule, "severity =": severity})
-        rows = self._query("SELECT body FROM findings", where, values, f"ORDER BY last_ns DESC LIMIT {int(limit)}")
+    def findings(self, which: Which = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+        rows = self._query("SELECT body FROM findings", *narrowed(which), f"ORDER BY last_ns DESC LIMIT {int(limit)}")
         return [json.loads(body) for (body,) in rows]
+
+    def findings_trend(self, which: Which = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+        return trend(self._query, which, step_ns=step_ns)
+
+    def findings_places(self) -> dict[str, list[str]]:
+        return places(self._query)
+
+    def efficiency(self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "") -> list[Row]:
+        return sums.read(self._query, since_ns=since_ns, until_ns=until_ns, engine=engine, connector=connector)
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        return engines(self._query)
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         rows = self._query(

@@ -1,0 +1,213 @@
+"""What the pages about windows of time say: findings, efficiency, fleet; from data as the tracer gives it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from history import START_NS, history
+
+from dashboard import charts, fleet, found, wording, worth
+from dashboard.window import RANGES, Window, window
+from tracer.detect import Detector
+from tracer.efficiency import Efficiency
+from tracer.windows import told as efficiency_told
+from tracer.worth import Row
+
+HOUR_NS = 3600 * 10**9
+NOW_NS = START_NS + HOUR_NS
+PREEMPTED = """
+L 4096 c0 h1024 -> 1024
+A 1024
+S 1024+1024
+wait 1
+S 2048+2048
+wait 1
+S 4096+1
+P
+L 4100 c96 h1024 -> 928
+A 928
+S 1024+3076
+end
+"""
+
+
+def efficiency(text: str, **asked: str) -> dict[str, Any]:
+    """The api's answer about the window of this history, as JSON gives it."""
+    sums = Efficiency()
+    Detector(listener=sums.hear).feed(history(text))
+    rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
+    for cell, value in sums.cells.items():
+        rows.setdefault(cell[:4], {})[cell.measure] = value
+    listed = [Row(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
+    told = efficiency_told(
+        listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
+    )
+    data: dict[str, Any] = json.loads(told.model_dump_json())
+    return data
+
+
+def gauge(told: dict[str, Any], name: str) -> str:
+    return {each: value for each, value, _ in worth.gauges(told)}[name]
+
+
+def test_the_parts_are_all_of_the_tokens() -> None:
+    told = efficiency(PREEMPTED)
+    assert worth.parts(told["worth"]) == {
+        "vLLM's own cache": 96,
+        "connector's store": 1952,
+        "computed": 8196 - 96 - 1952,
+    }
+    assert worth.sources(told) == ["vLLM's own cache", "connector's store", "computed"]
+
+
+def test_each_epoch_has_its_shares() -> None:
+    rows = {(row["epoch"], row["source"]): row["said"] for row in worth.epoch_rows(efficiency(PREEMPTED))}
+    assert rows["first run", "connector's store"] == "1,024 (25.0 %)"
+    assert rows["after 1 preemption", "connector's store"] == "928 (22.6 %)"
+    assert rows["after 1 preemption", "vLLM's own cache"] == "96 (2.3 %)"
+
+
+def test_seconds_saved_are_told_with_where_they_come_from() -> None:
+    told = efficiency(PREEMPTED)["worth"]
+    assert told["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
+    assert gauge(told, "Prefill saved") == "1.27 s"
+    assert "(here 1,534 tokens/s)" in worth.how_it_is_known(told)
+
+
+def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
+    told = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
+    assert gauge(told, "Prefill saved") == wording.NOTHING
+    assert "is not known" in worth.how_it_is_known(told)
+    assert "level `detailed`" in worth.how_it_is_known(told)
+    nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
+    assert worth.how_it_is_known(nothing).startswith("No prefill was saved")
+
+
+def test_what_is_hidden_and_what_failed_is_said() -> None:
+    told = efficiency("L 749 c0 h? -> 512 async\nA 512\nR failed\nS 0+749\nend")["worth"]
+    assert "1 of 1 admission went through a connector that hides" in worth.limits(told)
+    assert "512 tokens were to be loaded and failed." in worth.limits(told)
+    assert worth.limits(efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749")["worth"]) == ""
+
+
+def test_bytes_that_nobody_told_are_not_known() -> None:
+    loads, stores = worth.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
+    assert (loads["Tokens"], loads["Bytes"], loads["Bandwidth"], loads["Workers' time"]) == (
+        "512",
+        wording.NOTHING,
+        wording.NOTHING,
+        "10 µs",
+    )
+    assert stores["Tokens"] == "0"
+
+
+def test_another_engine_is_another_engine() -> None:
+    assert efficiency(PREEMPTED, engine="another")["by_place"] == []
+    (place,) = worth.place_rows(efficiency(PREEMPTED), {"engine": "opt"})
+    assert (place["Engine"], place["Model"], place["Spared"], place["Preemptions"]) == ("engine", "opt", 1952, 1)
+    assert place["Hit rate"] == pytest.approx(1952 / 8196 * 100)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(None, wording.NOTHING), (0, "0 %"), (1, "100 %"), (0.341, "34.1 %"), (0.9999, "100 %")]
+)
+def test_shares(share: float | None, text: str) -> None:
+    assert worth.percent(share) == text
+
+
+def trend() -> dict[str, Any]:
+    def stretch(rule: str, severity: str, minute: int, count: int) -> dict[str, Any]:
+        return {"rule": rule, "severity": severity, "at_ns": minute * 60 * 10**9, "findings": count}
+
+    counts = [
+        stretch("lock-leak", "leak", 61, 9),
+        stretch("full-hit", "crash", 60, 1),
+        stretch("full-hit", "crash", 62, 2),
+    ]
+    return {"since_ns": 60 * 60 * 10**9, "until_ns": 63 * 60 * 10**9, "step_ns": 60 * 10**9, "counts": counts}
+
+
+def test_rules_are_listed_the_worst_first_with_their_trend() -> None:
+    rows = found.rule_rows(trend(), [{"id": "full-hit", "title": "All of it"}])
+    assert [(row["Rule"], row["Findings"], row["Trend"], row["Says"]) for row in rows] == [
+        ("full-hit", 3, [1, 0, 2], "All of it"),
+        ("lock-leak", 9, [0, 9, 0], "lock-leak"),
+    ]
+    assert found.total(trend()) == 12
+
+
+def test_the_same_data_draws_the_same_charts() -> None:
+    told = efficiency(PREEMPTED)
+    for chart, data in ((charts.findings_chart, trend()), (charts.sources_chart, told), (charts.epochs_chart, told)):
+        assert chart(data).to_json() == chart(json.loads(json.dumps(data))).to_json()
+    drawn = charts.findings_chart(trend()).to_dict()
+    assert [row["severity"] for row in drawn["data"]["values"]] == ["crash", "leak", "crash"]
+    assert drawn["layer"][0]["encoding"]["x"]["scale"]["domain"] == [3_600_000, 3_780_000]
+
+
+def test_an_address_names_a_window_or_a_range() -> None:
+    def seconds(held: Window) -> float:
+        return (held.until_ns - held.since_ns) / 1e9
+
+    usual = window(chosen="?", since="", until="", now_ns=NOW_NS)
+    assert (seconds(usual), usual.until_ns, usual.pinned) == (RANGES["1 h"], NOW_NS, False)
+    assert seconds(window(chosen="6 h", since="5", until="", now_ns=NOW_NS)) == RANGES["6 h"]
+    pinned = window(chosen="6 h", since="1764725076000", until="1764728676000", now_ns=NOW_NS)
+    assert (pinned.pinned, seconds(pinned)) == (True, 3600)
+    assert window(chosen="6 h", **pinned.address, now_ns=NOW_NS) == pinned
+    assert pinned.text(now_ns=NOW_NS) == "01:24:36 to 02:24:36 UTC"
+    for since, until in (("2", "1"), ("x", "9"), ("1" * 400, "2" * 400), ("-1", "5")):
+        assert not window(chosen="1 h", since=since, until=until, now_ns=NOW_NS).pinned
+
+
+def recorder(**changes: Any) -> dict[str, Any]:
+    base = {
+        "id": "r" * 16,
+        "engine": "a" * 36,
+        "service": "vllm",
+        "received": 9,
+        "dropped": 0,
+        "missing": 0,
+        "closed": False,
+    }
+    return {**base, "last_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
+
+
+def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
+    said = {"model": "opt", "version": "0.32.0", "service": "vllm", "host": "", "open": 2}
+    return {"engine": name * 36, **said, "recorders": list(recorders)}
+
+
+def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
+    gone = engine("b", recorder(closed=True, last_ns=START_NS))
+    listed = [engine("c"), gone, engine("a", recorder(closed=True), recorder())]
+    rows = fleet.engine_rows(listed, now_ns=NOW_NS)
+    assert [(row["Engine"][0], row["State"]) for row in rows] == [
+        ("a", "live"), ("b", "closed"), ("c", "not heard since the tracer started"),
+    ]  # fmt: skip
+    assert "Host" not in rows[0]
+    assert fleet.engine_rows([{**gone, "host": "h1"}], now_ns=NOW_NS)[0]["Host"] == "h1"
+
+
+def test_whoever_loses_something_is_on_top() -> None:
+    listed = [engine("a", recorder(id="fine"), recorder(id="loses", missing=3, lag_ns=12 * 10**9))]
+    rows = fleet.recorder_rows(listed, now_ns=NOW_NS)
+    assert [(row["Recorder"], row["Gaps"], row["Lag"]) for row in rows] == [
+        ("loses", 3, "12.00 s"),
+        ("fine", 0, "3 ms"),
+    ]
+    numbers = fleet.counts({"engines": listed, "tracer": {"open": 2}}, now_ns=NOW_NS)
+    assert {name: value for name, value, _ in numbers} == {
+        "Engines live": "1", "Recorders live": "2", "Open requests": "2", "Longest lag": "12.00 s", "Dropped": "0",
+        "Gaps": "3",
+    }  # fmt: skip
+
+
+def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
+    assert wording.prose("Source: `a_b` of *x*") == r"Source\: `a_b` of \*x\*"
+    assert wording.prose("an odd ` one_") == r"an odd \` one\_"
+    assert (
+        wording.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
+    )

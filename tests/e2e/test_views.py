@@ -1,0 +1,213 @@
+"""The views about windows of time and a request's ways on, in a real Chromium, over real traffic.
+
+vLLM's real scheduler runs real connectors, one of them with LMCache #2158's bug; the spans come over OTLP. Every page is
+looked at light and dark and at two sizes; the screenshots are left in test-artifacts/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from processes import Tracer, serve
+from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
+
+from tracer.audit import audit
+
+pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
+pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
+pytestmark = needs_chromium
+TRACES = "http://jaeger.example:16686/trace/{trace_id}"
+SIZES = {"wide": {"width": 1400, "height": 1500}, "narrow": {"width": 760, "height": 1400}}
+TRAFFIC = Path(__file__).with_name("traffic.py")
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+    """A tracer that has seen four engines come, and two of them die."""
+    folder = tmp_path_factory.mktemp("busy")
+    tracer = serve(folder)
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
+    run = subprocess.run(
+        [sys.executable, TRAFFIC, folder], env={**os.environ, **endpoint}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    yield tracer
+    tracer.end()
+
+
+@pytest.fixture
+def url(busy: Tracer, start_dashboard: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
+    monkeypatch.setenv("KVTRAIL_DASHBOARD_TRACES", TRACES)
+    return start_dashboard(busy.url)
+
+
+def click_row(page: playwright.Page, key: str, row: int = 0) -> None:
+    """A table is a canvas: a click on its row is a click on a place."""
+    table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
+    table.scroll_into_view_if_needed()
+    box = table.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 60, box["y"] + 35 + 17 + 35 * row)
+
+
+def stale(tracer: Tracer) -> Any:
+    (finding,) = tracer.get("/api/findings", rule="stale-lookup")  # type: ignore[misc]
+    return finding
+
+
+def test_from_a_finding_to_its_request_and_its_replay(page: playwright.Page, busy: Tracer, url: str) -> None:
+    finding = stale(busy)
+    page.goto(f"{url}/findings")
+    see(page, "By rule")
+    see(page, "findings, latest first")
+    page.goto(f"{url}/findings?rule=stale-lookup&range=24+h")
+    see(page, "What to do.")
+    see(page, "1 finding, latest first")
+    assert page.get_by_text("By rule").count() == 0
+    click_row(page, "one_by_one")
+    playwright.expect(page).to_have_url(re.compile(rf"/request\?.*id={finding['request']}"), timeout=SLOW_MS)
+    see(page, "The connector answered 256")
+    page.get_by_role("link", name=re.compile("Replay from step")).click()
+    see(page, "The connector answered 256")
+    playwright.expect(page).to_have_url(re.compile(r"/replay\?.*step=\d+"), timeout=SLOW_MS)
+
+
+def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwright.Page, url: str) -> None:
+    page.goto(f"{url}/findings")
+    see(page, "Click a rule")
+    click_row(page, "by_rule")
+    see(page, "What to do.")
+    playwright.expect(page).to_have_url(re.compile(r"rule=(over-report|stale-lookup)"), timeout=SLOW_MS)
+    page.goto(f"{url}/findings?severity=leak&connector=Nobody%27s")
+    see(page, "No finding fits in this window")
+    page.goto(f"{url}/findings?since=1000&until=2000")
+    see(page, "1970-01-01 00:00:01 to 1970-01-01 00:00:02 UTC")
+    see(page, "Nothing was found in this window")
+    page.get_by_role("button", name="Follow the clock again").click()
+    see(page, "findings, latest first")
+
+
+def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str) -> None:
+    told: Any = busy.get("/api/efficiency")
+    assert told["worth"]["prefill_saved_s"] > 0
+    assert told["worth"]["waits"] > 0
+    assert told["by_epoch"]["1"]["taken"] > 0
+    page.goto(f"{url}/efficiency?range=24+h")
+    see(page, "Prefill saved")
+    see(page, f"{told['worth']['spared']:,} tokens spared")
+    see(page, "By engine and connector")
+    see(page, "connector that hides what its store held")
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    page.get_by_role("button", name="Pin this window").click()
+    see(page, "Follow the clock again")
+    playwright.expect(page).to_have_url(re.compile(r"range=24\+h&since=\d+&until=\d+"), timeout=SLOW_MS)
+    see(page, f"{told['worth']['spared']:,} tokens spared")
+    page.goto(f"{url}/efficiency?connector=OffloadingConnector")
+    see(page, "in 6 loads" if told["worth"]["waits"] == 6 else "loads")
+    page.goto(f"{url}/efficiency?since=1000&until=2000")
+    see(page, "No lookup was traced in this window")
+
+
+def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
+    page.goto(f"{url}/fleet")
+    see(page, "of 4 engines ever heard")
+    see(page, "Longest lag")
+    click_row(page, "engines")
+    see(page, "Prefill saved")
+    playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"), timeout=SLOW_MS)
+
+
+def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str) -> None:
+    finding = stale(busy)
+    page.goto(f"{url}/request?id={finding['request']}")
+    page.get_by_role("link", name="Compare").click()
+    see(page, "Choose B above")
+    combobox = page.get_by_role("combobox", name="Compare with")
+    combobox.fill("sound-00")
+    combobox.press("Enter")
+    see(page, "They first differ:")
+    see(page, "B: sound-00")
+    playwright.expect(page).to_have_url(re.compile("with=sound-00"), timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4, timeout=SLOW_MS)
+    page.goto(page.url)
+    see(page, "B: sound-00")
+    page.goto(f"{url}/compare?id=sound-00&with=nobody")
+    see(page, "The tracer knows no request nobody")
+
+
+def test_a_request_goes_to_its_trace_and_is_taken_along(
+    page: playwright.Page, busy: Tracer, url: str, tmp_path: Path
+) -> None:
+    finding = stale(busy)
+    page.goto(f"{url}/request?id={finding['request']}")
+    trace = page.get_by_role("link", name="Trace", exact=True)
+    playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]), timeout=SLOW_MS)
+    page.get_by_role("button", name="Copy or download").click()
+    see(page, finding["trace_id"])
+    for name, suffix in (("OTLP", "jsonl"), ("JSON", "json"), ("Perfetto", "perfetto.json")):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name, exact=True).click()
+        assert download.value.suggested_filename == f"{finding['request']}.{suffix}"
+        download.value.save_as(tmp_path / f"told.{suffix}")
+    assert "stale-lookup" in {f.rule for f in audit([tmp_path / "told.jsonl"]).findings}
+    assert json.loads((tmp_path / "told.perfetto.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / "told.json").read_text())["request"]["request"] == finding["request"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_view_is_looked_at(page: playwright.Page, busy: Tracer, url: str, scheme: str, size: str) -> None:
+    """Nothing is wider than the window; how it looks is for a person to say, who has the screenshots."""
+    finding = stale(busy)
+    request = f"id={finding['request']}&engine={finding['engine']}"
+    views = {
+        "findings": ("findings", "The latest in words"),
+        "rule": ("findings?rule=stale-lookup", "What to do."),
+        "efficiency": ("efficiency", "By engine and connector"),
+        "fleet": ("fleet", "One for each process of an engine"),
+        "request": (f"request?{request}", "Every step"),
+        "compare": (f"compare?{request}&with=sound-00", "Step by step"),
+    }
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(SIZES[size])
+    for name, (path, text) in views.items():
+        page.goto(f"{url}/{path}")
+        see(page, text)
+        page.wait_for_function("!document.querySelector('[data-stale=\"true\"]')")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+        assert page.get_by_test_id("stException").count() == 0
+        shoot(page, f"{name}-{scheme}-{size}")
+
+
+def test_empty_and_disconnected(
+    page: playwright.Page,
+    start_tracer: Callable[..., Tracer],
+    start_dashboard: Callable[[str], str],  # noqa: F811
+) -> None:
+    tracer = start_tracer()
+    url = start_dashboard(tracer.url)
+    empty = {"findings": "Nothing was found", "efficiency": "No lookup was traced", "fleet": "No engine yet"}
+    for path, text in empty.items():
+        page.goto(f"{url}/{path}")
+        see(page, text)
+        shoot(page, f"{path}-empty")
+    feed(tracer, "L 640 c0 h512 -> 512\nA 512\nS 512+128\nend", request="chat-1-0123abcd", engine="engine-a")
+    see(page, "of 1 engine ever heard")
+    tracer.kill()
+    see(page, "does not answer")
+    see(page, "of 1 engine ever heard")  # what was known stays
+    shoot(page, "fleet-away")
+    for path in ("findings", "efficiency"):
+        page.goto(f"{url}/{path}?range=6+h")
+        see(page, "does not answer")
+        assert page.get_by_test_id("stException").count() == 0
+    shoot(page, "efficiency-away")

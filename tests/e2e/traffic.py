@@ -1,0 +1,108 @@
+"""Real traffic for the pages: vLLM's real scheduler with real connectors, exported over OTLP as an engine would.
+
+`python traffic.py FOLDER [whole]` drives one engine after the other, each a process of its own: a sound connector at level
+`detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines; with `whole`, also vLLM's whole
+CPU engine, whose workers really copy. Where the spans go is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOKEN_S = 8e-6
+"""How long the made-up model thinks about a token, so that steps take time as steps do."""
+BATCH = 8
+"""Requests that come together."""
+ENGINES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "sound": ("OffloadConnector", {"chunk_size": 64}, 36),
+    "native": ("TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000}, 24),
+    "stale": ("Faulty:stale-lookup:OffloadConnector", {"chunk_size": 256}, 0),
+    "over": ("Faulty:over-report:OffloadConnector", {"chunk_size": 64}, 12),
+}
+"""By name: the connector, its settings, and how many requests; the stale one has the bug's own workload."""
+
+
+def main() -> None:
+    folder, name = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
+    if name in ENGINES:
+        drive(folder, name)
+        return
+    if name == "whole":
+        subprocess.run([sys.executable, __file__, str(folder), "the-whole"], check=True)
+    elif name == "the-whole":
+        whole(folder)
+        return
+    for each in ENGINES:
+        subprocess.run([sys.executable, __file__, str(folder), each], check=True)
+
+
+def drive(folder: Path, name: str) -> None:
+    """One engine on the bare scheduler."""
+    from connector import recorder
+    from connector.drive.bare import BareScheduler
+    from connector.drive.scenario import Workers
+    from connector.drive.workload import stale_lookup
+
+    connector, extra, requests = ENGINES[name]
+    transfer: dict[str, Any] = {
+        "kv_connector": connector,
+        "kv_connector_extra_config": {**extra, "kvtrail": {"level": "detailed"}},
+        "kv_load_failure_policy": "recompute",
+    }
+    if ":" in connector:
+        transfer["kv_connector_module_path"] = "connector"
+    bare = BareScheduler(folder / name, transfer, workers=Workers(latest_steps=6, seed=1))
+    jobs = [(j.id, list(j.prompt), j.max_tokens) for j in stale_lookup()] if not requests else prompts(name, requests)
+    with contextlib.suppress(
+        AssertionError, KeyError, IndexError, ValueError
+    ):  # a bug may kill the engine, as in real life
+        while jobs:
+            for job in jobs[:BATCH]:
+                bare.add(*job)
+            del jobs[:BATCH]
+            while bare.scheduler.has_unfinished_requests():
+                bare.step(lambda output: time.sleep(output.total_num_scheduled_tokens * TOKEN_S + 1e-4))
+                if (
+                    name == "sound" and bare.steps % 40 == 20
+                ):  # all that runs is preempted, and comes back to the host's KV
+                    bare.scheduler.reset_prefix_cache(reset_running_requests=True)
+            bare.scheduler.reset_prefix_cache()
+    for each in recorder.recorders():
+        each.flush()
+        each.close()
+
+
+def whole(folder: Path) -> None:
+    """vLLM's whole engine on the CPU, with the connector's own worker."""
+    from connector import recorder
+    from connector.drive import tiny, workload
+
+    extra = {"kvtrail": {"level": "detailed"}}
+    llm = tiny.build(folder / "whole", {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra})
+    for part in range(2):
+        llm.reset_prefix_cache()
+        jobs = workload.shared_prefixes(requests=12)
+        workload.run(llm, [workload.Job(f"whole-{part}-{n:02d}", j.prompt, 12) for n, j in enumerate(jobs)])
+    for each in recorder.recorders():
+        each.flush()
+        each.close()
+
+
+def prompts(name: str, requests: int) -> list[tuple[str, list[int], int]]:
+    """Requests that share a few prefixes: ids, prompts, tokens to generate."""
+    rng = random.Random(0)
+    heads = [[rng.randrange(3, 512) for _ in range(32 * rng.randrange(6, 18))] for _ in range(3)]
+    return [
+        (f"{name}-{n:02d}", rng.choice(heads) + [rng.randrange(3, 512) for _ in range(rng.randrange(20, 200))], 30)
+        for n in range(requests)
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The sums of the offload's efficiency in SQLite, by the minute and by the hour.
+
+Both are written with the batch that they sum up. A window of a week so reads hours, and takes as long as one of six hours.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tracer.efficiency import MINUTE_S, Cell
+from tracer.worth import HOUR_S, Row, step_of
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS efficiency (
+    step_s INTEGER NOT NULL, at_s INTEGER NOT NULL, engine TEXT NOT NULL, connector TEXT NOT NULL,
+    epoch INTEGER NOT NULL, measure TEXT NOT NULL, value INTEGER NOT NULL,
+    PRIMARY KEY (step_s, at_s, engine, connector, epoch, measure)
+) WITHOUT ROWID;
+"""
+
+
+def add(db: sqlite3.Connection, cells: Mapping[Cell, int]) -> None:
+    """Add to the sums, within the transaction that is open."""
+    summed: Counter[tuple[int, Cell]] = Counter()
+    for cell, value in cells.items():
+        for step_s in (MINUTE_S, HOUR_S):
+            summed[step_s, cell._replace(at_s=cell.at_s // step_s * step_s)] += value
+    db.executemany(
+        "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"
+        " ON CONFLICT DO UPDATE SET value = value + excluded.value",
+        ((step_s, *cell, value) for (step_s, cell), value in summed.items()),
+    )
+
+
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Drop what was summed up before."""
+    for step_s in (MINUTE_S, HOUR_S):
+        db.execute("DELETE FROM efficiency WHERE step_s = ? AND at_s < ?", (step_s, before_ns // 10**9 - step_s))
+
+
+def read(
+    query: Callable[..., list[Any]], *, since_ns: int, until_ns: int, engine: str = "", connector: str = ""
+) -> list[Row]:
+    """See `Reader.efficiency`."""
+    step_s = step_of(since_ns, until_ns)
+    rows = query(
+        "SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM efficiency",
+        ["step_s = ?", "at_s >= ?", "at_s < ?", "(engine = ? OR ? = '')", "(connector = ? OR ? = '')"],
+        [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9), engine, engine, connector, connector],
+        "GROUP BY at_s, engine, connector, epoch",
+    )
+    return [
+        Row(at_s=at_s, engine=whose, connector=name, epoch=epoch, measures=json.loads(measures))
+        for at_s, whose, name, epoch, measures in rows
+    ]
