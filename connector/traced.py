@@ -224,6 +224,7 @@ def _resource(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     known = {
         semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size) * int(spread),  # as the scheduler counts
         semconv.MODEL.key: str(getattr(vllm_config.model_config, "model", "")),
+        semconv.SERVED_MODEL.key: getattr(vllm_config.model_config, "served_model_name", None),
         semconv.ENGINE_VERSION.key: vllm.__version__,
         semconv.POOL_BLOCKS.key: getattr(kv_cache_config, "num_blocks", None),
         semconv.MAX_BATCHED.key: getattr(scheduler, "max_num_batched_tokens", None),

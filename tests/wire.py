@@ -34,6 +34,8 @@ def encoded(events: Sequence[Event]) -> bytes:
             ),
         )
         source = attribute(semconv.CONNECTOR.key, event.connector) + attribute(semconv.ROLE.key, event.role)
+        if event.connector_id:
+            source += attribute(semconv.CONNECTOR_ID.key, event.connector_id)
         if event.chunk_size is not None:
             source += attribute(semconv.CHUNK_SIZE.key, event.chunk_size)
         values = tuple(getattr(event, a.field) for a in semconv.FIELDS[event.kind])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from tracer.books import Books
@@ -176,6 +177,7 @@ class Account:
             self.status = "loading" if is_async else "admitted"
             if is_async:
                 books.loading = event
+                books.received_by.clear()
 
     def _enter_schedule(self, event: Schedule) -> None:
         books = self.books
@@ -230,6 +232,7 @@ class Account:
         self.status = "admitted"
         books = self.books
         books.loading, books.received = None, event
+        books.received_by.add(event.connector_id)
         if self.ended_ns is not None:
             books.end = None  # of an ended request, vLLM frees the blocks at either report
         if event.failed:
@@ -237,6 +240,7 @@ class Account:
 
     def _enter_sent(self, event: Sent) -> None:
         self.books.sent, self.books.end = event, None
+        self.books.sent_by.add(event.connector_id)
 
     def _enter_lock(self, event: Lock) -> None:
         self.books.locks += event.locks
@@ -315,14 +319,9 @@ def grows(table: Sequence[int], added: Sequence[int]) -> bool:
 
 def _same(one: Lookup, other: Lookup) -> bool:
     """Whether two lookups have the same numbers, in the same epoch, from the same connector."""
-    return (
-        one.computed == other.computed
-        and one.returned == other.returned
-        and one.total == other.total
-        and one.matched == other.matched
-        and one.epoch == other.epoch
-        and one.connector_id == other.connector_id
-        and one.is_async == other.is_async
-        and one.cached == other.cached
-        and one.refused == other.refused
-    )
+    return one.computed == other.computed and _lookup_numbers(one) == _lookup_numbers(other)
+
+
+_lookup_numbers = attrgetter(
+    "returned", "total", "matched", "epoch", "connector_id", "is_async", "cached", "refused"
+)  # fmt: skip

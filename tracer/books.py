@@ -45,6 +45,10 @@ class Books:
     """The allocation whose asynchronous load has not been received."""
     received: Received | None = None
     """The last completed asynchronous load of the epoch."""
+    received_by: set[str] = field(default_factory=set)
+    """The connectors that reported the epoch's last asynchronous load: a MultiConnector's children all hear of it."""
+    sent_by: set[str] = field(default_factory=set)
+    """The same of the blocks that were kept after the end."""
     stored_end: int = 0
     """End of what the epoch's plans or workers have stored, without a hole from its beginning."""
     store: Event | None = None
@@ -79,3 +83,4 @@ class Books:
         self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.allocs.clear()
+        self.received_by.clear()

@@ -29,7 +29,7 @@ _FIELDS: dict[str, tuple[str, type]] = {
     key: (field, type_) for keys in (COMMON, *_KEYS.values()) for key, field, type_ in keys
 }
 _KNOWN = {kind: {key for key, _, _ in (*keys, *COMMON)} for kind, keys in _KEYS.items()}
-_RESOURCE = {a.key for a in semconv.RESOURCE}
+_RESOURCE = {a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED)}
 _NAMESPACE = f"{semconv.SCOPE}."
 _MAY_BE_NEGATIVE = {
     a.key

@@ -10,14 +10,14 @@ order of arrival, and no loss can make a drift.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tracer.account import Account
 from tracer.cases import Case, Stream, is_due, waits
 from tracer.engine import Engine
 from tracer.events import Event, Heartbeat, RequestStart
 from tracer.events import Key as ChunkKey
-from tracer.findings import Drift, Finding, Judgement, Verdict, witnesses
+from tracer.findings import Drift, Finding, Judgement, Verdict
 from tracer.ledger import Ledger
 from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule, all_rules
 from tracer.semconv import Kind
@@ -52,8 +52,8 @@ class Detector:
         self.changed: list[Key] = []
         """Requests whose account changed without an event of theirs: their engine ended, or their gaps were given up.
         For the caller to read and to clear."""
-        self.missing = 0
-        """Events that were declared missing."""
+        self.lost: Counter[str] = Counter()
+        """Events that were declared missing, by engine."""
         self._cases: dict[Key, Case] = {}
         self._gaps: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}
@@ -126,6 +126,18 @@ class Detector:
                     self.changed.append(key)
         return list(touched.values())
 
+    @property
+    def missing(self) -> int:
+        """Events that were declared missing, of all engines."""
+        return self.lost.total()
+
+    def waiting(self) -> Iterator[tuple[Account, int]]:
+        """Accounts that may wait for something, each with the moment at which its engine was last heard of."""
+        for key in self._waiting:
+            account = self._cases[key].account
+            held = self._engines.get(account.recorder)
+            yield account, account.last_ns if held is None else max(held[0].heard_ns, account.last_ns)
+
     def verdict(self, account: Account) -> Verdict:
         """The request's verdict so far."""
         key = (account.engine, account.request)
@@ -163,9 +175,8 @@ class Detector:
         self.findings.pop(key, None)
 
     def forget_finished(self, *, before_ns: int) -> int:
-        """Drop the requests that ended before `before_ns`; returns how many."""
-        accounts = self.ledger.accounts
-        leaving = [key for key in self.ledger.finished if (accounts[key].ended_ns or 0) < before_ns]
+        """Drop the requests that ended before `before_ns`, but for those whose blocks are still kept; returns how many."""
+        leaving = self.over(before_ns=before_ns)
         for key in leaving:
             self.forget(key)
         return len(leaving)
@@ -224,7 +235,7 @@ class Detector:
         case = self._cases[key]
         for number in sorted(stream.early):
             if number > stream.expected:
-                self.missing += number - stream.expected
+                self.lost[key[0]] += number - stream.expected
                 case.account.complete = False
             self._enter(stream.early.pop(number), case, touched)
             stream.expected = number + 1
@@ -287,36 +298,19 @@ class Detector:
 
     def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):
-            finding = self._found(rule, judgement.witness[-1], judgement)
+            finding = self._kept(rule, rule.finding(judgement))
             touched[finding.id] = finding
             self.verdicts[rule.id, Verdict.DRIFT] += 1
         else:
             self.verdicts[rule.id, judgement] += 1
 
-    def _found(self, rule: Rule, event: Event, drift: Drift) -> Finding:
-        fresh = Finding(
-            rule=rule.id,
-            title=rule.title,
-            severity=rule.severity,
-            engine=event.engine,
-            request=event.request or "",
-            external=event.external or "",
-            trace_id=event.trace_id,
-            connector=event.connector,
-            epoch=event.epoch,
-            first_ns=event.start_ns,
-            last_ns=event.start_ns,
-            count=1,
-            healed=int(drift.healed),
-            numbers=drift.numbers,
-            witness=witnesses(drift.witness),
-            hint=rule.hint,
-        )
+    def _kept(self, rule: Rule, fresh: Finding) -> Finding:
+        """The finding that is held: this one, or the one that it shows once more."""
         known = self.findings.setdefault((fresh.engine, fresh.request), {}).setdefault(fresh.id, fresh)
         if known is fresh:
             fresh.explanation = rule.explain(fresh)
         else:
             known.count += 1
             known.healed += fresh.healed
-            known.last_ns = max(known.last_ns, event.start_ns)
+            known.last_ns = max(known.last_ns, fresh.last_ns)
         return known

@@ -1,4 +1,4 @@
-"""What Prometheus sees. Base units, `_total`, bounded labels: no request ids, no engine ids.
+"""What Prometheus sees: base units, `_total`, and labels that stay few. There are no request ids among them.
 
 The registry is ours alone: vLLM may set `PROMETHEUS_MULTIPROC_DIR`, whose multiprocess mode this process has no use for.
 """
@@ -11,14 +11,26 @@ os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it w
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 
-from tracer.events import Alloc, Event, Evict, Load, Lookup, Preempt, RequestEnd, Store
+from tracer import __version__
+from tracer.events import Event
 from tracer.findings import Finding, Verdict
+from tracer.rules import all_rules
+from tracer.series import Series
+from tracer.standing import INFO, EngineState
+from tracer.work import CALL_SECONDS, Work, exemplar
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside every counter says nothing that Prometheus does not know
-SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
+LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
 class Metrics:
@@ -26,91 +38,130 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._gauges: dict[str, Gauge] = {}
-        connector = ("connector",)
+        self._series = Series()
+        self._work = Work(self.registry, self._series)
+        self._watched: dict[str, Gauge] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
 
         def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
             return Counter(f"kvtrail_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"kvtrail_{name}", text, ("engine", *labels), registry=self.registry)
 
         self.spans_received = counter("spans_received", "Spans received, by transport.", ("transport",))
         self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
         self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that lack what their kind needs.")
-        self.events_missing = counter("events_missing", "Events that never came, by the gaps in their numbers.")
-        self.lookups = counter("lookups", "Lookups, by whether they were answered, and how.", ("connector", "answer"))
-        self.lookup_tokens = counter(
-            "lookup_tokens_returned", "Tokens that lookups returned to the scheduler.", connector
-        )
-        self.alloc_tokens = counter("alloc_tokens", "External tokens for which blocks were allocated.", connector)
-        self.load_tokens = counter("load_tokens", "Tokens loaded from the connector's store.", connector)
-        self.load_bytes = counter("load_bytes", "Bytes loaded from the connector's store.", connector)
-        self.store_tokens = counter("store_tokens", "Tokens copied to the connector's store.", connector)
-        self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", connector)
-        self.evicted_chunks = counter("evicted_chunks", "Chunks evicted from the connector's store.", connector)
-        self.preemptions = counter("preemptions", "Preemptions of requests.", connector)
-        self.requests = counter("requests", "Requests that ended, by outcome.", ("connector", "outcome"))
-        self.errors = counter("connector_errors", "Calls of the connector that raised.", ("connector", "call"))
-        self.findings = counter(
-            "findings", "Contradictions found: one for each rule, request and epoch.", ("rule", "severity", "connector")
-        )
+        self.store_failures = counter("store_failures", "Writes that the store refused; the sender tries again.")
         self.checks = counter("checks", "Judgements of the rules.", ("rule", "verdict"))
-        self.healed = counter("lookups_healed", "Lookup answers that the guard replaced.", connector)
-        self.lookup_seconds = Histogram(
-            "kvtrail_lookup_duration_seconds",
-            "Time that a lookup took on the scheduler's thread.",
-            connector,
-            buckets=SECONDS,
+        self.findings = counter(
+            "findings",
+            "Contradictions found: one for each rule, request and epoch.",
+            ("engine", "connector", "rule", "severity"),
+        )
+        self.events_received = counter("events_received", "Events received.", ("engine",))
+        self.events_missing = counter(
+            "events_missing", "Events that never came, by the gaps in their numbers.", ("engine",)
+        )
+        self.events_dropped = counter(
+            "events_dropped", "Events that the recorders had to drop, as they say.", ("engine",)
+        )
+        self.lag_seconds = Histogram(
+            "kvtrail_event_lag_seconds",
+            "Time from the end of an engine's oldest event in a batch to the batch's being stored here.",
+            ("engine",),
+            buckets=LAG_SECONDS,
             registry=self.registry,
         )
         self.ingest_seconds = Histogram(
             "kvtrail_ingest_duration_seconds",
             "Time from a batch's arrival to its being stored.",
-            buckets=SECONDS,
+            buckets=CALL_SECONDS,
             registry=self.registry,
         )
+        self._info = gauge("engine_info", "What an engine says of itself; always 1.", *INFO)
+        self._heard = gauge("engine_last_received_timestamp_seconds", "When an engine's last span came.")
+        self._recorders = gauge("engine_recorders", "Recorders of an engine that have not said goodbye.")
+        self._outstanding = gauge("events_outstanding", "Events whose number is known and that have not come (yet).")
+        self._open_loads = gauge("open_loads", "Asynchronous loads that were not received.")
+        self._oldest_load = gauge("open_load_oldest_seconds", "Age of the oldest of them; 0 when there is none.")
+        self._kept_requests = gauge("kept_requests", "Requests that have ended and whose blocks are kept.")
+        self._kept_blocks = gauge("kept_blocks", "Their KV blocks, where the recorder names them.")
+        self._oldest_kept = gauge("kept_oldest_seconds", "Time since the oldest of them ended; 0 when there is none.")
+        Gauge("kvtrail_build_info", "The tracer's version; always 1.", ("version",), registry=self.registry).labels(
+            __version__
+        ).set(1)
+        ProcessCollector(registry=self.registry)
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge whose value is read when Prometheus asks."""
-        gauge = self._gauges[name] = Gauge(f"kvtrail_{name}", text, registry=self.registry)
+        gauge = self._watched[name] = Gauge(f"kvtrail_{name}", text, registry=self.registry)
         gauge.set_function(read)
 
+    def received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
+        """Count an engine's events in a batch: the oldest ended then, and the batch was stored at that moment of this
+        machine's clock."""
+        self._series.at(self.events_received, engine).inc(events)
+        self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
+
     def observe(self, event: Event) -> None:
-        """Count one event."""
-        connector = event.connector
-        if event.error is not None:
-            self.errors.labels(connector, event.kind).inc()
-        match event:
-            case Lookup():
-                answer = "later" if event.returned is None else "hit" if event.returned else "miss"
-                self.lookups.labels(connector, "error" if event.error else answer).inc()
-                self.lookup_tokens.labels(connector).inc(max(0, event.returned or 0))
-                self.lookup_seconds.labels(connector).observe(max(0, event.end_ns - event.start_ns) / 1e9)
-                if event.refused is not None:
-                    self.healed.labels(connector).inc()
-            case Alloc():
-                self.alloc_tokens.labels(connector).inc(max(0, event.allocated))
-            case Load():
-                self.load_tokens.labels(connector).inc(event.count)
-                self.load_bytes.labels(connector).inc(event.bytes or 0)
-            case Store():
-                self.store_tokens.labels(connector).inc(event.count)
-                self.store_bytes.labels(connector).inc(event.bytes or 0)
-            case Evict():
-                self.evicted_chunks.labels(connector).inc()
-            case Preempt():
-                self.preemptions.labels(connector).inc()
-            case RequestEnd():
-                self.requests.labels(connector, event.outcome or "unknown").inc()
+        """Count what one event says."""
+        if event.connector:  # a recorder's sign of life has none
+            if self._series.begins(event.engine, event.connector):
+                self._begin(event.engine, event.connector)
+            self._work.observe(event)
+
+    def lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
+        """Count events that never came, or that a recorder says it dropped."""
+        self._series.at(self.events_missing, engine).inc(missing)
+        self._series.at(self.events_dropped, engine).inc(dropped)
 
     def found(self, finding: Finding) -> None:
         """Count a new finding."""
-        self.findings.labels(finding.rule, finding.severity, finding.connector).inc()
+        connector = self._series.connectors.name(finding.connector)
+        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
+        series.inc(1, exemplar(finding.trace_id))
 
     def judged(self, rule: str, verdict: Verdict, count: int) -> None:
         """Count judgements."""
         self.checks.labels(rule, verdict).inc(count)
 
+    def stand(self, state: EngineState) -> None:
+        """Show how an engine stands."""
+        engine = state.engine
+        if not self._series.place(engine):
+            return  # no place left to tell it apart, and `other` is nobody's state
+        told = self._told.get(engine)
+        if told is not None and told != state.info:
+            self._series.drop(self._info, engine, *told)
+        self._told[engine] = state.info
+        self._series.at(self._info, engine, *state.info).set(1)
+        for gauge, value in (
+            (self._heard, state.heard_ns / 1e9),
+            (self._recorders, state.recorders),
+            (self._outstanding, state.outstanding),
+            (self._open_loads, state.open_loads),
+            (self._oldest_load, state.open_load_oldest_ns / 1e9),
+            (self._kept_requests, state.kept_requests),
+            (self._kept_blocks, state.kept_blocks),
+            (self._oldest_kept, state.kept_oldest_ns / 1e9),
+        ):
+            self._series.at(gauge, engine).set(value)
+
+    def retire(self, engine: str) -> None:
+        """Remove the series of an engine that was not heard of for long."""
+        self._told.pop(engine, None)
+        self._series.retire(engine)
+
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page for Prometheus, in the format that it accepts, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+    def _begin(self, engine: str, connector: str) -> None:
+        self._work.begin(engine, connector)
+        name = self._series.connectors.name(connector)
+        for rule in all_rules():
+            self._series.at(self.findings, engine, name, rule.id, rule.severity)
+        self.lost(engine)

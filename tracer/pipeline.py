@@ -26,13 +26,16 @@ from tracer.findings import Finding, Verdict
 from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.metrics import Metrics
 from tracer.spans import Span
-from tracer.store import Batch, Writer
+from tracer.standing import Sender, standings
+from tracer.store import Batch, StoreError, Writer
 from tracer.tracefile import TraceWriter
 
 logger = logging.getLogger("kvtrail")
 
 KEEP_FINISHED_NS = 60 * 10**9
 """How long a finished request stays in memory for events that come late."""
+SHOW_SILENT_NS = 3600 * 10**9
+"""How long an engine that has fallen silent stays in the metrics."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,20 @@ class RecorderState:
     lag_ns: int = 0
     """From the latest event's end, by the recorder's clock, to its arrival, by ours."""
     connectors: set[str] = field(default_factory=set)
+    heard_ns: int = 0
+    """When its last span came, by this machine's clock."""
+    served: str = ""
+    """The name under which vLLM serves the model: the label `model_name` of its metrics."""
+
+    def sender(self) -> Sender:
+        """What its engine's state is made of."""
+        return Sender(
+            engine=self.engine,
+            info=(self.served or self.model, self.service, self.version),
+            heard_ns=self.heard_ns,
+            closed=self.closed,
+            outstanding=self.missing,
+        )
 
     @property
     def missing(self) -> int:
@@ -98,16 +115,10 @@ class Pipeline:
         self._reported: set[str] = set()
         self._summed: set[tuple[str, str]] = set()
         self._counted: Counter[tuple[str, Verdict]] = Counter()
-        self._missing = 0
+        self._lost: Counter[str] = Counter()
         self._read_back(writer.open_spans())
         self._counted.update(self.detector.verdicts)
         metrics.watch("requests_open", "Requests that have begun and not ended.", self._open_requests)
-        metrics.watch("recorders", "Recorders heard of since this tracer started.", lambda: len(self.recorders))
-        metrics.watch(
-            "recorder_events_dropped",
-            "Events that the recorders themselves had to drop, as they say.",
-            lambda: sum(state.dropped for state in self.recorders.values()),
-        )
         metrics.watch("last_received_timestamp_seconds", "When the last batch came.", self._last_received_s)
 
     def ingest(self, request: ExportTraceServiceRequest, *, transport: str) -> None:
@@ -150,8 +161,7 @@ class Pipeline:
                 self._commit([])
             if self.detector.forget_finished(before_ns=now_ns - KEEP_FINISHED_NS):
                 self._reported &= {id_ for held in self.detector.findings.values() for id_ in held}
-            self._metrics.events_missing.inc(self.detector.missing - self._missing)
-            self._missing = self.detector.missing
+            self._show_engines(now_ns)
 
     def close(self) -> None:
         with self._lock:
@@ -217,7 +227,12 @@ class Pipeline:
             if (account := self.detector.ledger.accounts.get(key)) is not None:
                 found = len(self.detector.findings.get(key, ()))
                 accounts.append({**account.as_dict(), "verdict": self.detector.verdict(account), "findings": found})
-        self._writer.write(Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells))
+        batch = Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells)
+        try:
+            self._writer.write(batch)
+        except StoreError:
+            self._metrics.store_failures.inc()
+            raise
         self.efficiency.cells.clear()
         self.spans_stored += len(pairs)
         self._dirty.clear()
@@ -227,12 +242,17 @@ class Pipeline:
         metrics = self._metrics
         metrics.spans_received.labels(transport).inc(received)
         metrics.spans_repeated.inc(received - len(pairs))
+        oldest: dict[str, tuple[int, int]] = {}
         for span, event in pairs:
             if event is not None:
+                count, oldest_ns = oldest.get(event.engine, (0, event.end_ns))
+                oldest[event.engine] = (count + 1, min(oldest_ns, event.end_ns))
                 metrics.observe(event)
                 self._hear(event, span.resource)
             elif span.scope != semconv.SCOPE:
                 metrics.spans_foreign.inc()
+        for engine, (count, oldest_ns) in oldest.items():
+            metrics.received(engine, events=count, oldest_ns=oldest_ns, stored_ns=self.last_received_ns or 0)
         for (rule, verdict), count in (self.detector.verdicts - self._counted).items():
             metrics.judged(rule, verdict, count)
         self._counted = Counter(self.detector.verdicts)
@@ -249,17 +269,30 @@ class Pipeline:
                 host=str(resource.get("host.name", "")),
                 first=event.sequence,
                 highest=event.sequence,
+                served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             )
         state.received += 1
         state.first = min(state.first, event.sequence)
         state.highest = max(state.highest, event.sequence)
+        state.heard_ns = self.last_received_ns or 0
         if event.end_ns >= state.last_ns:
             state.last_ns, state.lag_ns = event.end_ns, max(0, time.time_ns() - event.end_ns)
         if event.connector:
             state.connectors.add(event.connector)
         if isinstance(event, Heartbeat):
+            self._metrics.lost(event.engine, dropped=max(0, event.recorder_dropped - state.dropped))
             state.dropped = max(state.dropped, event.recorder_dropped)
             state.closed = event.recorder_closed
+
+    def _show_engines(self, now_ns: int) -> None:
+        for engine, count in (self.detector.lost - self._lost).items():
+            self._metrics.lost(engine, missing=count)
+        self._lost = Counter(self.detector.lost)
+        for state in standings((recorder.sender() for recorder in self.recorders.values()), self.detector).values():
+            if state.heard_ns < now_ns - SHOW_SILENT_NS:
+                self._metrics.retire(state.engine)
+            else:
+                self._metrics.stand(state)
 
     def _open_requests(self) -> int:
         return len(self.detector.ledger.accounts) - len(self.detector.ledger.finished)

@@ -230,6 +230,9 @@ RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: o
 ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.")
 BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
 MODEL = Attribute("kvtrail.model", str, "The model's name, as vLLM was given it.")
+SERVED_MODEL = Attribute(
+    "kvtrail.model.served", str, "The name under which vLLM serves the model: `model_name` in its own metrics."
+)
 ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
 POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")
 MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Tokens of a step at most.")
@@ -246,8 +249,8 @@ CONNECTOR_SETTINGS = Attribute(
     "JSON: the numbers and truth values of the connector's configuration. Texts are left out: one may be a secret.",
 )
 RESOURCE: tuple[Attribute, ...] = (
-    RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES, MAX_LENGTH, POLICY,
-    RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
+    RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
+    MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-BIG = 32 << 20
+BIG = 8 << 20
 """Bytes from which on files are worth a progress bar."""
 NARROWEST = 40
 """Columns below which a terminal scrolls sideways: sentences of two words a line help nobody."""

@@ -112,9 +112,12 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(api: Trac
     feed(api, STORY, request="metrics-0123abcd", recorder="metrics")
     page = httpx.get(f"{api.url}/metrics").text
     exposed = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE))
-    documented = set(re.findall(r"^\| `(kvtrail_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `((?:kvtrail|process)_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE)
+    )
     assert exposed == documented
-    assert 'kvtrail_findings_total{connector="Connector",rule="stale-lookup",severity="crash"}' in page
+    found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash"}'
+    assert f"kvtrail_findings_total{found} " in page
 
 
 def test_openmetrics_is_served_to_those_who_accept_it(api: Tracer) -> None:
@@ -130,6 +133,7 @@ def test_a_finding_is_counted_once_however_often_it_repeats(start_tracer: Callab
         body = as_request([event]).SerializeToString()
         httpx.post(f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"})
     page = httpx.get(f"{tracer.url}/metrics").text
-    assert 'kvtrail_findings_total{connector="Connector",rule="stale-lookup",severity="crash"} 1.0' in page
+    found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash"}'
+    assert f"kvtrail_findings_total{found} 1.0" in page
     (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
     assert finding["count"] == 6

@@ -18,7 +18,7 @@ from typing import ClassVar
 from tracer.account import Account
 from tracer.engine import Engine
 from tracer.events import Event
-from tracer.findings import Drift, Finding, Judgement, Severity
+from tracer.findings import Drift, Finding, Judgement, Severity, witnesses
 from tracer.semconv import Kind
 
 
@@ -38,6 +38,28 @@ class Rule(ABC):
     def title(self) -> str:
         """The first line of the docstring."""
         return (type(self).__doc__ or self.id).strip().splitlines()[0].rstrip(".")
+
+    def finding(self, drift: Drift) -> Finding:
+        """The drift as a finding about the request of its last witness, without its explanation."""
+        last = drift.witness[-1]
+        return Finding(
+            rule=self.id,
+            title=self.title,
+            severity=self.severity,
+            engine=last.engine,
+            request=last.request or "",
+            external=last.external or "",
+            trace_id=last.trace_id,
+            connector=last.connector,
+            epoch=last.epoch,
+            first_ns=last.start_ns,
+            last_ns=last.start_ns,
+            count=1,
+            healed=int(drift.healed),
+            numbers=drift.numbers,
+            witness=witnesses(drift.witness),
+            hint=self.hint,
+        )
 
     @abstractmethod
     def explain(self, finding: Finding) -> str:

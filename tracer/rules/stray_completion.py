@@ -15,7 +15,7 @@ class StrayCompletion(RequestRule):
     numbered transfer ends once.
 
     A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its children,
-    and only one of them waits for it: with several connectors, a second report proves nothing. Source: vLLM,
+    and only one of them waits for it: each of them may tell it once. Source: vLLM,
     `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
     vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
     (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs
@@ -37,13 +37,13 @@ class StrayCompletion(RequestRule):
                 return Verdict.OK
             if account.ended_ns is not None and books.end is None and books.received is None:
                 return None  # aborted while it was loading: the account closed it
-            if synchronous_load(account) is not None or len(books.connectors) > 1:
+            if synchronous_load(account) is not None or _of_a_sibling(event, account, books.received_by):
                 return None  # async-declaration tells it; or another child waited for it
             return self._drift("load", books.received, event)
         if isinstance(event, Sent):
             if books.end is not None:
                 return Verdict.OK
-            if len(books.connectors) > 1:
+            if _of_a_sibling(event, account, books.sent_by):
                 return None
             return self._drift("store", books.sent, event)
         assert isinstance(event, TransferEnd)
@@ -62,3 +62,8 @@ class StrayCompletion(RequestRule):
         if n["repeated"]:
             return f"{text} that had been reported at {finding.witness[0].label} already."
         return f"{text}, and none was under way."
+
+
+def _of_a_sibling(event: Event, account: Account, told_by: set[str]) -> bool:
+    """Whether a child of a MultiConnector may have heard of what another child waited for."""
+    return len(account.books.connectors) > 1 and event.connector_id not in told_by

@@ -227,5 +227,5 @@ def test_who_waits_for_a_big_file_is_told(trace: Path, tmp_path: Path) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text(trace.read_text() + " " * (9 << 20) + "\n")
     terminal = Terminal("--plain", big, columns=80)
-    assert "Reading 9.00" in terminal.until("10  01:24:36.009")
+    assert "big.jsonl  [" in terminal.until("10  01:24:36.009")
     assert terminal.end() == 1

@@ -1,0 +1,81 @@
+"""Every alert and every rule has a page, every page has all its parts, and every link leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from incidents.corpus import INCIDENTS
+from watching import ROOT, RULES
+
+from tracer.rules import all_rules
+
+DOCS = ROOT / "docs"
+ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule]
+PAGES = sorted((DOCS / "runbooks").glob("*.md"))
+PARTS = ("What it means", "Look at", "Usual causes", "Now", "Send to the maintainers")
+
+
+def test_every_alert_and_every_rule_has_a_page_and_no_page_is_left_over() -> None:
+    wanted = {alert["alert"] for alert in ALERTS} | {rule.id for rule in all_rules()}
+    assert {page.stem for page in PAGES} == wanted
+    index = (DOCS / "runbooks.md").read_text()
+    for name in wanted:
+        assert f"[{name}](runbooks/{name}.md)" in index
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+def test_an_alert_has_what_an_alert_needs(alert: dict[str, dict[str, str]]) -> None:
+    name = alert["alert"]
+    assert re.fullmatch(r"Kvtrail([A-Z][a-z]+)+", str(name))
+    assert alert["labels"]["severity"] in ("critical", "warning")
+    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+    assert alert["annotations"]["runbook_url"].endswith(f"/docs/runbooks/{name}.md")
+    assert f"[{name}](runbooks/{name}.md) | {alert['labels']['severity']} |" in (DOCS / "alerts.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_all_parts_and_its_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    assert text.startswith(f"# {page.stem}\n")
+    for part in PARTS:
+        assert len(re.findall(rf"\*\*{part}\.\*\* \S", text)) == 1, part
+    assert not _broken(page)
+
+
+def test_a_rules_page_names_the_incidents_that_are_known_of_it() -> None:
+    for incident in INCIDENTS:
+        if incident.rule is not None:
+            assert incident.url in (DOCS / "runbooks" / f"{incident.rule}.md").read_text(), incident.id
+
+
+def test_links_in_the_index_and_in_the_docs_of_alerts_lead_somewhere() -> None:
+    for name in ("runbooks.md", "alerts.md", "metrics.md"):
+        assert not _broken(DOCS / name)
+
+
+def test_recording_rules_are_named_as_prometheus_wants_and_documented() -> None:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    for record in (rule["record"] for group in groups for rule in group["rules"] if "record" in rule):
+        assert re.fullmatch(r"[a-z_]+:(kvtrail|vllm)_[a-z_]+:[a-z0-9_]+", record)
+        assert record.split(":")[1] in (DOCS / "alerts.md").read_text()
+
+
+def _broken(page: Path) -> list[str]:
+    """Relative links of a page to files, or to headings in them, that are not there."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = page if not path else (page.parent / path).resolve()
+        if not file.is_file() or (anchor and anchor not in _anchors(file)):
+            broken.append(target)
+    return broken
+
+
+def _anchors(file: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)", file.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}

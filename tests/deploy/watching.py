@@ -1,0 +1,173 @@
+"""The real Prometheus and Alertmanager, over a real tracer and real schedulers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from processes import Tracer, free_port, until
+
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "kvtrail.rules.yml"
+SCRAPE = "500ms"
+SHORTER = {"15m": "8s", "5m": "5s", "6h": "30s", "10m": "1s", "30m": "1s", "1m": "1s"}
+"""What the rules' times are for a test that cannot wait."""
+
+
+def programs() -> tuple[str, str] | None:
+    """Prometheus and Alertmanager, as Debian or as their makers name them; None where one is not installed."""
+    alertmanager = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    prometheus = shutil.which("prometheus")
+    return (prometheus, alertmanager) if prometheus and alertmanager else None
+
+
+class Engine:
+    """The process of `engine.py`."""
+
+    def __init__(self, folder: Path, tracer: Tracer) -> None:
+        self.port = free_port()
+        self._log = folder / "engine.log"
+        environment = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("engine.py")), str(folder), str(self.port)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.open("w"), text=True, env=environment,
+        )  # fmt: skip
+        self._hear("ready")
+
+    def do(self, order: str) -> None:
+        """Give an order, and wait until it is done."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{order}\n")
+        self.process.stdin.flush()
+        self._hear(order)
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+
+    def _hear(self, word: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == word:
+                return
+        raise AssertionError(self._log.read_text()[-4000:])
+
+
+class Webhook:
+    """Whom Alertmanager tells."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        told = self.told
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                told.extend(json.loads(body)["alerts"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/"
+
+    def heard(self, alert: str, status: str, **labels: str) -> list[dict[str, Any]]:
+        """What was told of an alert."""
+        return [
+            each
+            for each in self.told
+            if each["labels"]["alertname"] == alert
+            and each["status"] == status
+            and labels.items() <= each["labels"].items()
+        ]
+
+
+class Prometheus:
+    """Its HTTP api."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **params: str | float) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=20).json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+
+@contextmanager
+def running(folder: Path, tracer: Tracer, engine: Engine, webhook: Webhook) -> Iterator[Prometheus]:
+    """Prometheus with the rules of `deploy/`, made quick, and Alertmanager with the routes of `deploy/`."""
+    prometheus, alertmanager = programs() or ("", "")
+    ports = {"prometheus": free_port(), "alertmanager": free_port()}
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE, "evaluation_interval": SCRAPE}
+    config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{ports['alertmanager']}"]
+    for job, port in zip(config["scrape_configs"], (tracer.http_port, engine.port), strict=True):
+        job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}"]
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    (folder / "kvtrail.rules.yml").write_text(quick(RULES.read_text()))
+    routes = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())
+    routes["route"].update(group_wait="0s", group_interval="1s")
+    routes["receivers"][0]["webhook_configs"][0]["url"] = webhook.url
+    (folder / "alertmanager.yml").write_text(yaml.safe_dump(routes))
+    with ExitStack() as started:
+        for command in (
+            [
+                alertmanager, f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/alertmanager",
+                f"--web.listen-address=127.0.0.1:{ports['alertmanager']}", "--cluster.listen-address=",
+            ],
+            [
+                prometheus, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb",
+                f"--web.listen-address=127.0.0.1:{ports['prometheus']}", "--enable-feature=exemplar-storage",
+                "--rules.alert.resend-delay=1s",
+            ],
+        ):  # fmt: skip
+            log = started.enter_context((folder / f"{Path(command[0]).name}.log").open("wb"))
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            started.callback(_end, process)
+        api = Prometheus(ports["prometheus"])
+        until(lambda: _ready(api.url), why=lambda: (folder / "prometheus.log").read_text()[-2000:])
+        yield api
+
+
+def quick(rules: str) -> str:
+    """The rules with short times."""
+
+    def shorter(match: re.Match[str]) -> str:
+        return match[1] + SHORTER[match[2]]
+
+    return re.sub(r"(\[|offset |for: )(15m|5m|6h|10m|30m|1m)\b", shorter, rules)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/-/ready", timeout=1).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(10)

@@ -1,0 +1,231 @@
+"""What Prometheus is shown of a history: numbers that can be added up, and labels that stay few."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from history import heartbeats, history
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from wire import as_request
+
+from tracer import pipeline as pipelines
+from tracer.events import Alloc, Event, Heartbeat
+from tracer.metrics import Metrics
+from tracer.pipeline import Pipeline
+from tracer.series import MOST_ENGINES, OTHER, Series
+from tracer.store import StoreError
+from tracer.store.sqlite import SqliteReader, SqliteWriter
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Sidecar:
+    """A pipeline with its metrics, without the servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "s.db"
+        self.writer = SqliteWriter(self.store)
+        self.metrics = Metrics()
+        self.pipeline = Pipeline(self.writer, self.metrics)
+
+    def hear(self, *parts: Sequence[Event]) -> None:
+        """Take the events, a batch for each part."""
+        whole = as_request([event for part in parts for event in part])
+        (scope,) = whole.resource_spans[0].scope_spans
+        spans = list(scope.spans)
+        for part in parts:
+            batch = ExportTraceServiceRequest()
+            batch.CopyFrom(whole)
+            del batch.resource_spans[0].scope_spans[0].spans[:]
+            batch.resource_spans[0].scope_spans[0].spans.extend(spans[: len(part)])
+            del spans[: len(part)]
+            self.pipeline.ingest(batch, transport="grpc")
+            self.pipeline.tidy()
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A sample, with exactly these labels beside engine and connector."""
+        known = {"engine": "engine", "connector": "Connector", **labels}
+        for sample in (s for family in self.metrics.registry.collect() for s in family.samples):
+            if sample.name == name and all(known.get(k) == v for k, v in sample.labels.items()):
+                return sample.value
+        return None
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    made = Sidecar(tmp_path)
+    yield made
+    made.pipeline.close()
+
+
+def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None:
+    told = history(
+        """
+        L 749 c32 h256 -> 224
+        L 749 c32 h256 -> 224
+        A 224
+        S 256+80
+        P
+        L 749 c96 h256 -> 0
+        A 0
+        S 96+80
+        end
+        """
+    )
+    sidecar.hear(told)
+    first, resumed = {"epoch": "first"}, {"epoch": "resumed"}
+    assert sidecar.value("kvtrail_lookups_total", answer="hit") == 2
+    assert sidecar.value("kvtrail_admissions_total", **first) == 1
+    assert sidecar.value("kvtrail_queried_tokens_total", **first) == 749 - 32
+    assert sidecar.value("kvtrail_local_hit_tokens_total", **first) == 32
+    assert sidecar.value("kvtrail_hit_tokens_total", **first, source="external_unspecified") == 224
+    assert sidecar.value("kvtrail_recomputed_tokens_total", **first) == 0
+    assert sidecar.value("kvtrail_queried_tokens_total", **resumed) == 749 - 96
+    assert sidecar.value("kvtrail_hit_tokens_total", **resumed, source="external_unspecified") == 0
+    assert sidecar.value("kvtrail_recomputed_tokens_total", **resumed) == 256 - 96
+    assert sidecar.value("kvtrail_requests_total", outcome="stopped") == 1
+
+
+def test_a_full_hit_leaves_the_last_token_to_be_computed(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 256 c0 h256 -> 255\nA 255\nS 255+1\nend"))
+    assert sidecar.value("kvtrail_recomputed_tokens_total", epoch="first") == 0
+
+
+def test_of_several_connectors_none_is_blamed_for_what_another_loads(sidecar: Sidecar) -> None:
+    sidecar.hear(history("@one L 749 c0 h256 -> 256\n@two L 749 c0 h512 -> 512\n@one A 0\n@two A 512"))
+    assert sidecar.value("kvtrail_recomputed_tokens_total", epoch="first") == 0
+    assert sidecar.value("kvtrail_hit_tokens_total", epoch="first", source="external_unspecified") == 512
+
+
+@pytest.mark.parametrize(
+    ("told", "counted"),
+    [
+        (("host:192", "disk:64"), {"host": 192, "disk": 64}),
+        (("host:192",), {"external_unspecified": 256}),
+        (("moon:256",), {"external_unspecified": 256}),
+    ],
+)
+def test_hits_are_counted_by_source_where_the_sources_add_up(
+    sidecar: Sidecar, told: tuple[str, ...], counted: dict[str, int]
+) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256")
+    sidecar.hear([replace(e, hit_sources=told) if isinstance(e, Alloc) else e for e in events])
+    sources = ("host", "disk", "moon", "external_unspecified")
+    seen = {source: sidecar.value("kvtrail_hit_tokens_total", epoch="first", source=source) for source in sources}
+    assert {source: value for source, value in seen.items() if value} == counted
+
+
+def test_waiting_for_kv_is_timed_and_shown_while_it_lasts(sidecar: Sidecar) -> None:
+    told = history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0\nR\nA 0\nS 600+80")
+    before, after = told[:-3], told[-3:]
+    sidecar.hear(before, after[:1], after[1:])
+    assert sidecar.value("kvtrail_wait_duration_seconds_count") == 1
+    assert sidecar.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
+    assert sidecar.value("kvtrail_open_loads") == 0
+    assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1, "the second allocation admits nothing"
+
+
+def test_a_load_that_does_not_come_is_shown_with_its_age(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_open_loads") == 1
+    assert sidecar.value("kvtrail_open_load_oldest_seconds") == pytest.approx(130, abs=0.1)
+
+
+def test_kept_blocks_are_shown_until_they_are_free_and_the_leak_is_found(sidecar: Sidecar) -> None:
+    """Their request ended long ago: it must not be forgotten before its blocks are given back."""
+    told = history("L 300 c0 h0 -> 0\nA 0 [1-10]\nS 0+300\nend delayed [1-10]")
+    sidecar.hear(told, heartbeats(told, later_s=590))
+    assert sidecar.value("kvtrail_kept_requests") == 1
+    assert sidecar.value("kvtrail_kept_blocks") == 10
+    assert sidecar.value("kvtrail_kept_oldest_seconds") == pytest.approx(590, abs=0.1)
+    assert not SqliteReader(sidecar.store).findings()
+
+
+def test_a_leak_is_found_by_the_sidecar(sidecar: Sidecar) -> None:
+    told = history("L 300 c0 h0 -> 0\nA 0\nS 0+300\nend delayed")
+    sidecar.hear(told, heartbeats(told, later_s=601))
+    (finding,) = SqliteReader(sidecar.store).findings()
+    assert finding["rule"] == "late-free"
+
+
+def test_numbered_transfers_are_timed_from_their_plan_to_their_end(sidecar: Sidecar) -> None:
+    story = "L 749 c0 h0 -> 0\nA 0\nS 0+300\nplan store 0+256 #7\nwait 2\nend\ndone #7"
+    sidecar.hear(history(story))
+    assert sidecar.value("kvtrail_store_duration_seconds_sum") == pytest.approx(2, abs=0.1)
+    assert sidecar.value("kvtrail_load_duration_seconds_count") is None
+
+
+def test_what_is_lost_is_counted_by_engine(sidecar: Sidecar) -> None:
+    told = history("L 749 c0 h0 -> 0\nA 0\nS 0+80\nend")
+    (beat,) = heartbeats(told, later_s=1)
+    assert isinstance(beat, Heartbeat)
+    sidecar.hear(told[:2] + told[3:], [replace(beat, recorder_dropped=5)])
+    assert sidecar.value("kvtrail_events_missing_total") == 1
+    assert sidecar.value("kvtrail_events_dropped_total") == 5
+    assert sidecar.value("kvtrail_events_outstanding") == 1
+
+
+def test_a_refused_write_is_counted(sidecar: Sidecar) -> None:
+    blocker = sqlite3.connect(sidecar.store, isolation_level=None)
+    sidecar.writer._db.execute("PRAGMA busy_timeout=50")
+    blocker.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError):
+        sidecar.pipeline.ingest(as_request(history("L 10 c0 h0 -> 0")), transport="grpc")
+    blocker.execute("ROLLBACK")
+    assert sidecar.value("kvtrail_store_failures_total") == 1
+
+
+def test_durations_and_findings_name_a_trace_in_openmetrics(sidecar: Sidecar) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend")
+    sidecar.hear(events)
+    (account,) = SqliteReader(sidecar.store).requests()
+    named: dict[str, set[str]] = {}
+    for family in openmetrics(sidecar.metrics.expose(OPENMETRICS)[0].decode()):
+        for sample in family.samples:
+            if sample.exemplar:
+                named.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    assert named == {name: {account["trace_id"]} for name in ("kvtrail_lookup_duration_seconds", "kvtrail_findings")}
+    assert account["request"] not in sidecar.metrics.expose(OPENMETRICS)[0].decode()
+
+
+def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
+    sidecar.hear(history("L 749 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_findings_total", rule="stale-lookup", severity="crash") == 0
+    assert sidecar.value("kvtrail_connector_errors_total", call="kv.alloc") == 0
+    assert sidecar.value("kvtrail_events_missing_total") == 0
+
+
+def test_only_so_many_engines_are_told_apart_and_a_silent_one_makes_place() -> None:
+    registry, series = CollectorRegistry(), Series()
+    counter = Counter("c", "c", ("engine",), registry=registry)
+    for number in range(MOST_ENGINES + 10):
+        series.at(counter, f"engine-{number}").inc()
+    assert registry.get_sample_value("c_total", {"engine": OTHER}) == 10
+    assert not series.place("one more")
+    series.retire("engine-0")
+    assert registry.get_sample_value("c_total", {"engine": "engine-0"}) is None
+    assert series.place("one more")
+
+
+def test_an_engine_that_is_silent_for_long_leaves_the_metrics(
+    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar.hear(history("L 749 c0 h0 -> 0"))
+    assert sidecar.value("kvtrail_events_received_total") == 2
+    monkeypatch.setattr(pipelines, "SHOW_SILENT_NS", -1)
+    sidecar.pipeline.tidy()
+    assert sidecar.value("kvtrail_events_received_total") is None
+    assert sidecar.value("kvtrail_lookups_total", answer="miss") is None
+
+
+def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sidecar) -> None:
+    odd: Callable[[Event, int], Event] = lambda event, n: replace(event, connector=f"Connector{n}")  # noqa: E731
+    events = history("L 749 c0 h0 -> 0\n" * 40)
+    sidecar.hear([odd(event, n) for n, event in enumerate(events)])
+    assert (sidecar.value("kvtrail_lookups_total", answer="miss", connector=OTHER) or 0) > 0
