@@ -5,7 +5,8 @@ import streamlit as st
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.navigation(
     [
-        st.Page("views/overview.py", title="Overview", default=True),
+        st.Page("views/live.py", title="Live", default=True),
+        st.Page("views/overview.py", title="Overview", url_path="overview"),
         st.Page("views/requests.py", title="Requests", url_path="requests"),
         # Reached from a finding, a row or a shared link; without an id it has nothing to show in a menu.
         st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tracer import decode, otlp, semconv
 from tracer.detect import GRACE_NS, Detector
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
+from tracer.gaps import Gaps
+from tracer.lanes import lane_of
 from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.metrics import Metrics
 from tracer.spans import Span
@@ -49,6 +51,7 @@ class RecorderState:
     """As the recorder itself says."""
     closed: bool = False
     last_ns: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
 
     @property
     def missing(self) -> int:
@@ -187,12 +190,14 @@ class Pipeline:
 
     def _commit(self, pairs: list[tuple[Span, Event | None]]) -> None:
         """Write; what could not be written stays marked and goes with the next batch."""
-        accounts = []
+        accounts, lanes = [], []
         for key in self._dirty:
             if (account := self.detector.ledger.accounts.get(key)) is not None:
                 found = len(self.detector.findings.get(key, ()))
-                accounts.append({**account.as_dict(), "verdict": self.detector.verdict(account), "findings": found})
-        self._writer.write(Batch(pairs, accounts, list(self._changed.values())))
+                verdict = self.detector.verdict(account)
+                accounts.append({**account.as_dict(), "verdict": verdict, "findings": found})
+                lanes.append(lane_of(account, verdict=verdict, findings=found))
+        self._writer.write(Batch(pairs, accounts, list(self._changed.values()), lanes))
         self.spans_stored += len(pairs)
         self._dirty.clear()
         self._changed.clear()
@@ -223,6 +228,7 @@ class Pipeline:
                 highest=event.sequence,
             )
         state.received += 1
+        state.gaps.hear(event.sequence, event.end_ns)
         state.first = min(state.first, event.sequence)
         state.highest = max(state.highest, event.sequence)
         state.last_ns = max(state.last_ns, event.end_ns)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tracer.events import Event
 from tracer.findings import Finding
+from tracer.lanes import Lane, Lanes, Window
 from tracer.spans import Span
 
 
@@ -19,11 +20,13 @@ class Batch:
         spans: new spans, with the event that each carries, if it is ours.
         accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
         findings: findings that are new or have changed.
+        lanes: the accounts' requests as lanes of the live view.
     """
 
     spans: list[tuple[Span, Event | None]] = field(default_factory=list)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    lanes: list[Lane] = field(default_factory=list)
 
 
 class Writer(Protocol):
@@ -69,6 +72,12 @@ class Reader(Protocol):
         self, *, request: str = "", engine: str = "", rule: str = "", severity: str = "", limit: int = 100
     ) -> list[dict[str, Any]]:
         """Findings, latest first."""
+
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        """The lanes of a window; `live` are the engines whose open requests go on. However much is stored, this is fast."""
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        """The findings of these lanes, and those of the window that concern no request."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with the number to go on after."""

@@ -18,8 +18,10 @@ from typing import IO, Any
 
 from tracer import semconv
 from tracer.events import Event
+from tracer.lanes import Lane, Lanes, Window
 from tracer.spans import Span
 from tracer.store import Batch, StoreError
+from tracer.store import lanes as lane_table
 
 SCHEMA_VERSION = 1
 GEN_AI_REQUEST_ID = "gen_ai.request.id"
@@ -85,7 +87,7 @@ class SqliteWriter:
                 raise StoreError(
                     f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
                 )
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(_SCHEMA + lane_table.SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
@@ -136,6 +138,7 @@ class SqliteWriter:
             " AND r.engine = spans.engine AND r.last_ns >= ?)",
             (before_ns, before_ns),
         ).rowcount
+        self._db.execute(lane_table.PRUNE, (before_ns,))
         self._db.execute("DELETE FROM requests WHERE last_ns < ?", (before_ns,))
         return dropped
 
@@ -161,6 +164,7 @@ class SqliteWriter:
                 for f in batch.findings
             ),
         )
+        self._db.executemany(lane_table.UPSERT, map(lane_table.row, batch.lanes))
 
     def _span_row(self, span: Span, event: Event | None) -> tuple[Any, ...]:
         named = span.attributes.get(GEN_AI_REQUEST_ID)
@@ -238,6 +242,12 @@ class SqliteReader:
         rows = self._query("SELECT body FROM findings", where, values, f"ORDER BY last_ns DESC LIMIT {int(limit)}")
         return [json.loads(body) for (body,) in rows]
 
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        return lane_table.find(self._connection(), window, live=live)
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        return lane_table.marks(self._connection(), window, lanes, limit=limit)
+
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         rows = self._query(
             f"SELECT number, {_SPAN_COLUMNS} FROM spans", ["number > ?"], [after], f"ORDER BY number LIMIT {int(limit)}"
@@ -271,11 +281,14 @@ class SqliteReader:
         return {**dict(zip(names, (int(n or 0) for n in row), strict=True)), "findings": int(findings)}
 
     def _query(self, select: str, where: list[str], values: list[Any], tail: str = "") -> list[Any]:
-        db = getattr(self._local, "db", None)
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return self._connection().execute(f"{select}{clause} {tail}", values).fetchall()
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
         if db is None:
             db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
-        clause = f" WHERE {' AND '.join(where)}" if where else ""
-        return db.execute(f"{select}{clause} {tail}", values).fetchall()  # type: ignore[no-any-return]
+        return db
 
 
 def _where(filters: dict[str, Any]) -> tuple[list[str], list[Any]]:
