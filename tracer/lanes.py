@@ -134,7 +134,8 @@ def _drawn_together(track: Sequence[Segment], finest_us: float) -> list[Segment]
         last = drawn[-1] if drawn else None
         length_us = segment.end_us - segment.begin_us
         is_near = last is not None and segment.begin_us - last.end_us < finest_us
-        if last is None or not is_near or (length_us >= finest_us and last.end_us - last.begin_us >= finest_us):
+        are_both_seen = length_us >= finest_us and last is not None and last.end_us - last.begin_us >= finest_us
+        if last is None or not is_near or (are_both_seen and segment.phase is not last.phase):
             drawn.append(segment)
             longest_us = length_us
             continue

@@ -32,7 +32,7 @@ class Shown(BaseModel):
     """What the numbers of `segments.phase` mean."""
     requests: dict[str, list[Any]]
     """A column each for `request`, `external`, `engine`, `connector`, `status`, `verdict`, `findings`, `complete`,
-    `begin_us`, `end_us` and `is_open`."""
+    `begin_us`, `end_us`, `is_open` and `is_unsure` (open, as far as is known: but spans are missing after its last)."""
     segments: dict[str, list[int]]
     """`lane` (an index into the requests), `phase`, `begin_us`, `end_us`."""
     marks: dict[str, list[Any]]
@@ -94,10 +94,20 @@ def answer(
     """The window as columns."""
     lanes = found.lanes
     finest_us = (window.to_ns - window.from_ns) / 1000 / points
-    ends = [_end_ns(lane, now_ns=now_ns, live=live) for lane in lanes]
+    lost_ns = {r.engine: max((gap.to_ns for gap in r.gaps.within(0, now_ns)), default=0) for r in recorders}
+    open_ = [_is_open(lane, now_ns=now_ns, live=live) for lane in lanes]
+    # Where spans are missing, one of them may have said that it is over: what is known ends with the last that came.
+    unsure = [
+        is_open and (not lane.complete or lost_ns.get(lane.engine, 0) >= lane.last_ns)
+        for lane, is_open in zip(lanes, open_, strict=True)
+    ]
+    ends = [
+        now_ns if is_open and not is_unsure else lane.last_ns
+        for lane, is_open, is_unsure in zip(lanes, open_, unsure, strict=True)
+    ]
     drawn = [
         (number, segment)
-        for number, (lane, (end_ns, _)) in enumerate(zip(lanes, ends, strict=True))
+        for number, (lane, end_ns) in enumerate(zip(lanes, ends, strict=True))
         for segment in segments(lane, window=window, until_ns=end_ns, finest_us=finest_us)
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
@@ -109,8 +119,9 @@ def answer(
         requests={
             **{name: [getattr(lane, name) for lane in lanes] for name in _SAID},
             "begin_us": [_us(lane.started_ns, window) for lane in lanes],
-            "end_us": [_us(end_ns, window) for end_ns, _ in ends],
-            "is_open": [is_open for _, is_open in ends],
+            "end_us": [_us(end_ns, window) for end_ns in ends],
+            "is_open": open_,
+            "is_unsure": unsure,
         },
         segments=_columns(drawn),
         marks=_marks(lanes, marks(window, lanes, limit=MOST_MARKS), window),
@@ -132,13 +143,11 @@ def answer(
 _SAID = ("request", "external", "engine", "connector", "status", "verdict", "findings", "complete")
 
 
-def _end_ns(lane: Lane, *, now_ns: int, live: set[str]) -> tuple[int, bool]:
-    """Where the lane ends, and whether it goes on."""
+def _is_open(lane: Lane, *, now_ns: int, live: set[str]) -> bool:
+    """Whether the request goes on, as far as is known."""
     if lane.ended_ns is not None or lane.status == "failed":
-        return lane.last_ns, False
-    goes_on = lane.engine in live or now_ns - lane.last_ns <= SILENT_NS
-    # Where spans are missing, one of them may have said that it is over: what is known ends with the last that came.
-    return (now_ns, True) if goes_on and lane.complete else (lane.last_ns, False)
+        return False
+    return lane.engine in live or now_ns - lane.last_ns <= SILENT_NS
 
 
 def _us(at_ns: int, window: Window) -> int:

@@ -122,9 +122,10 @@ class Phases:
     def _thin(self) -> None:
         told = sorted(self._changes)
         lasts = [after - at for (at, _), (after, _) in pairwise(told)]
-        least = sorted(lasts)[len(lasts) // 2]
-        kept = [pair for pair, length in zip(told, [*lasts, least], strict=True) if length >= least]
-        self._changes = kept[-MOST_CHANGES:]
+        longest_first = sorted(range(len(lasts)), key=lambda n: -lasts[n])
+        # The last one is not over: how long it lasts, nobody knows.
+        kept = sorted([*longest_first[: len(lasts) // 2], len(lasts)])
+        self._changes = [told[n] for n in kept]
         held = {at for at, _ in self._changes}
         self._whole_ns = [at for at in self._whole_ns if at in held]
 

@@ -5,7 +5,7 @@ import { emptiness } from "./empty.js";
 import { listenToKeys } from "./keys.js";
 import { modelOf } from "./model.js";
 import { markPlace, paintEnd, paintGaps, paintMarks, paintSelection } from "./notes.js";
-import { paintGround, paintHeads, paintHover, paintNames, paintRuler, paintSegments, paintUnasked, RULER } from "./paint.js";
+import { paintGround, paintHeads, paintHover, paintNames, paintRuler, paintSegments, paintUnasked, paintUnsure, RULER } from "./paint.js";
 import { listenToPointer } from "./pointer.js";
 import { centred, rangeOf, showing, zoomed } from "./range.js";
 import { ROW, Rows } from "./rows.js";
@@ -68,6 +68,8 @@ class Live {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
       if (before) this.keep(before);
       this.hovered = -1;
+      const root = this.find(".live");
+      root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
     }
     this.theme = themeOf(this.find(".live"));
     this.find(".live").classList.toggle("dark", this.theme.isDark);
@@ -235,6 +237,7 @@ class Live {
     const axis = paintGround(pen, model, place, theme);
     paintHeads(pen, model, place, theme);
     paintSegments(pen, model, place, theme);
+    paintUnsure(pen, model, place, theme);
     paintNames(pen, model, place, theme);
     paintUnasked(pen, model, place, theme);
     if (this.hovered >= 0) paintHover(pen, model, place, theme, this.hovered);

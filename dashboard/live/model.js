@@ -16,7 +16,7 @@ export function modelOf(answer, rows) {
     end: toMs(answer.segments.end_us),
   };
   // What is going on goes on while the next answer is awaited.
-  segments.goes_on = Uint8Array.from(segments.lane, (lane, n) => requests.is_open[lane] && segments.end[n] >= requests.end[lane]);
+  segments.goes_on = Uint8Array.from(segments.lane, (lane, n) => requests.is_open[lane] && !requests.is_unsure[lane] && segments.end[n] >= requests.end[lane]);
   const byPhase = answer.phases.map(() => []);
   const first = new Int32Array(requests.begin.length + 1).fill(-1);
   for (let n = 0; n < segments.lane.length; n++) {

@@ -122,6 +122,23 @@ export function paintNames(pen, model, place, theme) {
   }
 }
 
+/** A dashed line where a request may go on, or may have ended: the span that would say so is missing. */
+export function paintUnsure(pen, model, place, theme) {
+  const { is_unsure, end } = model.requests;
+  pen.strokeStyle = theme.muted;
+  pen.lineWidth = 1.5;
+  pen.setLineDash([3, 5]);
+  pen.beginPath();
+  is_unsure.forEach((unsure, number) => {
+    const y = yOf(model, place, model.row[number]) + BAR_TOP + BAR / 2;
+    if (!unsure || y < RULER || y > place.height) return;
+    pen.moveTo(Math.max(-8, xOf(place, end[number])), y);
+    pen.lineTo(Math.min(place.width + 8, xOf(place, place.now)), y);
+  });
+  pen.stroke();
+  pen.setLineDash([]);
+}
+
 function fitting(pen, text, room) {
   if (text.length * 5 < room || pen.measureText(text).width <= room) return text;
   let length = text.length;

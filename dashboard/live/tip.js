@@ -14,17 +14,17 @@ export class Tip {
   }
 
   request(model, number, at, [x, y]) {
-    const { external, request, status, verdict, findings, begin, end, is_open, complete, connector } = model.requests;
+    const { external, request, status, verdict, findings, begin, end, is_open, is_unsure, complete, connector } = model.requests;
     const doing = segmentAt(model, number, at);
     const lines = [
       doing && `${doing.name} for ${lasting(doing.end - doing.begin)}`,
       `${status[number]}, verdict ${verdict[number]}`,
-      `began ${clock(model.origin + begin[number])}, ${is_open[number] ? "so far" : "lasted"} ${lasting(end[number] - begin[number])}`,
+      `began ${clock(model.origin + begin[number])}, ${is_open[number] && !is_unsure[number] ? "so far" : is_unsure[number] ? "heard for" : "lasted"} ${lasting(end[number] - begin[number])}`,
       connector[number],
     ];
     const wrong = [
       findings[number] > 0 && (findings[number] === 1 ? "1 finding" : `${findings[number]} findings`),
-      !complete[number] && "Spans of it are missing",
+      (!complete[number] || is_unsure[number]) && "Spans are missing: more is not known",
     ];
     this.#fill(external[number] || request[number], lines, wrong);
     this.#put(x, y);

@@ -12,7 +12,7 @@ from dashboard.live.component import component
 from dashboard.live.payload import Question, payload, question
 from dashboard.views.parts import EVERY_S, tracer
 
-KEY, FIRST, ANSWERED, OPEN = "live", "live_first", "live_answered", "live_open"
+KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 
 
 @st.fragment(run_every=EVERY_S)
@@ -55,7 +55,20 @@ def read(view: View) -> tuple[Row | None, bool]:
 
 def write_address() -> None:
     """The address names what is shown, so that it can be shared."""
-    st.query_params.from_dict(as_query(shown()))
+    view = st.session_state[LEFT] = shown()
+    st.query_params.from_dict(as_query(view))
+
+
+def first() -> View:
+    """The view that the address names. Whoever comes back from another page finds what was left: Streamlit's way back
+    brings that page's address along."""
+    query = st.query_params.to_dict()
+    if query and "id" not in query:
+        return of_query(query)
+    view: View = st.session_state.get(LEFT, View())
+    if query != as_query(view):
+        st.query_params.from_dict(as_query(view))
+    return view
 
 
 def remember() -> None:
@@ -64,6 +77,5 @@ def remember() -> None:
 
 
 st.header("Live", anchor=False)
-# Not in the fragment: whoever comes by a link means the link's view; afterwards the address follows the component.
-st.session_state[FIRST] = of_query(st.query_params)
+st.session_state[FIRST] = first()
 page()
