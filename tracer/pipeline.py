@@ -196,7 +196,8 @@ class Pipeline:
                 found = len(self.detector.findings.get(key, ()))
                 verdict = self.detector.verdict(account)
                 accounts.append({**account.as_dict(), "verdict": verdict, "findings": found})
-                lanes.append(lane_of(account, verdict=verdict, findings=found))
+                if account.started_ns:  # otherwise all that came of it waits for what is missing before it
+                    lanes.append(lane_of(account, verdict=verdict, findings=found))
         self._writer.write(Batch(pairs, accounts, list(self._changed.values()), lanes))
         self.spans_stored += len(pairs)
         self._dirty.clear()

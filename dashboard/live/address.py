@@ -90,7 +90,7 @@ def as_query(view: View) -> dict[str, str]:
     if view.to_ms is not None:
         query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
     elif view.span_ms != DEFAULT_SPAN_MS:
-        query["span"] = f"{view.span_ms / 1000:g}"
+        query["span"] = f"{view.span_ms / 1000:.12g}"
     if view.paused and (at := view.paused_ms or view.to_ms) is not None:
         query["paused"] = _written(at)
     if view.select is not None:

@@ -206,13 +206,17 @@ class Live {
   tick() {
     const perPixel = this.view.span_ms / Math.max(1, this.canvas.clientWidth);
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
-    if (this.data && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
+    // However much there is to draw, it must not take more than a small part of the time.
+    const isRested = performance.now() - (this.rested ?? 0) > 0;
+    if (this.data && isRested && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
   }
 
   redraw() {
     this.wanted ??= requestAnimationFrame(() => {
       this.wanted = null;
+      const began = performance.now();
       this.draw();
+      this.rested = performance.now() + (performance.now() - began) * 20;
     });
   }
 

@@ -6,7 +6,7 @@ export const HEAD = 22; // pixels, as all of these
 export const ROW = 26;
 
 export class Rows {
-  #known = new Map();
+  #known = new Map(); // rows of requests, by engine
 
   /** Rows for the requests of an answer: `row` of each, `tops` of the rows in pixels, engines with their `heads`. */
   place(requests, width_ms) {
@@ -18,7 +18,8 @@ export class Rows {
     const heads = [];
     let top = 0;
     for (const engine of engines) {
-      const rows = this.#engine(requests, engine, apart, known);
+      const rows = this.#engine(requests, engine, apart);
+      known.set(engine, new Map(rows.flatMap((held, n) => held.map((each) => [requests.request[each.number], n]))));
       heads.push({ engine, top, rows: rows.length });
       top += HEAD;
       for (const held of rows) {
@@ -32,23 +33,21 @@ export class Rows {
     return { row, tops, heads, height: top };
   }
 
-  #engine(requests, engine, apart, known) {
+  #engine(requests, engine, apart) {
+    const before = this.#known.get(engine) ?? new Map();
     const rows = [];
     const fresh = [];
     for (let number = 0; number < requests.begin.length; number++) {
       if (requests.engine[number] !== engine) continue;
-      const key = `${engine} ${requests.request[number]}`;
       const end = requests.is_open[number] ? Infinity : requests.end[number];
-      const each = { number, key, begin: requests.begin[number], end: end + apart };
-      const before = this.#known.get(key);
-      if (before === undefined) fresh.push(each);
-      else insert((rows[before] ??= []), each) || fresh.push(each);
+      const each = { number, begin: requests.begin[number], end: end + apart };
+      const row = before.get(requests.request[number]);
+      if (row === undefined || !insert((rows[row] ??= []), each)) fresh.push(each);
     }
     for (let n = 0; n < rows.length; n++) rows[n] ??= [];
     for (const each of fresh) {
       if (!rows.some((held) => insert(held, each))) rows.push([each]);
     }
-    rows.forEach((held, n) => held.forEach((each) => known.set(each.key, n)));
     while (rows.length > 1 && rows.at(-1).length === 0) rows.pop();
     return rows;
   }
@@ -56,6 +55,8 @@ export class Rows {
 
 /** Put it into a row that is in order of time; false if it would overlap. */
 function insert(held, each) {
+  const last = held.at(-1);
+  if (last === undefined || last.end <= each.begin) return Boolean(held.push(each)); // most come in order
   let [low, high] = [0, held.length];
   while (low < high) {
     const middle = (low + high) >> 1;
