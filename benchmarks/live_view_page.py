@@ -59,7 +59,7 @@ def answer(events: int, *, shift_us: int) -> dict[str, Any]:
         "marks": {name: [] for name in ("lane", "at_us", "rule", "title", "severity", "healed")},
         "gaps": {name: [] for name in ("engine", "begin_us", "end_us", "missing")},
         "engines": ["engine-a"], "connectors": ["C"], "heard_ns": now_ns, "known": count, "is_sample": False,
-        "is_whole": True,
+        "has_all_findings": True, "is_whole": True,
     }  # fmt: skip
 
 

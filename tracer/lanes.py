@@ -63,13 +63,16 @@ class Lanes:
     Attributes:
         lanes: by their start.
         known: requests in the window; an estimate if this is a sample.
-        is_sample: there are more than the limit. All with findings come first, then a fair sample of the rest.
+        is_sample: there are more than the limit. Those with findings, or that failed, come first, up to half of the limit;
+            then a fair sample of the rest.
+        has_all_findings: every request with findings is among them.
         is_whole: False if the search was given up because it took too long.
     """
 
     lanes: Sequence[Lane]
     known: int
     is_sample: bool
+    has_all_findings: bool
     is_whole: bool
 
 

@@ -48,6 +48,8 @@ class Shown(BaseModel):
     """Requests in the window; an estimate if `is_sample`."""
     is_sample: bool
     """More than the limit: those with findings are shown first, then a fair sample of the others."""
+    has_all_findings: bool
+    """False if those with findings alone were too many: they are a fair sample then as well."""
     is_whole: bool
     """False if looking for them took too long, and was given up."""
 
@@ -136,6 +138,7 @@ def answer(
         heard_ns=max((r.last_ns for r in recorders), default=None),
         known=found.known,
         is_sample=found.is_sample,
+        has_all_findings=found.has_all_findings,
         is_whole=found.is_whole,
     )
 

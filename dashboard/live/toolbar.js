@@ -66,9 +66,10 @@ export function factsOf(model, answer, from, to) {
   const step = to - from < 10_000 ? 1 : 1000;
   const range = `${day(from)} ${clock(from, step)} to ${clock(to, step)} UTC`;
   const shown = answer.is_sample
-    ? `${count(inside.requests, "request")}, a sample of about ${count(answer.known)} with every finding among them`
+    ? `${count(inside.requests, "request")}, a sample ${answer.has_all_findings ? "with every finding" : "of the findings too"}`
     : count(inside.requests, "request");
   const parts = [range, shown, count(inside.findings, "finding")];
+  if (answer.is_sample) parts.push(`about ${count(Number(answer.known.toPrecision(2)))} requests were near this time`);
   if (!answer.is_whole) parts.push("searching took too long and was given up: narrow the range");
   return { text: parts.join(" · "), gaps: gapsOf(model, from - model.origin, to - model.origin) };
 }

@@ -106,13 +106,23 @@ def test_a_sample_is_fair_the_same_each_time_and_holds_every_finding(put: Callab
     window = Window(from_ns=0, to_ns=1000 * S, limit=300)
     answer = reader.lanes(window, live=())
     assert len(answer.lanes) <= 300
-    assert answer.is_sample
+    assert (answer.is_sample, answer.has_all_findings) == (True, True)
     shown = {x.request for x in answer.lanes}
     assert {x.request for x in many if x.findings} <= shown
     assert 0.7 < answer.known / 4000 < 1.4
     halves = sum(x.started_ns < 500 * S for x in answer.lanes) / len(answer.lanes)
     assert 0.35 < halves < 0.65, "from all of the window"
     assert {x.request for x in reader.lanes(window, live=()).lanes} == shown
+
+
+def test_too_many_findings_are_a_sample_as_well_and_leave_room(put: Callable[..., SqliteReader]) -> None:
+    reader = put(*(lane(n, n % 100, 1, findings=int(n % 2)) for n in range(4000)))
+    answer = reader.lanes(Window(from_ns=0, to_ns=1000 * S, limit=200), live=())
+    with_findings = sum(x.findings > 0 for x in answer.lanes)
+    assert 40 < with_findings <= 100
+    assert len(answer.lanes) - with_findings > 40
+    assert (answer.is_sample, answer.has_all_findings) == (True, False)
+    assert 0.5 < answer.known / 4000 < 2
 
 
 def test_what_takes_too_long_is_given_up_and_said(

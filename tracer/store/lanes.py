@@ -2,9 +2,9 @@
 
 Two numbers of a row make that fast. Its `reach` is how long the request lasted, as a power of two seconds: of each reach
 only those can overlap a window that began within reach of it, so one range of an index finds them. Its `tier` is a lot that
-the request drew by its id: half of all are in tier 0, a quarter in tier 1, and so on, and what was found guilty is above all
-of them. A window with more requests than can be shown gives the highest tiers, which is the same fair sample at every
-update, and every finding is in it.
+the request drew by its id: half of all are in tier 0, a quarter in tier 1, and so on; what was found guilty has tiers of its
+own, above these. A window with more requests than can be shown gives the highest tiers, which is the same fair sample at
+every update, and the guilty are all in it unless they alone are too many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tracer.lanes import Lane, Lanes, Window
@@ -33,8 +34,9 @@ _COLUMNS = (
     "request", "engine", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns",
     "ended_ns", "changes", "transfers",
 )  # fmt: skip
-GUILTY_TIER = 15
-"""Of requests with findings, or that failed."""
+LOTS = 15
+GUILTY_TIER = LOTS
+"""The lowest of requests with findings, or that failed; the others are below."""
 OPEN_REACH = 63
 """Of requests that have not ended: they reach to the present."""
 _REACHES = json.dumps([[n, 2**n * 10**9] for n in range(26)])
@@ -54,10 +56,9 @@ def row(lane: Lane) -> tuple[Any, ...]:
 
 def tier(lane: Lane) -> int:
     """The request's tier, from 0; the same each time it is asked."""
-    if lane.findings or lane.status == "failed":
-        return GUILTY_TIER
-    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (GUILTY_TIER - 1)
-    return (lot & -lot).bit_length() - 1
+    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
+    is_guilty = bool(lane.findings) or lane.status == "failed"
+    return (lot & -lot).bit_length() - 1 + GUILTY_TIER * is_guilty
 
 
 def reach(lane: Lane) -> int:
@@ -80,32 +81,46 @@ def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str]) -> Lane
     """The lanes of a window, at most `window.limit` of them. `live` are the engines whose open requests go on."""
     deadline_s = time.monotonic() + BUDGET_S
     db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
-    rows: list[Sequence[Any]] = []
-    lowest, is_whole = 0, True
     try:
-        for number in range(GUILTY_TIER, -1, -1):
-            fresh: list[Sequence[Any]] = []
-            room = window.limit - len(rows)
-            try:
-                fresh.extend(_tier(db, window, number, live=live, most=room + 1))
-            except sqlite3.OperationalError as error:
-                if "interrupted" not in str(error):
-                    raise
-                is_whole = False
-            if len(fresh) > room:
-                # A part of a tier would be no fair sample: all of it, or what fits where there is nothing else.
-                rows += fresh[:room] if not rows or number == GUILTY_TIER else []
-                lowest = number + 1
-                break
-            rows += fresh
-            if not is_whole:
-                break
+        # Half of the places are kept for those without findings: what is usual must be seen beside what is wrong.
+        guilty = _sample(db, window, GUILTY_TIER, live=live, room=max(1, window.limit // 2))
+        others = _sample(db, window, 0, live=live, room=window.limit - len(guilty.rows))
     finally:
         db.set_progress_handler(None, 0)
-    guilty = sum(r[6] > 0 or r[4] == "failed" for r in rows)
-    known = guilty + (len(rows) - guilty) * 2 ** min(lowest, GUILTY_TIER - 1)
-    lanes = sorted((_lane(r) for r in rows), key=lambda lane: (lane.started_ns, lane.request))
-    return Lanes(lanes=lanes, known=known, is_sample=lowest > 0, is_whole=is_whole)
+    lanes = [_lane(found) for found in (*guilty.rows, *others.rows)]
+    return Lanes(
+        lanes=sorted(lanes, key=lambda lane: (lane.started_ns, lane.request)),
+        known=sum(len(part.rows) * 2**part.lowest for part in (guilty, others)),
+        is_sample=guilty.lowest + others.lowest > 0,
+        has_all_findings=guilty.lowest == 0 and guilty.is_whole,
+        is_whole=guilty.is_whole and others.is_whole,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Rows of all tiers from the `lowest` up: one of 2**lowest of all."""
+
+    rows: list[Sequence[Any]]
+    lowest: int
+    is_whole: bool
+
+
+def _sample(db: sqlite3.Connection, window: Window, base: int, *, live: Iterable[str], room: int) -> _Sample:
+    rows: list[Sequence[Any]] = []
+    for lot in range(LOTS - 1, -1, -1):
+        fresh: list[Sequence[Any]] = []
+        try:
+            fresh.extend(_tier(db, window, base + lot, live=live, most=room - len(rows) + 1))
+        except sqlite3.OperationalError as error:
+            if "interrupted" not in str(error):
+                raise
+            return _Sample([*rows, *fresh][:room], lot, is_whole=False)
+        if len(rows) + len(fresh) > room:
+            # A part of a tier would be no fair sample; it is shown only where there is nothing else.
+            return _Sample(rows or fresh[:room], lot + 1 if rows else lot, is_whole=True)
+        rows += fresh
+    return _Sample(rows, 0, is_whole=True)
 
 
 def marks(db: sqlite3.Connection, window: Window, lanes: Iterable[Lane], *, limit: int) -> list[dict[str, Any]]:
