@@ -25,3 +25,17 @@ export function emptiness(view, { answer, model, isAway, from, to }) {
   const last = answer.heard_ns === null ? "" : ` An engine was last heard at ${clock(answer.heard_ns / 1e6, 1000)} UTC.`;
   return ["Nothing ran in this time", `No request overlaps it.${last}`, ["Look back an hour", { span_ms: 3_600_000, to_ms: null, paused: false }]];
 }
+
+/** Show it, or nothing; `change` is called with what the button does to the view. */
+export function showEmpty(box, empty, change) {
+  box.hidden = empty === null;
+  if (empty === null) return;
+  const [title, text, offer] = empty;
+  box.querySelector("strong").textContent = title;
+  box.querySelector("p").textContent = text;
+  const button = box.querySelector("button");
+  button.hidden = offer === null;
+  if (offer === null) return;
+  button.textContent = offer[0];
+  button.onclick = () => change(offer[1]);
+}

@@ -1,7 +1,7 @@
 // The live view: holds what is shown, takes each answer, and draws when something has changed. The page's Python asks the
 // tracer; what this wants to see it says with `setStateValue("view")`, and an answer comes back as new data.
 
-import { emptiness } from "./empty.js";
+import { emptiness, showEmpty } from "./empty.js";
 import { listenToKeys } from "./keys.js";
 import { modelOf } from "./model.js";
 import { markPlace, paintEnd, paintGaps, paintMarks, paintSelection } from "./notes.js";
@@ -61,19 +61,29 @@ class Live {
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
-    if (data.answer !== null && data.answer !== this.answer) {
-      const before = this.model;
-      this.answer = data.answer;
-      this.model = modelOf(data.answer, this.rows);
+    // Apart from what Streamlit has just done in this task: two short blocks are not felt, one long one is.
+    if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
-      if (before) this.keep(before);
-      this.hovered = -1;
-      const root = this.find(".live");
-      root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
-    }
+      clearTimeout(this.building);
+      this.building = setTimeout(() => this.build(data.answer), 0);
+    } else this.show();
+  }
+
+  build(answer) {
+    const before = this.model;
+    this.answer = answer;
+    this.model = modelOf(answer, this.rows);
+    if (before) this.keep(before);
+    this.hovered = -1;
+    const root = this.find(".live");
+    root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
+    this.show();
+  }
+
+  show() {
     this.theme = themeOf(this.find(".live"));
     this.find(".live").classList.toggle("dark", this.theme.isDark);
-    if (this.answer) showLegend(this.find(".legend"), this.theme, legendOrder(this.answer.phases));
+    if (this.answer) showLegend(this.find(".legend"), this.theme, this.answer.phases);
     this.redraw();
   }
 
@@ -208,7 +218,7 @@ class Live {
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
     // However much there is to draw, it must not take more than a small part of the time.
     const isRested = performance.now() - (this.rested ?? 0) > 0;
-    if (this.data && isRested && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
+    if (this.theme && isRested && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
   }
 
   redraw() {
@@ -221,7 +231,7 @@ class Live {
   }
 
   draw() {
-    if (!this.data || this.canvas.clientWidth === 0) return;
+    if (!this.theme || this.canvas.clientWidth === 0) return;
     const { pen, canvas, view, answer, model, theme } = this;
     const sharp = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(canvas.clientWidth * sharp), Math.round(canvas.clientHeight * sharp)];
@@ -279,21 +289,8 @@ class Live {
     this.find(".under").classList.toggle("chosen", Boolean(select && model));
     const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
     this.find(".selected").textContent = select && model ? selectionText(model, select) : hint;
-    this.sayEmpty(emptiness(view, { answer, model, isAway: data.is_away, from, to }));
-  }
-
-  sayEmpty(empty) {
-    const box = this.find(".empty");
-    box.hidden = empty === null;
-    if (empty === null) return;
-    const [title, text, offer] = empty;
-    box.querySelector("strong").textContent = title;
-    box.querySelector("p").textContent = text;
-    const button = box.querySelector("button");
-    button.hidden = offer === null;
-    if (offer === null) return;
-    button.textContent = offer[0];
-    button.onclick = () => this.change({ ...this.view, ...offer[1] });
+    const empty = emptiness(view, { answer, model, isAway: data.is_away, from, to });
+    showEmpty(this.find(".empty"), empty, (changed) => this.change({ ...this.view, ...changed }));
   }
 
   stop() {
@@ -301,14 +298,9 @@ class Live {
     this.resized.disconnect();
     clearInterval(this.timer);
     clearTimeout(this.telling);
+    clearTimeout(this.building);
     cancelAnimationFrame(this.wanted);
   }
-}
-
-/** In the order of a request's life; a request that is done leaves nothing to colour. */
-function legendOrder(phases) {
-  const last = ["running", "preempted", "load", "store", "failed"];
-  return [...phases.filter((name) => !last.includes(name) && name !== "done"), ...last];
 }
 
 const held = new WeakMap();

@@ -2,6 +2,7 @@
 
 import { clock } from "./clock.js";
 import { RULER, xOf, yOf } from "./paint.js";
+import { HEAD, ROW } from "./rows.js";
 import { hatch } from "./theme.js";
 
 const BAR_MIDDLE = 18;
@@ -12,8 +13,14 @@ export function paintGaps(pen, model, place, theme) {
     const left = xOf(place, gap.from);
     const right = Math.max(left + 3, xOf(place, gap.to));
     if (right < 0 || left > place.width) continue;
-    pen.fillStyle = hatch(pen, theme.isDark ? "rgba(255, 107, 94, 0.42)" : "rgba(217, 45, 32, 0.30)");
-    pen.fillRect(left, RULER, right - left, place.height - RULER);
+    // Over the rows of the engine that lost them; the axis has a mark in any case.
+    const head = model.heads.find((each) => each.engine === gap.engine);
+    if (head) {
+      const top = Math.max(RULER, RULER + head.top - place.scroll);
+      const bottom = RULER + head.top + HEAD + head.rows * ROW - place.scroll;
+      pen.fillStyle = hatch(pen, theme.isDark ? "rgba(255, 107, 94, 0.42)" : "rgba(217, 45, 32, 0.30)");
+      pen.fillRect(left, top, right - left, Math.max(0, bottom - top));
+    }
     pen.fillStyle = theme.wrong;
     pen.fillRect(left, RULER - 3, right - left, 3);
   }

@@ -30,8 +30,11 @@ function options(select, all, names, chosen) {
   select.value = chosen;
 }
 
+/** Colours in the order of a request's life; one that is done leaves nothing to colour. */
 export function showLegend(element, theme, phases) {
-  const items = phases.map((name) => {
+  const last = ["running", "preempted", "load", "store", "failed"];
+  const names = [...phases.filter((name) => !last.includes(name) && name !== "done"), ...last];
+  const items = names.map((name) => {
     const item = document.createElement("li");
     const swatch = document.createElement("i");
     swatch.style.background = theme.phases[name];
