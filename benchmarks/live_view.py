@@ -66,12 +66,12 @@ def _wait_for(page: Page, least: int) -> int:
     return int(found[1])
 
 
-def measure(url: str, *, rounds: int, count: int) -> None:
-    """Print a line for each number of events."""
+def measure(url: str, *, sizes: Sequence[int], rounds: int, count: int) -> None:
+    """Print lines for each number of events."""
     print("milliseconds per update, median and quartiles: the longest main-thread block, and its processor time in all")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for events in (1000, 10_000, 50_000):
+        for events in sizes:
             told: dict[str, list[tuple[float, float]]] = {"component": [], "altair": []}
             ratios = []
             for _ in range(rounds):
@@ -110,12 +110,13 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--events", type=int, nargs="+", default=[1000, 10_000, 50_000])
     parser.add_argument("--updates", type=int, default=4, help="updates in a round")
     options = parser.parse_args()
     server = serve()
     try:
         time.sleep(4)
-        measure(f"http://127.0.0.1:{PORT}", rounds=options.rounds, count=options.updates)
+        measure(f"http://127.0.0.1:{PORT}", sizes=options.events, rounds=options.rounds, count=options.updates)
     finally:
         server.terminate()
         server.wait()
