@@ -5,7 +5,8 @@ import streamlit as st
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.navigation(
     [
-        st.Page("views/overview.py", title="Overview", default=True),
+        st.Page("views/live.py", title="Live", default=True),
+        st.Page("views/overview.py", title="Overview", url_path="overview"),
         st.Page("views/requests.py", title="Requests", url_path="requests"),
         st.Page("views/findings.py", title="Findings", url_path="findings"),
         st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),

@@ -42,6 +42,10 @@ class Tracer:
         """Accounts of requests, latest first."""
         return self._list("/api/requests", search=search, status=status, verdict=verdict, limit=limit)
 
+    def lanes(self, **window: str | int) -> Row:
+        """Requests, phases, findings and gaps of a window of time; the tracer's `/api/lanes` names the parameters."""
+        return self._object("/api/lanes", **window)
+
     def findings(self, *, limit: int = 100, **which: str | int) -> list[Row]:
         """Findings, latest first; `which` are the api's filters, such as `rule` and `since_ns`."""
         return self._list("/api/findings", limit=limit, **which)

@@ -20,7 +20,7 @@ SOURCES = [path for room in ("connector", "tracer", "dashboard") for path in (RO
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
 PURE = [
     "semconv", "contract", "spans", "events", "decode", "books", "account", "engine", "ledger", "findings", "detect",
-    "rules", "words", "cases", "hearing", "quick", "otlp_json", "efficiency", "steps", "worth",
+    "rules", "words", "cases", "hearing", "quick", "otlp_json", "efficiency", "steps", "worth", "phases", "gaps", "lanes",
 ]  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 

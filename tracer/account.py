@@ -35,6 +35,7 @@ from tracer.events import (
     TransferEnd,
     Unlock,
 )
+from tracer.phases import Phases
 from tracer.semconv import Kind
 
 SCHEDULER = "scheduler"
@@ -91,6 +92,7 @@ class Account:
     complete: bool = True
     """False once an event of this request is known to be missing."""
     books: Books = field(default_factory=Books)
+    phases: Phases = field(default_factory=Phases)
 
     def last_lookup(self, connector_id: str) -> Lookup | None:
         """The latest lookup that this connector answered in the current epoch. A MultiConnector's children share the
@@ -101,7 +103,7 @@ class Account:
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as JSON-ready data, without its books."""
+        """The account as JSON-ready data, without its books and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
         for name in ("loaded_by_rank", "stored_by_rank"):
             data[name] = dict(data[name])
@@ -128,6 +130,7 @@ class Account:
             self.status = "failed"
         if enter := _ENTER.get(event.kind):
             enter(self, event)
+        self.phases.enter(event)
 
     def abandon(self, at_ns: int) -> None:
         """The engine has ended, and the request with it."""
@@ -266,7 +269,7 @@ class Account:
         self.books.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name != "books"]
+_NAMES = [f.name for f in fields(Account) if f.name not in ("books", "phases")]
 _ENTER: dict[Kind, Callable[[Account, Any], None]] = {
     Kind.REQUEST_START: Account._enter_start,
     Kind.REQUEST: Account._enter_end,

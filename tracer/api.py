@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from tracer import __version__
+from tracer.live import lane_routes
 from tracer.metrics import Metrics
 from tracer.pipeline import Pipeline
 from tracer.receive import http_routes
@@ -65,6 +66,7 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
     app.include_router(_reading(pipeline, reader))
     app.include_router(windows(pipeline, reader))
     app.include_router(taken(reader))
+    app.include_router(lane_routes(pipeline, reader))
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
     def prometheus(request: Request) -> Response:

@@ -23,6 +23,8 @@ from tracer.detect import GRACE_NS, Detector
 from tracer.efficiency import Efficiency
 from tracer.events import Event, Heartbeat
 from tracer.findings import Finding, Verdict
+from tracer.gaps import Gaps
+from tracer.lanes import lane_of
 from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.metrics import Metrics
 from tracer.spans import Span
@@ -57,6 +59,7 @@ class RecorderState:
     """As the recorder itself says."""
     closed: bool = False
     last_ns: int = 0
+    gaps: Gaps = field(default_factory=Gaps)
     lag_ns: int = 0
     """From the latest event's end, by the recorder's clock, to its arrival, by ours."""
     connectors: set[str] = field(default_factory=set)
@@ -222,12 +225,15 @@ class Pipeline:
 
     def _commit(self, pairs: list[tuple[Span, Event | None]]) -> None:
         """Write; what could not be written stays marked and goes with the next batch."""
-        accounts = []
+        accounts, lanes = [], []
         for key in self._dirty:
             if (account := self.detector.ledger.accounts.get(key)) is not None:
                 found = len(self.detector.findings.get(key, ()))
-                accounts.append({**account.as_dict(), "verdict": self.detector.verdict(account), "findings": found})
-        batch = Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells)
+                verdict = self.detector.verdict(account)
+                accounts.append({**account.as_dict(), "verdict": verdict, "findings": found})
+                if account.started_ns:  # otherwise all that came of it waits for what is missing before it
+                    lanes.append(lane_of(account, verdict=verdict, findings=found))
+        batch = Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells, lanes)
         try:
             self._writer.write(batch)
         except StoreError:
@@ -272,6 +278,7 @@ class Pipeline:
                 served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             )
         state.received += 1
+        state.gaps.hear(event.sequence, event.end_ns)
         state.first = min(state.first, event.sequence)
         state.highest = max(state.highest, event.sequence)
         state.heard_ns = self.last_received_ns or 0

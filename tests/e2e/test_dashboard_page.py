@@ -92,7 +92,7 @@ def test_from_the_overview_to_a_finding(
     tracer = start_tracer()
     url = start_dashboard(tracer.url)
 
-    page.goto(url)
+    page.goto(f"{url}/overview")
     see(page, "No requests yet")
 
     # The page is open while the spans come: it must show them without a reload.
@@ -212,7 +212,7 @@ def test_lost_spans_are_said(
     headers = {"content-type": "application/x-protobuf"}
     httpx.post(f"{tracer.url}/v1/traces", content=encoded(events), headers=headers).raise_for_status()
     url = start_dashboard(tracer.url)
-    page.goto(url)
+    page.goto(f"{url}/overview")
     see(page, "Spans are missing: 1 that have not arrived")
     page.goto(f"{url}/request?id=chat-8")
     see(page, "1 event of this request is missing")
@@ -225,7 +225,7 @@ def test_a_tracer_that_goes_away_is_said_and_its_return_is_seen(
 ) -> None:
     tracer = start_tracer()
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
-    page.goto(start_dashboard(tracer.url))
+    page.goto(f"{start_dashboard(tracer.url)}/overview")
     see(page, "Open request chat-7-0123abcd")
 
     tracer.kill()

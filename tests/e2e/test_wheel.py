@@ -30,6 +30,8 @@ def test_it_holds_the_three_packages_and_the_entry_points(wheel: Path) -> None:
         "tracer",
         "dashboard",
     }
+    live = {name.rpartition("/")[2] for name in names if name.startswith("dashboard/live/")}
+    assert live >= {path.name for path in (ROOT / "dashboard" / "live").glob("*.*")}, "the live view's own files"
     (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
     text = zipfile.ZipFile(wheel).read(entry_points).decode()
     assert "kvtrail = tracer.cli:main" in text

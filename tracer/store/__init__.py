@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tracer.efficiency import Cell
 from tracer.events import Event
 from tracer.findings import Finding
+from tracer.lanes import Lane, Lanes, Window
 from tracer.spans import Span
 from tracer.worth import Row
 
@@ -22,12 +23,14 @@ class Batch:
         accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
         findings: findings that are new or have changed.
         efficiency: what is to be added to the sums of the offload's efficiency.
+        lanes: the accounts' requests as lanes of the live view.
     """
 
     spans: list[tuple[Span, Event | None]] = field(default_factory=list)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     efficiency: Mapping[Cell, int] = field(default_factory=dict)
+    lanes: list[Lane] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,12 @@ class Reader(Protocol):
     def engines(self) -> dict[str, dict[str, Any]]:
         """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and how many
         of its requests are `open`."""
+
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        """The lanes of a window; `live` are the engines whose open requests go on. However much is stored, this is fast."""
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        """The findings of these lanes, and those of the window that concern no request."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with the number to go on after."""

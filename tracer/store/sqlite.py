@@ -18,8 +18,10 @@ from typing import IO, Any
 
 from tracer import semconv
 from tracer.events import Event
+from tracer.lanes import Lane, Lanes, Window
 from tracer.spans import Span
 from tracer.store import EVERY, Batch, StoreError, Which
+from tracer.store import lanes as lane_table
 from tracer.store import sqlite_sums as sums
 from tracer.store.sqlite_engines import engines
 from tracer.store.sqlite_findings import narrowed, places, trend
@@ -90,7 +92,7 @@ class SqliteWriter:
                 raise StoreError(
                     f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
                 )
-            self._db.executescript(_SCHEMA + sums.SCHEMA)
+            self._db.executescript(_SCHEMA + sums.SCHEMA + lane_table.SCHEMA)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
@@ -141,6 +143,7 @@ class SqliteWriter:
             " AND r.engine = spans.engine AND r.last_ns >= ?)",
             (before_ns, before_ns),
         ).rowcount
+        self._db.execute(lane_table.PRUNE, (before_ns,))
         self._db.execute("DELETE FROM requests WHERE last_ns < ?", (before_ns,))
         sums.prune(self._db, before_ns=before_ns)
         return dropped
@@ -167,6 +170,7 @@ class SqliteWriter:
                 for f in batch.findings
             ),
         )
+        self._db.executemany(lane_table.UPSERT, map(lane_table.row, batch.lanes))
 
         sums.add(self._db, batch.efficiency)
 
@@ -255,6 +259,12 @@ class SqliteReader:
     def engines(self) -> dict[str, dict[str, Any]]:
         return engines(self._query)
 
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        return lane_table.find(self._connection(), window, live=live)
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        return lane_table.marks(self._connection(), window, lanes, limit=limit)
+
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         rows = self._query(
             f"SELECT number, {_SPAN_COLUMNS} FROM spans", ["number > ?"], [after], f"ORDER BY number LIMIT {int(limit)}"
@@ -288,11 +298,14 @@ class SqliteReader:
         return {**dict(zip(names, (int(n or 0) for n in row), strict=True)), "findings": int(findings)}
 
     def _query(self, select: str, where: list[str], values: list[Any], tail: str = "") -> list[Any]:
-        db = getattr(self._local, "db", None)
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return self._connection().execute(f"{select}{clause} {tail}", values).fetchall()
+
+    def _connection(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
         if db is None:
             db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
-        clause = f" WHERE {' AND '.join(where)}" if where else ""
-        return db.execute(f"{select}{clause} {tail}", values).fetchall()  # type: ignore[no-any-return]
+        return db
 
 
 def _where(filters: dict[str, Any]) -> tuple[list[str], list[Any]]:

@@ -1,0 +1,126 @@
+"""How long an update of the live view blocks the browser's main thread, beside Altair with the same events.
+
+A real Chromium opens the same page by turns with either, and a message that goes round in it without pause tells when the
+main thread did not get to it: that is what a person feels as a page that hangs.
+
+    python benchmarks/live_view.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+HERE = Path(__file__).parent
+CHROMIUM = "/usr/bin/chromium"
+PORT = 18_511
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+LISTEN = """() => {
+  window.gaps = [];
+  const { port1, port2 } = new MessageChannel();
+  let last = performance.now();
+  port1.onmessage = () => {
+    const now = performance.now();
+    if (now - last > 10) window.gaps.push(now - last);
+    last = now;
+    setTimeout(() => port2.postMessage(0), 1);
+  };
+  port2.postMessage(0);
+}"""
+
+
+def updates(page: Page, url: str, *, kind: str, events: int, count: int) -> list[tuple[float, float]]:
+    """For each update, in milliseconds: the longest block, and the processor time of all that the main thread did. The
+    first updates, which load code, are left out."""
+    page.goto(f"{url}/?kind={kind}&events={events}")
+    number = _wait_for(page, 3)
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.evaluate(LISTEN)
+    told = []
+    for _ in range(count + 1):
+        number = _wait_for(page, number + 1)
+        gaps: list[float] = page.evaluate("() => { const told = window.gaps; window.gaps = []; return told; }")
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        told.append((max(gaps, default=0.0), 1000 * next(m["value"] for m in metrics if m["name"] == "TaskDuration")))
+    return [(block, after - before) for (_, before), (block, after) in pairwise(told)]
+
+
+def _wait_for(page: Page, least: int) -> int:
+    """The number of the update that is on the page, when it is at least this one."""
+    script = "least => Number((document.body.innerText.match(/update (\\d+)/) ?? [0, 0])[1]) >= least"
+    page.wait_for_function(script, arg=least, timeout=120_000)
+    found = re.search(r"update (\d+)", page.inner_text("body"))
+    assert found is not None
+    return int(found[1])
+
+
+def measure(url: str, *, sizes: Sequence[int], rounds: int, count: int) -> None:
+    """Print lines for each number of events."""
+    print("milliseconds per update, median and quartiles: the longest main-thread block, and its processor time in all")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for events in sizes:
+            told: dict[str, list[tuple[float, float]]] = {"component": [], "altair": []}
+            ratios = []
+            for _ in range(rounds):
+                for kind, held in told.items():
+                    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+                    held += updates(page, url, kind=kind, events=events, count=count)
+                    page.close()
+                ours, theirs = (statistics.median(block for block, _ in held[-count:]) for held in told.values())
+                ratios.append(ours / theirs)
+            print(f"{events:>7,} events, ratio {_spread(ratios, digits=3)}, {rounds} pairs")
+            for kind, held in told.items():
+                blocks, cpu = zip(*held, strict=True)
+                print(f"          {kind:<10} block {_spread(blocks):<24} processor {_spread(cpu)}", flush=True)
+        browser.close()
+
+
+def _spread(values: Sequence[float], *, digits: int = 0) -> str:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
+    return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def serve() -> subprocess.Popen[bytes]:
+    """Start the page's server."""
+    options = [
+        f"--server.port={PORT}",
+        "--server.address=127.0.0.1",
+        "--server.headless=true",
+        "--server.fileWatcherType=none",
+    ]
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, "-m", "streamlit", "run", str(HERE / "live_view_page.py"), *options]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--events", type=int, nargs="+", default=[1000, 10_000, 50_000])
+    parser.add_argument("--updates", type=int, default=4, help="updates in a round")
+    options = parser.parse_args()
+    server = serve()
+    try:
+        time.sleep(4)
+        measure(f"http://127.0.0.1:{PORT}", sizes=options.events, rounds=options.rounds, count=options.updates)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Traffic of engines that live on their own clock: requests that queue, wait, load, prefill, decode, are preempted and store.
+
+The events are those of a recorder at level `detailed`, with times of whoever asks for them, so that a page can be looked at
+while they come.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracer import events as e
+from tracer.events import Event
+
+MS = 1_000_000
+BLOCK = 32
+
+
+@dataclass
+class Engine:
+    """One recorder, which numbers what it tells."""
+
+    name: str
+    seed: int = 0
+    told: int = 0
+    numbers: Counter[str] = field(default_factory=Counter)
+    begun: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"{self.name} {self.seed}")
+
+    def request(self, begin_ns: int, *, name: str = "", is_stale: bool = False, is_open: bool = False) -> list[Event]:
+        """A request that began then; `is_stale` gives it a preemption and the stale answer of LMCache #2158."""
+        self.begun += 1
+        request = f"{name or f'chat-{self.begun:04}'}-{self.random.getrandbits(32):08x}"
+        return list(self._tell(request, begin_ns, is_stale, is_open))
+
+    def _tell(self, request: str, at: int, is_stale: bool, is_open: bool) -> Iterator[Event]:
+        dice = self.random
+        total = dice.randrange(8, 40) * BLOCK
+        epoch = 0
+
+        def event(cls: type[Event], begin: int, end: int, role: str = "scheduler", **fields: Any) -> Event:
+            told = cls(
+                engine=self.name, recorder=f"recorder-of-{self.name}", sequence=self.told, connector="OffloadConnector",
+                role=role, rank=0, start_ns=begin, end_ns=end, request=request, request_sequence=self.numbers[request],
+                epoch=epoch, **fields,
+            )  # fmt: skip
+            self.told += 1
+            self.numbers[request] += 1
+            return told
+
+        yield event(e.RequestStart, at, at, total=total)
+        at += int(dice.expovariate(1 / 300) * MS)
+        hit = 0 if is_stale else dice.choice((0, 0, total // BLOCK // 2 * BLOCK))
+        is_async = bool(hit) and dice.random() < 0.5
+        looked = at + int(dice.uniform(0.5, 25) * MS)
+        yield event(e.Lookup, at, looked, total=total, computed=0, matched=hit, returned=hit, is_async=is_async)
+        at = looked + MS
+        yield event(e.Alloc, at, at + 10_000, total=total, allocated=hit)
+        if is_async:
+            at += int(dice.uniform(200, 1500) * MS)
+            yield event(e.Received, at, at)
+            at += 30 * MS
+        yield from self._run(event, at, total, hit)
+        at += int(total * 1.2 * MS)
+        if is_stale or dice.random() < 0.12:
+            yield event(e.Preempt, at, at)
+            epoch = 1
+            yield event(e.Lookup, at + MS, at + 2 * MS, total=total + 8, computed=0, matched=256, returned=256)
+            at += int(dice.uniform(300, 1200) * MS)
+            held = 256 + BLOCK if is_stale else 0
+            answer = {"matched": 256, "returned": 256, "cached": True if is_stale else None}
+            yield event(e.Lookup, at, at + MS, total=total + 8, computed=held, **answer)
+            if is_stale:
+                error = "AssertionError: Mismatch in tokens to load"
+                yield event(e.Alloc, at + 2 * MS, at + 3 * MS, total=total, allocated=256, error=error)
+                return
+            yield event(e.Alloc, at + 2 * MS, at + 2 * MS, total=total, allocated=256)
+            yield from self._run(event, at + 3 * MS, total + 8, 256)
+            at += int(total * 0.5 * MS)
+        if is_open:
+            return
+        at += int(dice.uniform(500, 4000) * MS)
+        yield event(e.RequestEnd, at, at, total=total + 40, output=40, outcome="stopped")
+
+    def _run(self, event: Any, at: int, total: int, hit: int) -> Iterator[Event]:
+        steps = {"drafted": 0}
+        yield event(e.Schedule, at, at, computed=hit, scheduled=total - hit, **steps)
+        if hit:
+            loaded = at + int(hit * 0.3 * MS)
+            yield event(e.Load, at, loaded, role="worker", start=0, count=hit, expected=hit)
+        done = at + int((total - hit) * 1.0 * MS)
+        yield event(e.Store, done - 40 * MS, done, role="worker", start=hit, count=total - hit)
+        yield event(e.Schedule, done, done, computed=total, scheduled=1, **steps)
+
+
+def served(engine: Engine, *, from_ns: int, to_ns: int, every_ms: float = 400.0, stale_every: int = 0) -> list[Event]:
+    """What an engine tells of a stretch of time, without what would happen after it."""
+    told: list[Event] = []
+    at = from_ns
+    while at < to_ns:
+        is_stale = bool(stale_every) and engine.begun % stale_every == stale_every - 1
+        events = engine.request(at, is_stale=is_stale)
+        told += events
+        at += int(engine.random.expovariate(1 / every_ms) * MS)
+    return until(told, to_ns)
+
+
+def until(events: list[Event], to_ns: int) -> list[Event]:
+    """The events that have happened by then, numbered in the order in which they did."""
+    happened = sorted((event for event in events if event.end_ns <= to_ns), key=lambda event: event.end_ns)
+    for number, event in enumerate(happened):
+        event.sequence = number
+    return happened

@@ -1,0 +1,213 @@
+"""What a request was doing when: the phases of its life, for whoever draws it. Pure, holds no clock.
+
+A phase is a state in which the request stays until the next change. A transfer (load, store) runs beside them and has an
+end of its own. What recorders do not tell is not made up: at level `basic` only the first step of a request is told, and
+whether it computes its prompt or its output after that is `running`, unless a store shows where the prompt was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from typing import Any
+
+from tracer.events import (
+    Alloc,
+    Event,
+    Free,
+    Load,
+    LoadPlan,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Schedule,
+    Sent,
+    Store,
+    StorePlan,
+    TransferEnd,
+)
+from tracer.semconv import Kind
+
+MOST_CHANGES = 256
+"""Changes, and transfers, that are kept of one request; beyond it the shorter half of them is forgotten."""
+
+
+class Phase(IntEnum):
+    """What a request does. The numbers are stored, and so never change their meaning."""
+
+    QUEUED = 0
+    LOOKUP = 1
+    WAITING = 2
+    """For remote KV: an asynchronous load."""
+    LOAD = 3
+    PREFILL = 4
+    DECODE = 5
+    PREEMPTED = 6
+    STORE = 7
+    """As a phase: the request has ended, and its blocks are kept until they are stored."""
+    DONE = 8
+    RUNNING = 9
+    """Prefill or decode: the recorder's level does not tell which."""
+    FAILED = 10
+
+
+WORDS: dict[Phase, str] = {
+    Phase.QUEUED: "queued",
+    Phase.LOOKUP: "lookup",
+    Phase.WAITING: "waiting for remote KV",
+    Phase.LOAD: "load",
+    Phase.PREFILL: "prefill",
+    Phase.DECODE: "decode",
+    Phase.PREEMPTED: "preempted",
+    Phase.STORE: "store",
+    Phase.DONE: "done",
+    Phase.RUNNING: "running",
+    Phase.FAILED: "failed",
+}
+"""As people read them."""
+
+
+@dataclass(slots=True)
+class Phases:
+    """The phases of one request so far. Times are Unix nanoseconds."""
+
+    _changes: list[tuple[int, Phase]] = field(default_factory=list)
+    _transfers: list[tuple[int, int, Phase]] = field(default_factory=list)
+    _jobs: dict[int, tuple[int, Phase]] = field(default_factory=dict)
+    """Transfers that have been planned and have not ended, by their number."""
+    _whole_ns: list[int] = field(default_factory=list)
+    """Steps, told at level `basic`, that compute all that is left of the prompt."""
+    _total: int | None = None
+    """Tokens that the epoch has to compute before it can answer."""
+    _is_async: bool = False
+    """Whether the last lookup promised an asynchronous load."""
+    _waits: Phase = Phase.QUEUED
+    """What the request is in when nobody works on it."""
+
+    def enter(self, event: Event) -> None:
+        """Take the request's next event. Workers and scheduler tell on their own: their order does not matter."""
+        if enter := _ENTER.get(event.kind):
+            enter(self, event)
+        if event.error is not None:
+            self._change(event.end_ns, Phase.FAILED)
+
+    def changes(self) -> list[tuple[int, Phase]]:
+        """When each phase began, in order of time; each lasts until the next one begins."""
+        told = sorted(self._changes)
+        for at_ns in self._whole_ns:
+            after = next((ns for ns, _ in told if ns > at_ns), None)
+            ends = [to for _, to, phase in self._transfers if phase is Phase.STORE and to > at_ns]
+            # What a step computes is stored when the step is over: there the prompt ends, and the output begins.
+            if ends and (after is None or min(ends) < after):
+                told[told.index((at_ns, Phase.RUNNING))] = (at_ns, Phase.PREFILL)
+                told.append((min(ends), Phase.DECODE))
+                told.sort()
+        return told
+
+    def transfers(self) -> list[tuple[int, int, Phase]]:
+        """Loads and stores, as (from, to, phase) in order of time."""
+        return sorted(self._transfers)
+
+    def _change(self, at_ns: int, phase: Phase) -> None:
+        if self._changes and self._changes[-1][1] is phase:
+            return
+        self._changes.append((at_ns, phase))
+        if len(self._changes) > MOST_CHANGES:
+            self._thin()
+
+    def _thin(self) -> None:
+        told = sorted(self._changes)
+        lasts = [after - at for (at, _), (after, _) in pairwise(told)]
+        longest_first = sorted(range(len(lasts)), key=lambda n: -lasts[n])
+        # The last one is not over: how long it lasts, nobody knows.
+        kept = sorted([*longest_first[: len(lasts) // 2], len(lasts)])
+        self._changes = [told[n] for n in kept]
+        held = {at for at, _ in self._changes}
+        self._whole_ns = [at for at in self._whole_ns if at in held]
+
+    def _transfer(self, from_ns: int, to_ns: int, phase: Phase) -> None:
+        self._transfers.append((from_ns, to_ns, phase))
+        if len(self._transfers) > MOST_CHANGES:
+            self._transfers.sort(key=lambda t: t[1] - t[0])
+            del self._transfers[: MOST_CHANGES // 2]
+
+    def _enter_start(self, event: RequestStart) -> None:
+        self._total = event.total
+        self._change(event.start_ns, Phase.QUEUED)
+
+    def _enter_lookup(self, event: Lookup) -> None:
+        self._total = event.total
+        self._change(event.start_ns, Phase.LOOKUP)
+        self._is_async = event.is_async
+        if event.returned is not None:  # otherwise 'ask me later': the lookup goes on
+            self._change(event.end_ns, self._waits)
+
+    def _enter_alloc(self, event: Alloc) -> None:
+        self._total = event.total or self._total
+        # A second, empty allocation follows an asynchronous load, and begins none.
+        if event.allocated and self._is_async and event.error is None:
+            self._change(event.end_ns, Phase.WAITING)
+
+    def _enter_schedule(self, event: Schedule) -> None:
+        total, self._waits = self._total, Phase.QUEUED
+        if event.drafted is not None or event.blocks_ids is not None:  # told in detail: every step is
+            is_prefill = total is None or event.computed < total
+            self._change(event.end_ns, Phase.PREFILL if is_prefill else Phase.DECODE)
+            return
+        self._change(event.end_ns, Phase.RUNNING)
+        if total is not None and event.computed + event.scheduled >= total:
+            self._whole_ns.append(self._changes[-1][0])
+
+    def _enter_preempt(self, event: Preempt) -> None:
+        self._waits = Phase.PREEMPTED
+        self._change(event.end_ns, Phase.PREEMPTED)
+
+    def _enter_load(self, event: Load) -> None:
+        self._transfer(event.start_ns, event.end_ns, Phase.LOAD)
+
+    def _enter_store(self, event: Store) -> None:
+        self._transfer(event.start_ns, event.end_ns, Phase.STORE)
+
+    def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.transfer_id is not None:
+            self._jobs[event.transfer_id] = (event.end_ns, Phase.LOAD)
+
+    def _enter_store_plan(self, event: StorePlan) -> None:
+        if event.transfer_id is not None:
+            self._jobs[event.transfer_id] = (event.end_ns, Phase.STORE)
+
+    def _enter_transfer_end(self, event: TransferEnd) -> None:
+        begun = self._jobs.pop(event.transfer_id, None)
+        if begun is not None:
+            self._transfer(begun[0], event.end_ns, begun[1])
+
+    def _enter_received(self, event: Received) -> None:
+        self._change(event.end_ns, self._waits)
+
+    def _enter_end(self, event: RequestEnd) -> None:
+        self._change(event.end_ns, Phase.STORE if event.free_delayed else Phase.DONE)
+
+    def _enter_released(self, event: Sent | Free) -> None:
+        self._change(event.end_ns, Phase.DONE)
+
+
+_ENTER: dict[Kind, Callable[[Phases, Any], None]] = {
+    Kind.REQUEST_START: Phases._enter_start,
+    Kind.LOOKUP: Phases._enter_lookup,
+    Kind.ALLOC: Phases._enter_alloc,
+    Kind.SCHEDULE: Phases._enter_schedule,
+    Kind.PREEMPT: Phases._enter_preempt,
+    Kind.LOAD: Phases._enter_load,
+    Kind.STORE: Phases._enter_store,
+    Kind.LOAD_PLAN: Phases._enter_load_plan,
+    Kind.STORE_PLAN: Phases._enter_store_plan,
+    Kind.TRANSFER_END: Phases._enter_transfer_end,
+    Kind.RECEIVED: Phases._enter_received,
+    Kind.REQUEST: Phases._enter_end,
+    Kind.SENT: Phases._enter_released,
+    Kind.FREE: Phases._enter_released,
+}
