@@ -27,7 +27,7 @@ pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
 pytestmark = needs_chromium
 TRACES = "http://jaeger.example:16686/trace/{trace_id}"
 SIZES = {"wide": {"width": 1400, "height": 1500}, "narrow": {"width": 760, "height": 1400}}
-TRAFFIC = Path(__file__).with_name("traffic.py")
+TRAFFIC = Path(__file__).with_name("real_engines.py")
 
 
 @pytest.fixture(scope="module")
