@@ -29,6 +29,7 @@ _SPANS = ',"spans":['
 _SPAN = '{"traceId":"'
 _NEXT = '},{"key":"'
 _INT = '","value":{"intValue":"'
+_INTS, _NEXT_INT, _INTS_END = '","value":{"arrayValue":{"values":[{"intValue":"', '"},{"intValue":"', '"}]}}'
 _SEQUENCE = _NEXT + semconv.SEQUENCE.key + _INT
 _AFTER_INT = '"}' + _NEXT
 _PLAIN_END = "}]},"
@@ -159,6 +160,8 @@ class _Fields(dict[str, tuple[str, Any]]):
         key, is_int, rest = text.partition(_INT)
         if is_int and rest.endswith('"}'):
             read = decode.field(key, otlp_json.integer(rest[:-2]))
+        elif (numbers := _numbers(text)) is not None:
+            read = decode.field(*numbers)
         else:
             data = _loaded(f'{{"key":"{text}}}')
             if data.keys() != {"key", "value"}:
@@ -169,6 +172,18 @@ class _Fields(dict[str, tuple[str, Any]]):
                 self.clear()
             self[text] = read
         return read
+
+
+def _numbers(text: str) -> tuple[str, list[int]] | None:
+    """The key and the numbers of an attribute that is a list of small ones, which a block table is; None for any other."""
+    key, is_list, rest = text.partition(_INTS)
+    if not is_list or not rest.endswith(_INTS_END):
+        return None
+    held = rest[: -len(_INTS_END)].split(_NEXT_INT)
+    digits = "".join(held)
+    if not (digits.isdigit() and digits.isascii() and all(held) and max(map(len, held)) <= _LONGEST_COUNT):
+        return None
+    return key, list(map(int, held))
 
 
 def _end(piece: str) -> int:
