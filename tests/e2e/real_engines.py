@@ -1,8 +1,8 @@
 """Real traffic for the pages: vLLM's real scheduler with real connectors, exported over OTLP as an engine would.
 
 `python real_engines.py FOLDER [whole]` drives one engine after the other, each a process of its own: a sound connector at
-level `detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines; with `whole`, also vLLM's whole
-CPU engine, whose workers really copy. Where the spans go is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any engine.
+level `detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines; with `whole`, also vLLM's
+whole CPU engine, whose workers really copy. Where the spans go is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any engine.
 """
 
 from __future__ import annotations
