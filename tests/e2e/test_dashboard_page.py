@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
+from dashboards import dashboards
 from history import START_NS, history
-from processes import Tracer, free_port, until
+from processes import Tracer
 from wire import encoded
 
 from tracer.events import Event
@@ -58,32 +58,8 @@ def feed(tracer: Tracer, text: str, *, request: str, engine: str) -> None:
 @pytest.fixture
 def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Starts real dashboards; each is ended by its id when the test ends."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(tracer_url: str) -> str:
-        port, log = free_port(), tmp_path / f"dashboard-{len(started)}.log"
-        with log.open("wb") as file:
-            command = [sys.executable, "-m", "tracer.cli", "dashboard", "--tracer", tracer_url, "--port", str(port)]
-            started.append(subprocess.Popen(command, stdout=file, stderr=file))
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{url}/_stcore/health"), why=log.read_text)
-        return url
-
-    yield start
-    for process in started:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=1).is_success
-    except httpx.TransportError:
-        return False
+    with dashboards(tmp_path) as start:
+        yield start
 
 
 def test_from_the_overview_to_a_finding(
