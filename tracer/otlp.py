@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
@@ -21,6 +21,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from tracer.spans import LATEST_NS, Span
 
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+
+
+SPANS_A_LINE = 256
+"""Spans in a line of a trace file that we write."""
 
 
 class MalformedOtlp(ValueError):
@@ -105,6 +109,12 @@ def spans_to_json_line(spans: Iterable[Span]) -> str:
         for (_, scope), held in by_source.items()
     ]
     return json.dumps({"resourceSpans": told}, separators=(",", ":"), ensure_ascii=False)
+
+
+def spans_to_json_lines(spans: Sequence[Span]) -> Iterator[str]:
+    """The lines of a trace file that holds these spans, with their newlines."""
+    for first in range(0, len(spans), SPANS_A_LINE):
+        yield spans_to_json_line(spans[first : first + SPANS_A_LINE]) + "\n"
 
 
 def _span_to_json(span: Span) -> dict[str, Any]:

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from connector.check import profiles as profiles_of_check
 from connector.drive.needs import as_json_object, vllm_ready
 
 if TYPE_CHECKING:
     from connector.check.session import Checked
 
-PROFILES = (
-    "chunked-prefill", "preemption-storm", "retry", "abort", "async", "load-failure", "reset", "spec-decode", "multi",
-    "mixed",
-)  # fmt: skip
-"""Said again, so that --help needs no vLLM; a test holds it against `connector.check.profiles`."""
+PROFILES = tuple(profiles_of_check.PROFILES)
 
 
 @click.command()

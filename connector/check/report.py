@@ -16,7 +16,6 @@ from tracer.findings import Verdict
 from tracer.words import count, some
 
 JUNIT, MARKDOWN = "junit.xml", "report.md"
-_LINE_SPANS = 256
 
 
 def summary(checked: Checked) -> str:
@@ -134,9 +133,7 @@ def write(checked: Checked, folder: Path) -> list[Path]:
     for each in checked.found:
         name = slug(each.failure.what)
         trace, test = folder / f"{name}.jsonl", folder / f"test_{name.replace('-', '_')}.py"
-        spans = each.played.spans
-        batches = (spans[first : first + _LINE_SPANS] for first in range(0, len(spans), _LINE_SPANS))
-        trace.write_text("".join(otlp.spans_to_json_line(batch) + "\n" for batch in batches), encoding="utf-8")
+        trace.write_text("".join(otlp.spans_to_json_lines(each.played.spans)), encoding="utf-8")
         test.write_text(_test(each), encoding="utf-8")
         files[each.failure.id] = (trace.name, test.name)
         written += [trace, test]

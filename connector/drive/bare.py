@@ -105,13 +105,6 @@ class BareScheduler:
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
-    def reset(self, *, running: bool = False, connector: bool = False, prefix_cache: bool = True) -> None:
-        """Reset vLLM's prefix cache, and the connector's store; see `connector.drive.scenario.Reset`."""
-        if not prefix_cache:
-            self.scheduler.reset_connector_cache()
-        else:
-            self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
-
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
         """One scheduling step with a made-up answer of the model; returns how many tokens it ran.
 

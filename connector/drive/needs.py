@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
+
+_DRAWN_EVERY = 200
+"""Steps, or calls, after which a progress bar is drawn anew."""
 
 
 def vllm_ready(command: str) -> None:
@@ -25,6 +31,22 @@ def vllm_ready(command: str) -> None:
         raise click.ClickException(
             f"`{command}` runs vLLM's scheduler, and {missing.name} is not installed: install vLLM for your machine"
         ) from missing
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, where somebody watches; it hears how much is done, and of how much, which is known only on the way."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    with click.progressbar(length=0, label=label, file=sys.stderr) as bar:
+
+        def show(done: int, of: int) -> None:
+            bar.length = of
+            if done % _DRAWN_EVERY == 0 or done == of:
+                bar.update(max(0, min(done, of) - bar.pos))
+
+        yield show
 
 
 def as_json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from connector import names
 from connector.drive import keep
 from connector.drive.bare import BareScheduler
-from connector.drive.scenario import Scenario, tokens
+from connector.drive.scenario import Reset, Scenario, tokens
 from connector.drive.whole import WholeEngine
 from tracer.detect import Detector
 from tracer.events import Event
@@ -82,8 +82,6 @@ class Stage(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    def reset(self, *, running: bool = False, connector: bool = False, prefix_cache: bool = True) -> None: ...
-
     def step(self) -> int:
         """One scheduling step; returns how many tokens it ran."""
 
@@ -147,8 +145,7 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
     while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
         while resets and resets[-1].at_step <= stage.steps:
-            reset = resets.pop()
-            stage.reset(running=reset.running, connector=reset.connector, prefix_cache=reset.prefix_cache)
+            _reset(stage.scheduler, resets.pop())
         while arrivals and arrivals[-1].at_step <= stage.steps:
             each = arrivals.pop()
             prompt, output = tokens(each.prompt), tokens(each.output)
@@ -164,6 +161,13 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
         idle = 0 if busy else idle + 1
         if not busy and not stage.scheduler.requests and idle > scenario.workers.latest_steps:
             return
+
+
+def _reset(scheduler: Any, reset: Reset) -> None:
+    if reset.prefix_cache:
+        scheduler.reset_prefix_cache(reset_running_requests=reset.running, reset_connector=reset.connector)
+    else:
+        scheduler.reset_connector_cache()
 
 
 def judged(events: Iterable[Event], *, rules: Sequence[Rule] | None = None) -> Detector:

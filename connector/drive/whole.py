@@ -61,13 +61,6 @@ class WholeEngine:
         """Abort a request, as when its client goes away."""
         self._engine.abort_request([request_id])
 
-    def reset(self, *, running: bool = False, connector: bool = False, prefix_cache: bool = True) -> None:
-        """Reset vLLM's prefix cache, and the connector's store; see `connector.drive.scenario.Reset`."""
-        if not prefix_cache:
-            self.scheduler.reset_connector_cache()
-        else:
-            self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=connector)
-
     def step(self) -> int:
         """One step of the engine; returns how many requests it ran, whose tokens the engine does not tell."""
         running = len(self.scheduler.running)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from connector.drive.needs import vllm_ready
+from connector.drive.needs import progress, vllm_ready
 from tracer import destination, otlp, terminal
 from tracer.replay.history import load
-
-_LINE_SPANS = 256
 
 
 def drive_again(
@@ -37,32 +33,18 @@ def drive_again(
     vllm_ready("kvtrail replay --engine")
     from connector.redrive import report
     from connector.redrive.redrive import redrive
-    from connector.redrive.workload import workload_of
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)
-    steps = max((each.at_step for each in workload_of(history, recorder=recorder).scenario.arrivals), default=0)
-    with _progress(steps) as on_step:
+    with progress("driving again") as on_steps:
         driven = redrive(
-            history, connector=connector, config=config, recorder=recorder, whole_engine=whole_engine, on_step=on_step
+            history, connector=connector, config=config, recorder=recorder, whole_engine=whole_engine, progress=on_steps
         )
     if output is not None:
-        spans = driven.played.spans
         with destination.opened(output) as file:
-            for first in range(0, len(spans), _LINE_SPANS):
-                file.write(otlp.spans_to_json_line(spans[first : first + _LINE_SPANS]) + "\n")
+            file.writelines(otlp.spans_to_json_lines(driven.played.spans))
     if as_json:
         click.echo(json.dumps(report.as_dict(driven), indent=2))
     else:
         terminal.echo(report.as_text(driven, columns=terminal.width()))
     return 1 if driven.played.findings or driven.played.error or driven.played.unfinished else 0
-
-
-@contextmanager
-def _progress(steps: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar, where somebody watches; a run ends some time after the last arrival."""
-    if not sys.stderr.isatty():
-        yield lambda step: None
-        return
-    with click.progressbar(length=steps, label="driving again", file=sys.stderr) as bar:
-        yield lambda step: bar.update(max(0, min(step, steps) - bar.pos))

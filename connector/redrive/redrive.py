@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from connector.drive.play import Played, judged, play
+from connector.drive.play import Played, play
 from connector.names import configuration
 from connector.redrive.compare import Closeness, compare
 from connector.redrive.workload import Workload, workload_of
 from tracer.replay.history import History
+from tracer.replay.judging import found_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ def redrive(
     config: Mapping[str, Any] | None = None,
     recorder: str | None = None,
     whole_engine: bool = False,
-    on_step: Callable[[int], None] = lambda steps: None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Redriven:
     """Make a scenario of a history and play it.
 
@@ -46,6 +47,8 @@ def redrive(
     the history, or its engine. With `whole_engine` the CPU engine runs it, model and worker included, instead of the bare
     scheduler.
 
+    `progress` hears how many steps were made, and in which step the last request arrives: the run ends some time after it.
+
     Raises:
         NotDrivable: the history does not hold what it takes.
         Unbuildable: vLLM refuses the settings or the connector.
@@ -53,8 +56,9 @@ def redrive(
     workload = workload_of(history, recorder=recorder)
     name = connector or workload.connector
     transfer = configuration(name, workload.settings if config is None else config)
-    played = play(workload.scenario, transfer, whole_engine=whole_engine, on_step=on_step)
-    recorded = [finding for held in judged(history.events).findings.values() for finding in held.values()]
+    last = max((each.at_step for each in workload.scenario.arrivals), default=0)
+    played = play(workload.scenario, transfer, whole_engine=whole_engine, on_step=lambda step: progress(step, last))
+    recorded = list(found_in(history.events).values())
     return Redriven(
         connector=name,
         workload=workload,

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from connector.drive.needs import vllm_ready
+from connector.drive.needs import progress, vllm_ready
 from tracer import terminal
 from tracer.replay.history import load
-
-PROGRESS_EVERY = 200
-"""Calls after which the progress bar is drawn anew."""
 
 
 def run_against(
@@ -40,27 +35,11 @@ def run_against(
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)
-    with _progress() as progress:
-        result = rerun(history, against=against, config=config, request=request, progress=progress)
+    with progress("running again") as on_calls:
+        result = rerun(history, against=against, config=config, request=request, progress=on_calls)
     terminal.echo(json.dumps(result.as_dict(), indent=2) if as_json else report(result, columns=terminal.width()))
     for file, line, reason in history.unreadable:
         click.echo(f"{file}:{line}: not read: {reason}", err=True)
     if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):
         raise Unusable("nothing could be compared")
     return 1 if result.differs else 0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar, where somebody watches; it is known only when the calls begin how many there are."""
-    if not sys.stderr.isatty():
-        yield lambda done, of: None
-        return
-    with click.progressbar(length=0, label="running again", file=sys.stderr) as bar:
-
-        def show(done: int, of: int) -> None:
-            bar.length = of
-            if done % PROGRESS_EVERY == 0 or done == of:
-                bar.update(done - bar.pos)
-
-        yield show

@@ -16,7 +16,6 @@ from tracer.importers.lines import Record
 from tracer.importers.reader import LogReader, names
 from tracer.tracefile import UnusableTrace
 
-_SPANS_A_LINE = 256
 _MOST_SHOWN = 300
 
 
@@ -85,7 +84,7 @@ def _write(reader: LogReader, file: IO[str] | None) -> int:
     """Write the reader's spans; returns how many. Without a file they are read for the sake of the story."""
     spans = reader.spans()
     count = 0
-    while batch := list(islice(spans, _SPANS_A_LINE)):
+    while batch := list(islice(spans, otlp.SPANS_A_LINE)):
         count += len(batch)
         if file is not None:
             file.write(otlp.spans_to_json_line(batch) + "\n")

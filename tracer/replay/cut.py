@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tracer.detect import Detector
 from tracer.events import Event
 from tracer.findings import Finding
 from tracer.replay.grounds import grounds
 from tracer.replay.history import Moment
+from tracer.replay.judging import found_in
 from tracer.replay.numbering import Numbering, in_span
 from tracer.replay.reduce import inverted, reached, reduced
 
 Progress = Callable[[int, int], None]
 """Hears how many events the history has that is judged next, and how many have been judged with it."""
-
-
-def found_in(events: Sequence[Event]) -> dict[str, Finding]:
-    """What an audit finds in these events, by id."""
-    detector = Detector()
-    found = [*detector.feed(events), *detector.settle(), *detector.tick()]
-    return {finding.id: finding for finding in found}
 
 
 def request_of(event: Event) -> tuple[str, str | None]:

@@ -9,8 +9,8 @@ import click
 
 from tracer import destination, terminal, words
 from tracer.destination import STDOUT
-from tracer.detect import Detector
 from tracer.replay.history import History, load
+from tracer.replay.judging import found_in
 from tracer.replay.perfetto import trace_events
 from tracer.tracefile import UnusableTrace
 
@@ -64,11 +64,7 @@ def export(context: click.Context, traces: tuple[Path, ...], perfetto: bool, out
 
 def _write(history: History, output: Path) -> int:
     """Write the trace events, one a line; returns how many."""
-    detector = Detector()
-    detector.feed(history.events)
-    detector.settle()
-    detector.tick()
-    findings = [finding for held in detector.findings.values() for finding in held.values()]
+    findings = list(found_in(history.events).values())
     count = 0
     with destination.opened(output) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')

@@ -1,4 +1,4 @@
-"""Where in a history each finding is made."""
+"""What is found in a history, and where in it each finding is made."""
 
 from __future__ import annotations
 
@@ -67,3 +67,10 @@ def judge(
         verdicts={key: detector.verdict(account) for key, account in detector.ledger.accounts.items()},
         missing=detector.missing,
     )
+
+
+def found_in(events: Sequence[Event]) -> dict[str, Finding]:
+    """What an audit finds in these events, by id."""
+    detector = Detector()
+    found = [*detector.feed(events), *detector.settle(), *detector.tick()]
+    return {finding.id: finding for finding in found}

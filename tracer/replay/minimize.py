@@ -13,8 +13,9 @@ from typing import Any
 
 from tracer import semconv
 from tracer.findings import Finding, by_weight
-from tracer.replay.cut import Cut, Progress, found_in, request_of
+from tracer.replay.cut import Cut, Progress, request_of
 from tracer.replay.history import History, Moment
+from tracer.replay.judging import found_in
 
 
 class NoFinding(ValueError):
