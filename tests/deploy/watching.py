@@ -34,7 +34,7 @@ def programs() -> tuple[str, str] | None:
 
 
 class Engine:
-    """The process of `engine.py`."""
+    """The process of `served_engine.py`."""
 
     def __init__(self, folder: Path, tracer: Tracer) -> None:
         self.port = free_port()
@@ -45,7 +45,7 @@ class Engine:
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("engine.py")), str(folder), str(self.port)],
+            [sys.executable, str(Path(__file__).with_name("served_engine.py")), str(folder), str(self.port)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.open("w"), text=True, env=environment,
         )  # fmt: skip
         self._hear("ready")

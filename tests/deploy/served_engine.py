@@ -6,7 +6,7 @@ It reads orders from its input, a line each, and answers when it has done them:
     load    the same on vLLM's OffloadingConnector, whose loads are asynchronous
     break   LMCache #2158's bug, which ends the engine
 
-Call: python engine.py FOLDER PORT
+Call: python served_engine.py FOLDER PORT
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Engines:
     def _run(self, bare: BareScheduler, *, rounds: int) -> None:
         for number in range(rounds):
             self._steps(bare, shared_prefixes(seed=number % 2), str(number))
-            bare.reset()  # the engine's own prefix cache, so that the connector is asked
+            bare.scheduler.reset_prefix_cache()  # the engine's own prefix cache, so that the connector is asked
             time.sleep(PAUSE_S)
 
     def _steps(self, bare: BareScheduler, jobs: list[Job], name: str) -> None:
