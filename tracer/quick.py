@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,12 @@ _LONGEST_REMEMBERED = 200
 _SPANS = ',"spans":['
 _SPAN = '{"traceId":"'
 _NEXT = '},{"key":"'
-_INT = '","value":{"intValue":"'
-_INTS, _NEXT_INT, _INTS_END = '","value":{"arrayValue":{"values":[{"intValue":"', '"},{"intValue":"', '"}]}}'
-_SEQUENCE = _NEXT + semconv.SEQUENCE.key + _INT
-_AFTER_INT = '"}' + _NEXT
+_VALUE = '","value":{'
+_INT, _STRING, _LIST, _END = '"intValue":"', '"stringValue":"', '"arrayValue":{"values":[{', '"}'
+_INTS, _STRINGS, _LIST_END = _LIST + _INT, _LIST + _STRING, '"}]}}'
+_NEXT_INT, _NEXT_STRING = '"},{' + _INT, '"},{' + _STRING
+_QUOTE, _BACKSLASH = '"', "\\"
+_SEQUENCE = _NEXT + semconv.SEQUENCE.key + _VALUE + _INT
 _PLAIN_END = "}]},"
 _STATUS_END = '}],"status":{}},'
 _HEAD = re.compile(
@@ -52,7 +55,10 @@ class _Section:
     common: dict[str, Any] | None
     """Fields of every event of it; None where its spans are no events, or not to be read quickly."""
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same with the fields of its recorder's attributes, by their text."""
+    """The same with the fields of a recorder's attributes, by their text up to the span's number."""
+    source: str = _SEQUENCE
+    known: dict[str, Any] = field(default_factory=dict)
+    """The source of the span before, which nearly always is the next one's too, and its fields."""
 
 
 class Quick:
@@ -114,40 +120,47 @@ class Quick:
         head = _HEAD.match(piece)
         if head is None or section.common is None:
             raise Odd("the beginning of a span")
-        trace_id, span_id, name, start, end = head.groups()
         if piece.endswith(_PLAIN_END):
-            attributes = piece[head.end() : -len(_PLAIN_END)]
+            end = -len(_PLAIN_END)
         elif piece.endswith(_STATUS_END):
-            attributes = piece[head.end() : -len(_STATUS_END)]
+            end = -len(_STATUS_END)
         else:
             raise Odd("the end of a span")
-        start_ns, end_ns = int(start), int(end)
+        begin = head.end()
+        if not piece.startswith(section.source, begin):
+            self._find_source(piece, begin, section, section.common)
+        number, *rest = piece[begin + len(section.source) : end].split(_NEXT)
+        sequence = _number(number[: -len(_END)])
+        if sequence is None or not number.endswith(_END):
+            raise Odd("a number")
+        trace_id, span_id, name, start, end_text = head.groups()
+        start_ns, end_ns = int(start), int(end_text)
         if start_ns >= LATEST_NS or end_ns >= LATEST_NS:
             raise Odd("a time")
-        source, numbered, rest = attributes.partition(_SEQUENCE)
-        number, more, rest = rest.partition(_AFTER_INT)
-        if not more:
-            if not number.endswith('"}'):
-                raise Odd("the end of a span")
-            number = number[:-2]
-        if not (numbered and number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
-            raise Odd("a number")
-        known = section.sources.get(source)
-        if known is None:
-            known = self._source(source, section, section.common)
-        fields = known.copy()
-        fields["trace_id"], fields["span_id"] = trace_id, span_id
-        fields["start_ns"], fields["end_ns"] = start_ns, end_ns
-        fields["sequence"] = int(number)
-        if more:
-            fields.update(map(self._fields.__getitem__, rest.split(_NEXT)))
+        fields = {
+            **section.known,
+            "trace_id": trace_id,
+            "span_id": span_id,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "sequence": sequence,
+        }
+        fields.update(map(self._fields.__getitem__, rest))
         return CLASSES[name](**fields)
 
-    def _source(self, text: str, section: _Section, common: dict[str, Any]) -> dict[str, Any]:
-        if len(section.sources) >= _MOST_REMEMBERED:
-            section.sources.clear()
-        known = section.sources[text] = {**common, **dict(map(self._fields.__getitem__, text.split(_NEXT)))}
-        return known
+    def _find_source(self, piece: str, begin: int, section: _Section, common: dict[str, Any]) -> None:
+        """Find what a span says of its recorder, and take it for what the next span says."""
+        end = piece.find(_SEQUENCE, begin)
+        if end < 0:
+            raise Odd("a span without a number")
+        source = piece[begin : end + len(_SEQUENCE)]
+        known = section.sources.get(source)
+        if known is None:
+            if len(section.sources) >= _MOST_REMEMBERED:
+                section.sources.clear()
+            attributes = piece[begin:end].split(_NEXT)
+            known = section.sources[source] = {**common, **dict(map(self._fields.__getitem__, attributes))}
+        section.source, section.known = source, known
 
 
 class _Fields(dict[str, tuple[str, Any]]):
@@ -157,11 +170,9 @@ class _Fields(dict[str, tuple[str, Any]]):
     """
 
     def __missing__(self, text: str) -> tuple[str, Any]:
-        key, is_int, rest = text.partition(_INT)
-        if is_int and rest.endswith('"}'):
-            read = decode.field(key, otlp_json.integer(rest[:-2]))
-        elif (numbers := _numbers(text)) is not None:
-            read = decode.field(*numbers)
+        key, _, rest = text.partition(_VALUE)
+        if (value := _plain(rest)) is not None:
+            read = decode.field(key, value)
         else:
             data = _loaded(f'{{"key":"{text}}}')
             if data.keys() != {"key", "value"}:
@@ -174,16 +185,32 @@ class _Fields(dict[str, tuple[str, Any]]):
         return read
 
 
-def _numbers(text: str) -> tuple[str, list[int]] | None:
-    """The key and the numbers of an attribute that is a list of small ones, which a block table is; None for any other."""
-    key, is_list, rest = text.partition(_INTS)
-    if not is_list or not rest.endswith(_INTS_END):
-        return None
-    held = rest[: -len(_INTS_END)].split(_NEXT_INT)
-    digits = "".join(held)
-    if not (digits.isdigit() and digits.isascii() and all(held) and max(map(len, held)) <= _LONGEST_COUNT):
-        return None
-    return key, list(map(int, held))
+def _plain(text: str) -> int | str | Sequence[int | str] | None:
+    """The value of an attribute that is a small number, plain text, or a list of either, as block tables and chunks' keys
+    are; None for any other."""
+    if text.startswith(_INT) and text.endswith(_END):
+        return _number(text[len(_INT) : -len(_END)])
+    if text.startswith(_STRING) and text.endswith(_END):
+        return _text(text[len(_STRING) : -len(_END)])
+    if text.startswith(_INTS) and text.endswith(_LIST_END):
+        held = text[len(_INTS) : -len(_LIST_END)].split(_NEXT_INT)
+        digits = "".join(held)
+        plain = digits.isdigit() and digits.isascii() and all(held) and max(map(len, held)) <= _LONGEST_COUNT
+        return list(map(int, held)) if plain else None
+    if text.startswith(_STRINGS) and text.endswith(_LIST_END):
+        texts = text[len(_STRINGS) : -len(_LIST_END)].split(_NEXT_STRING)
+        return None if any(_text(each) is None for each in texts) else texts
+    return None
+
+
+def _number(text: str) -> int | None:
+    """A number that is surely none too large; None for any other text."""
+    return int(text) if text.isdigit() and text.isascii() and len(text) <= _LONGEST_COUNT else None
+
+
+def _text(text: str) -> str | None:
+    """What a JSON text without escapes says; None where it may say something else, or nothing."""
+    return None if _QUOTE in text or _BACKSLASH in text or not text.isprintable() else text
 
 
 def _end(piece: str) -> int:
