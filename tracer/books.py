@@ -41,6 +41,8 @@ class Books:
     """The last step of the epoch."""
     blocks: list[int] | None = None
     """The block table, as allocations and steps published it; None where they did not."""
+    has_groups: bool = False
+    """Whether the engine has several KV cache groups, of which the block table is the first one's alone; over all epochs."""
     loading: Alloc | None = None
     """The allocation whose asynchronous load has not been received."""
     received: Received | None = None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from tracer.account import Account
 from tracer.events import Event
+
+REMEMBERED_NUMBERS = 64
+"""Numbers per request and recorder of which the span is remembered, to tell a repetition from a contradiction."""
 
 
 @dataclass(slots=True)
@@ -13,8 +17,19 @@ class Stream:
     """Numbered events: the next number to enter, and those that came before their turn."""
 
     expected: int = 0
-    recent: dict[int, str] = field(default_factory=dict)
+    recent: deque[str | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED_NUMBERS))
+    """The spans of the last numbers before it; None of one that never came."""
     early: dict[int, Event] = field(default_factory=dict)
+
+    def known(self, number: int) -> str | None:
+        """The span that came with a number before the expected one; None where that is not remembered."""
+        back = self.expected - number
+        return self.recent[-back] if back <= len(self.recent) else None
+
+    def skip(self, number: int) -> None:
+        """What comes before this number never comes."""
+        self.recent.extend([None] * min(number - self.expected, REMEMBERED_NUMBERS))
+        self.expected = number
 
 
 @dataclass(slots=True)

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tracer.account import Account
 from tracer.cases import Case, Stream, is_due, waits
+from tracer.court import Court, Tally
 from tracer.engine import Engine
 from tracer.events import Event, Heartbeat, RequestStart
 from tracer.events import Key as ChunkKey
-from tracer.findings import Drift, Finding, Judgement, Verdict
+from tracer.findings import Drift, Finding, Verdict
 from tracer.ledger import Ledger
-from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule, all_rules
+from tracer.rules import Rule, all_rules
 from tracer.semconv import Kind
 
-REMEMBERED_NUMBERS = 64
-"""Numbers per request and recorder of which the span is remembered, to tell a repetition from a contradiction."""
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, in nanoseconds of the recorders' clocks."""
 WAITING = {Kind.ALLOC, Kind.REQUEST, Kind.RECEIVED}
@@ -47,8 +46,6 @@ class Detector:
         self._listener = listener
         self.findings: dict[Key, dict[str, Finding]] = {}
         """Findings by request and id, for the requests whose account is still held."""
-        self.verdicts: Counter[tuple[str, Verdict]] = Counter()
-        """How often each rule gave each verdict."""
         self.changed: list[Key] = []
         """Requests whose account changed without an event of theirs: their engine ended, or their gaps were given up.
         For the caller to read and to clear."""
@@ -59,16 +56,7 @@ class Detector:
         self._waiting: dict[Key, None] = {}
         self._engines: dict[str, tuple[Engine, Stream]] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
-        rules = all_rules() if rules is None else rules
-        self._by_kind: dict[Kind, list[tuple[Rule, Callable[[Event, Account], Judgement], tuple[str, Verdict]]]] = {}
-        self._by_engine: dict[Kind, list[tuple[Rule, Callable[[Event, Engine], Judgement]]]] = {}
-        for rule in rules:
-            for kind in rule.kinds:
-                if isinstance(rule, RequestRule):
-                    self._by_kind.setdefault(kind, []).append((rule, rule.judge, (rule.id, Verdict.OK)))
-                elif isinstance(rule, EngineRule):
-                    self._by_engine.setdefault(kind, []).append((rule, rule.judge))
-        self._deadlines = [rule for rule in rules if isinstance(rule, DeadlineRule)]
+        self._court = Court(all_rules() if rules is None else rules)
 
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
@@ -118,13 +106,18 @@ class Detector:
             if held is None or held[1].early or held[0].missed_ns >= account.last_ns:
                 continue  # what the request waits for may have been recorded, and lost
             told = {(f.rule, f.epoch) for f in self.findings.get(key, {}).values()}
-            for rule in self._deadlines:
-                if (rule.id, account.epoch) not in told and (
-                    drift := rule.overdue(account, held[0].heard_ns)
-                ) is not None:
-                    self._judged(rule, drift.witness[-1], drift, touched)
+            for tally, rule in self._court.deadlines:
+                if (rule.id, account.epoch) in told:
+                    continue
+                if (drift := rule.overdue(account, held[0].heard_ns)) is not None:
+                    self._judged(tally, drift, touched)
                     self.changed.append(key)
         return list(touched.values())
+
+    @property
+    def verdicts(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule gave each verdict."""
+        return self._court.verdicts
 
     @property
     def missing(self) -> int:
@@ -201,12 +194,9 @@ class Detector:
                 stream.early[number] = event
                 self._gaps[key] = None
                 return
-        recent = stream.recent
-        recent[number] = event.span_id
-        if len(recent) > REMEMBERED_NUMBERS:
-            del recent[next(iter(recent))]
         self._enter(event, case, touched)
-        stream.expected += 1
+        stream.recent.append(event.span_id)
+        stream.expected = number + 1
         if stream.early:
             self._catch_up(key, case, stream, touched)
 
@@ -216,7 +206,7 @@ class Detector:
         if number in stream.early:
             known: str | None = stream.early[number].span_id
         elif number < stream.expected:
-            known = stream.recent.get(number)
+            known = stream.known(number)
         else:
             return False
         if known is not None and known != event.span_id:
@@ -225,8 +215,8 @@ class Detector:
 
     def _catch_up(self, key: Key, case: Case, stream: Stream, touched: dict[str, Finding]) -> None:
         while (early := stream.early.pop(stream.expected, None)) is not None:
-            stream.recent[stream.expected] = early.span_id
             self._enter(early, case, touched)
+            stream.recent.append(early.span_id)
             stream.expected += 1
         if not any(other.early for other in case.streams.values()):
             del self._gaps[key]
@@ -237,7 +227,10 @@ class Detector:
             if number > stream.expected:
                 self.lost[key[0]] += number - stream.expected
                 case.account.complete = False
-            self._enter(stream.early.pop(number), case, touched)
+                stream.skip(number)
+            early = stream.early.pop(number)
+            self._enter(early, case, touched)
+            stream.recent.append(early.span_id)
             stream.expected = number + 1
 
     def _enter(self, event: Event, case: Case, touched: dict[str, Finding]) -> None:
@@ -249,15 +242,15 @@ class Detector:
             account = case.account = self.ledger.account(*key)
             case.checked = False
         kind, ok = event.kind, Verdict.OK
-        for rule, judge, told in self._by_kind.get(kind, ()):
+        for tally, judge in self._court.by_kind.get(kind, ()):
             judgement = judge(event, account)
             if judgement is None:
                 continue
             if judgement is ok:
-                self.verdicts[told] += 1
+                tally.ok += 1
                 case.checked = True
             else:
-                self._judged(rule, event, judgement, touched)
+                self._judged(tally, judgement, touched)
         account.apply(event)
         if self._listener is not None:
             self._listener(event, account)
@@ -283,26 +276,28 @@ class Detector:
             stream.expected += 1
 
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
-        for rule, judge in self._by_engine.get(event.kind, ()):
+        for tally, judge in self._court.by_engine.get(event.kind, ()):
             judgement = judge(event, engine)
             if judgement is not None:
-                self._judged(rule, event, judgement, touched)
+                self._judged(tally, judgement, touched)
         if event.request is None:  # a rule that needs the event alone judges it all the same
-            for request_rule, judge_request, _ in self._by_kind.get(event.kind, ()):
+            for tally, judge_request in self._court.by_kind.get(event.kind, ()):
                 judgement = judge_request(event, Account(event.engine, "", complete=False))
                 if judgement is not None:
-                    self._judged(request_rule, event, judgement, touched)
+                    self._judged(tally, judgement, touched)
         engine.apply(event)
         if event.end_ns > engine.heard_ns:
             engine.heard_ns = event.end_ns
 
-    def _judged(self, rule: Rule, event: Event, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
+    def _judged(self, tally: Tally, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
         if isinstance(judgement, Drift):
-            finding = self._kept(rule, rule.finding(judgement))
+            finding = self._kept(tally.rule, tally.rule.finding(judgement))
             touched[finding.id] = finding
-            self.verdicts[rule.id, Verdict.DRIFT] += 1
+            tally.drift += 1
+        elif judgement is Verdict.OK:
+            tally.ok += 1
         else:
-            self.verdicts[rule.id, judgement] += 1
+            tally.unknown += 1
 
     def _kept(self, rule: Rule, fresh: Finding) -> Finding:
         """The finding that is held: this one, or the one that it shows once more."""

@@ -202,6 +202,7 @@ class Pipeline:
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Sum up an event; of one that was read back the sums are stored already, and only what follows needs it."""
+        account.phases.enter(event)
         id_ = (event.trace_id, event.span_id)
         if id_ not in self._summed:
             self.efficiency.hear(event, account)

@@ -185,7 +185,8 @@ def send(tracer: Tracer, events: Any) -> None:
 def test_the_api_gives_columns_marks_and_gaps(start_tracer: Callable[..., Tracer]) -> None:
     tracer = start_tracer()
     send(tracer, history(STORY, request="story-0123abcd", recorder="one", engine="first"))
-    other = history(STORY, request="other-0123abcd", recorder="two", engine="second")
+    sound = STORY.replace("-> 256 cached", "-> 0").replace(" !Mismatch", "")
+    other = history(sound, request="other-0123abcd", recorder="two", engine="second")
     send(tracer, [*other[:2], *other[4:]])
     about = {"from_ns": START_NS - S, "to_ns": START_NS + S}
     got: Any = tracer.get("/api/lanes", **about)

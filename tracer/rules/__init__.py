@@ -13,13 +13,16 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 from tracer.account import Account
 from tracer.engine import Engine
 from tracer.events import Event
 from tracer.findings import Drift, Finding, Judgement, Severity, witnesses
 from tracer.semconv import Kind
+
+E = TypeVar("E", bound=Event, contravariant=True)
+"""The events that a rule judges: those of its kinds."""
 
 
 class Rule(ABC):
@@ -66,24 +69,24 @@ class Rule(ABC):
         """The contradiction in sentences, from the finding's data alone."""
 
 
-class RequestRule(Rule):
+class RequestRule(Rule, Generic[E]):
     """Judges the events of a request, in their order, by its account."""
 
     @abstractmethod
-    def judge(self, event: Event, account: Account) -> Judgement:
-        """Judge one event; `account` is the request's as it stood before the event.
+    def judge(self, event: E, account: Account) -> Judgement:
+        """Judge one event of the rule's kinds; `account` is the request's as it stood before the event.
 
         A rule that leans on the account's history must answer `Verdict.UNKNOWN` when `account.complete` is False.
         """
 
 
-class EngineRule(Rule):
+class EngineRule(Rule, Generic[E]):
     """Judges the events of an engine, in their order, by what is known of it across its requests."""
 
     @abstractmethod
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        """Judge one event; `engine` is as it stood before the event. It must answer `Verdict.UNKNOWN` where it leans on
-        history and `engine.complete` is False."""
+    def judge(self, event: E, engine: Engine) -> Judgement:
+        """Judge one event of the rule's kinds; `engine` is as it stood before the event. It must answer `Verdict.UNKNOWN`
+        where it leans on history and `engine.complete` is False."""
 
 
 class DeadlineRule(Rule):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Alloc, Event
+from tracer.events import Alloc
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class AllocMismatch(RequestRule):
+class AllocMismatch(RequestRule[Alloc]):
     """The scheduler allocated for other tokens than the lookup returned.
 
     Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
@@ -28,8 +28,7 @@ class AllocMismatch(RequestRule):
         " connector, or a lookup made for another request under the same id."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Alloc)
+    def judge(self, event: Alloc, account: Account) -> Judgement:
         if event.matched is not None and event.computed is not None:
             most = max(0, event.matched - event.computed)
             if event.allocated > most:

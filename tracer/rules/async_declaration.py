@@ -16,7 +16,7 @@ def synchronous_load(account: Account) -> Alloc | None:
     return taken[0] if lookup is not None and not lookup.is_async and lookup.returned else None
 
 
-class AsyncDeclaration(RequestRule):
+class AsyncDeclaration(RequestRule[Event]):
     """What a lookup declares about the load, synchronous or not, is not what happens.
 
     Invariant: an answer of 0 tokens is synchronous; a request with an asynchronous load runs only after the load was

@@ -7,7 +7,7 @@ from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class BlockReuse(EngineRule):
+class BlockReuse(EngineRule[Event]):
     """A block was given to a request while a transfer of another one was open over it.
 
     Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of another

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Transfer
+from tracer.events import Transfer
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class BlockShortage(RequestRule):
+class BlockShortage(RequestRule[Transfer]):
     """A transfer named fewer KV blocks than its tokens fill.
 
     Invariant: n <= b * s, where n are the tokens of a load or store, b the distinct blocks it names and s the tokens that
@@ -28,8 +28,7 @@ class BlockShortage(RequestRule):
         " preemptions."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Transfer)
+    def judge(self, event: Transfer, account: Account) -> Judgement:
         if event.blocks_count is None or not event.block_size:
             return None
         if event.count <= event.blocks_count * event.block_size:

@@ -7,7 +7,7 @@ from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class DoubleFree(RequestRule):
+class DoubleFree(RequestRule[Event]):
     """Something was given back more often than it was taken.
 
     Invariant: references >= 0 and pins >= 0 of every chunk; unlocked <= locked of every request.

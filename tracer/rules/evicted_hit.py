@@ -7,7 +7,7 @@ from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class EvictedHit(EngineRule):
+class EvictedHit(EngineRule[Alloc | LoadPlan]):
     """A chunk is loaded that was evicted after the lookup had found it.
 
     Invariant: the keys of a load are in the store when the load is planned, and those that the lookup claimed for it when
@@ -25,8 +25,7 @@ class EvictedHit(EngineRule):
     kinds = frozenset({Kind.ALLOC, Kind.LOAD_PLAN})
     hint = "Pin at the lookup what the load will need, or look again when blocks have been allocated."
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Alloc | LoadPlan)
+    def judge(self, event: Alloc | LoadPlan, engine: Engine) -> Judgement:
         witness: list[Event] = [event]
         if isinstance(event, LoadPlan):
             keys, count = event.chunk_keys, event.count

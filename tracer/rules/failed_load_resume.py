@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.engine import Engine
-from tracer.events import Event, Schedule
+from tracer.events import Schedule
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class FailedLoadResume(EngineRule):
+class FailedLoadResume(EngineRule[Schedule]):
     """A request computes on top of blocks whose load failed.
 
     Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
@@ -25,8 +25,7 @@ class FailedLoadResume(EngineRule):
     kinds = frozenset({Kind.SCHEDULE})
     hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Schedule)
+    def judge(self, event: Schedule, engine: Engine) -> Judgement:
         if not engine.invalid:
             return None
         table, size = engine.tables.get(event.request or ""), event.block_size

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from tracer.account import Account
 from tracer.contract import Breach, breach
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class FullHit(RequestRule):
+class FullHit(RequestRule[Lookup]):
     """A full hit left no token to run.
 
     Invariant: c + e <= N - 1 for a synchronous load: the last token must be computed again, or there are no logits to
@@ -24,8 +24,7 @@ class FullHit(RequestRule):
     kinds = frozenset({Kind.LOOKUP})
     hint = "Cap the answer at N - 1 - c for a synchronous load, after rounding to chunks."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, account: Account) -> Judgement:
         if not event.answer:
             return None
         match breach(event.total, event.computed, event.matched, event.answer, event.is_async):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tracer.engine import Engine
-from tracer.events import Event, Preempt
+from tracer.events import Preempt
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import EngineRule
 from tracer.semconv import Kind
@@ -10,7 +10,7 @@ IN_VAIN = 3
 """So many preemptions that give nothing back, one after the other, are no accident."""
 
 
-class IdlePreemption(EngineRule):
+class IdlePreemption(EngineRule[Preempt]):
     """Requests are preempted one after the other and no block becomes free.
 
     Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the requests
@@ -28,8 +28,7 @@ class IdlePreemption(EngineRule):
     kinds = frozenset({Kind.PREEMPT})
     hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Preempt)
+    def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
         if not engine.complete:

@@ -7,7 +7,7 @@ from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class IndexDrift(EngineRule):
+class IndexDrift(EngineRule[Event]):
     """Counts that must add up do not: of an index that follows KV events, or of a pool.
 
     Invariant: applied + declined = published, of an index; free + used = total and both >= 0, of a pool.

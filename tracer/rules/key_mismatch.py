@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.engine import Engine
-from tracer.events import Event, Key
+from tracer.events import Key
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class KeyMismatch(EngineRule):
+class KeyMismatch(EngineRule[Key]):
     """The same chunk has two keys.
 
     Invariant: the key of a chunk is a function of the chunk before it, its tokens, salt and adapter, the same in every
@@ -24,8 +24,7 @@ class KeyMismatch(EngineRule):
     kinds = frozenset({Kind.KEY})
     hint = "Python's hash differs between processes without PYTHONHASHSEED, and between versions with it: use a stable hash."
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Key)
+    def judge(self, event: Key, engine: Engine) -> Judgement:
         if event.chunk_content is None:
             return Verdict.UNKNOWN
         known = engine.contents.get((event.chunk_parent, event.chunk_content))

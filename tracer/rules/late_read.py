@@ -7,7 +7,7 @@ from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class LateRead(RequestRule):
+class LateRead(RequestRule[Event]):
     """A request's blocks were read after they had been given back.
 
     Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed.

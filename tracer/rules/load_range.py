@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, LoadPlan
+from tracer.events import LoadPlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class LoadRange(RequestRule):
+class LoadRange(RequestRule[LoadPlan]):
     """The connector plans to load beyond what was allocated for it.
 
     Invariant: a load's end <= c + x, where c are the computed tokens of the lookup and x the external tokens of the
@@ -25,8 +25,7 @@ class LoadRange(RequestRule):
     kinds = frozenset({Kind.LOAD_PLAN})
     hint = "Lookup and load disagree about chunks: one rounds up where the other rounds down, or a window is counted twice."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, LoadPlan)
+    def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.start is None and event.chunk_keys is None:
             return None
         alloc = account.books.allocs.get(event.connector_id)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, LoadPlan, StorePlan
+from tracer.events import LoadPlan, StorePlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
@@ -10,7 +10,7 @@ EXCLUSIVE = ("OffloadingConnector",)
 """Connectors whose own invariant it is: at any time either one load or stores of a request, not both."""
 
 
-class LoadStoreOverlap(RequestRule):
+class LoadStoreOverlap(RequestRule[LoadPlan]):
     """A load of a request begins while a store of it is open.
 
     Invariant: open stores = 0 when a load is planned; for the OffloadingConnector, whose own rule it is.
@@ -27,8 +27,7 @@ class LoadStoreOverlap(RequestRule):
     kinds = frozenset({Kind.LOAD_PLAN})
     hint = "The request was preempted and came back before its store had ended. Flush, and wait for the completion."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, LoadPlan)
+    def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.connector not in EXCLUSIVE or event.transfer_id is None:
             return None
         if not account.complete:

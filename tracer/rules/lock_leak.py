@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, RequestEnd
+from tracer.events import RequestEnd
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class LockLeak(RequestRule):
+class LockLeak(RequestRule[RequestEnd]):
     """A request has ended and its locks have not.
 
     Invariant: chunks locked by the lookups of a request = chunks unlocked by its loads, by an allocation of 0 tokens, or
@@ -27,8 +27,7 @@ class LockLeak(RequestRule):
         "Every lookup locks and only a load unlocks: unlock also when nothing is allocated, and lock once per request."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, RequestEnd)
+    def judge(self, event: RequestEnd, account: Account) -> Judgement:
         books = account.books
         if books.locked_ever == 0:
             return None

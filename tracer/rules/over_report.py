@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from tracer.account import Account
 from tracer.contract import Breach, breach, new_at_most
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.rules.stale_lookup import earlier_source
 from tracer.semconv import Kind
 
 
-class OverReport(RequestRule):
+class OverReport(RequestRule[Lookup]):
     """A lookup returned more tokens than can be new.
 
     Invariant: e is None, or 0 <= e <= max(0, min(h, N) - c), with h = N where the connector hides what it matched.
@@ -27,8 +27,7 @@ class OverReport(RequestRule):
         " chunk beyond the request's end."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, account: Account) -> Judgement:
         if event.answer is None:
             return None
         if breach(event.total, event.computed, event.matched, event.answer, event.is_async) is not Breach.NOT_NEW:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.engine import Engine
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class PhantomHit(EngineRule):
+class PhantomHit(EngineRule[Lookup]):
     """A lookup claims chunks that were never stored, or were evicted.
 
     Invariant: the keys that a lookup claims are among those that were stored and not evicted since.
@@ -23,8 +23,7 @@ class PhantomHit(EngineRule):
     kinds = frozenset({Kind.LOOKUP})
     hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:
             return None
         if not engine.complete or event.connector_id in engine.partial:

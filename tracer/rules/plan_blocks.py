@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Plan
+from tracer.events import Plan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class PlanBlocks(RequestRule):
+class PlanBlocks(RequestRule[Plan]):
     """The connector plans to copy blocks that are not the request's.
 
     Invariant: the blocks of a plan for tokens [s, e) are T[s // b : ceil(e / b)], where T is the block table that the
@@ -28,8 +28,7 @@ class PlanBlocks(RequestRule):
         " replaced, not extended when the request grew, or left from before a preemption."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Plan)
+    def judge(self, event: Plan, account: Account) -> Judgement:
         table, size = account.books.blocks, event.block_size
         if not event.blocks_ids:
             return None

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class RankDisagreement(RequestRule):
+class RankDisagreement(RequestRule[Lookup]):
     """The ranks do not hold the same, and the answer promises more than the poorest has.
 
     Invariant: h <= min over ranks of what each rank's store answered.
@@ -24,11 +24,12 @@ class RankDisagreement(RequestRule):
     kinds = frozenset({Kind.LOOKUP})
     hint = "Each rank evicts by itself. Take the minimum over the ranks, and pin on all of them."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, account: Account) -> Judgement:
+        if not account.books.rank_lookups:
+            return None
         ranks = {rank.rank: rank for rank in account.books.rank_lookups}
         claimed = event.matched if event.matched is not None else event.answer and event.computed + event.answer
-        if not ranks or claimed is None:
+        if claimed is None:
             return None
         if not account.complete:
             return Verdict.UNKNOWN

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.engine import Engine
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import EngineRule
 from tracer.semconv import Kind
 
 
-class ResetHit(EngineRule):
+class ResetHit(EngineRule[Lookup]):
     """The connector finds what it was told to forget.
 
     Invariant: after `reset_cache`, h = 0 until something has been stored again.
@@ -26,8 +26,7 @@ class ResetHit(EngineRule):
         "The reset reaches one tier, one rank or one process only: clear the index, the store behind it and all caches."
     )
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, engine: Engine) -> Judgement:
         reset = engine.reset
         if reset is None or not reset.succeeded or event.matched is None or event.connector_id != reset.connector_id:
             return None

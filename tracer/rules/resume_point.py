@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Schedule
+from tracer.events import Schedule
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class ResumePoint(RequestRule):
+class ResumePoint(RequestRule[Schedule]):
     """The scheduler begins at another token than the connector was told to load up to.
 
     Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens of
@@ -28,8 +28,7 @@ class ResumePoint(RequestRule):
         " was extended after the lookup, a load that failed without saying so."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Schedule)
+    def judge(self, event: Schedule, account: Account) -> Judgement:
         books = account.books
         if books.schedule is not None or books.load_failed or event.epoch != account.epoch:
             return None

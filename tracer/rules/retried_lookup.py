@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Store
+from tracer.events import Store, StorePlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
-from tracer.rules.store_gap import STORES, TELLS_ALL, hole
+from tracer.rules.store_gap import TELLS_ALL, hole
 from tracer.semconv import Kind
 
 
-class RetriedLookup(RequestRule):
+class RetriedLookup(RequestRule[Store | StorePlan]):
     """A lookup that was asked again changed what the connector stores.
 
     Invariant: after k lookups and one allocation the connector's state is that after one lookup: the first store of the
@@ -26,8 +26,7 @@ class RetriedLookup(RequestRule):
     kinds = frozenset({Kind.STORE_PLAN, Kind.STORE})
     hint = "The lookup adds to a counter. Set it at the allocation instead, or set it to a value rather than add to it."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, STORES)
+    def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if isinstance(event, Store) and event.role != "scheduler":
             return None
         asked = account.books.repeated_hits

@@ -7,7 +7,7 @@ from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class ShortLoad(RequestRule):
+class ShortLoad(RequestRule[Event]):
     """A load brought fewer tokens than promised, and nobody told the scheduler.
 
     Invariant: a load's tokens = those it was meant to bring, on every rank, or the load is reported as failed

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tracer.account import Account
 from tracer.contract import Breach, breach, new_at_most
-from tracer.events import Event, Lookup
+from tracer.events import Lookup
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
@@ -25,7 +25,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     return None
 
 
-class StaleLookup(RequestRule):
+class StaleLookup(RequestRule[Lookup]):
     """A cached lookup answer was handed out without regard to the computed tokens.
 
     Invariant, for every call, cached answers included: e <= max(0, min(h, N) - c), where e is the answer, h the matched
@@ -47,8 +47,7 @@ class StaleLookup(RequestRule):
         " LMCache: upgrade from 0.3.10 to 0.3.11 or later. Until then, --guard heal keeps the engine alive."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Lookup)
+    def judge(self, event: Lookup, account: Account) -> Judgement:
         if event.answer is None:
             return None
         if breach(event.total, event.computed, event.matched, event.answer, event.is_async) is not Breach.NOT_NEW:

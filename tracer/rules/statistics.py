@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Stats
+from tracer.events import Stats
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class Statistics(RequestRule):
+class Statistics(RequestRule[Stats]):
     """The engine's statistics of cached tokens contradict themselves.
 
     Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once in
@@ -26,8 +26,7 @@ class Statistics(RequestRule):
     kinds = frozenset({Kind.STATS})
     hint = "The two counters are of different admissions: one was kept over a preemption, the other was not."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Stats)
+    def judge(self, event: Stats, account: Account) -> Judgement:
         broken = _broken(event, account)
         if broken is None:
             return Verdict.OK if event.reported is not None else None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Store, StorePlan
+from tracer.events import Store, StorePlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
@@ -9,9 +9,6 @@ from tracer.semconv import Kind
 TELLS_ALL = ("OffloadConnector", "LMCache")
 """Connectors, by the beginning of their name, that store a request's chunks in their order, and tell of those that were
 there already."""
-
-
-STORES = (Store, StorePlan)
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -27,7 +24,7 @@ def held_until(account: Account) -> int:
     return max(account.books.stored_end, account.longest_match)
 
 
-class StoreGap(RequestRule):
+class StoreGap(RequestRule[Store | StorePlan]):
     """The connector leaves a hole in what it stores of a request.
 
     Invariant: a store begins at or before max(end of the stores before it, h), where h is the matched prefix: lookups find
@@ -47,8 +44,7 @@ class StoreGap(RequestRule):
         "The store cursor was moved by something that stored nothing: a failed store, a hit counted twice, an eviction."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, STORES)
+    def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if isinstance(event, Store) and event.role != "scheduler":
             return None
         if not event.connector.startswith(TELLS_ALL) or event.epoch != account.epoch:

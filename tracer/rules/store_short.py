@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, RequestEnd
+from tracer.events import RequestEnd
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.rules.store_gap import TELLS_ALL, held_until
 from tracer.semconv import Kind
 
 
-class StoreShort(RequestRule):
+class StoreShort(RequestRule[RequestEnd]):
     """The connector began to store a request and stopped before its prompt's end.
 
     Invariant: at a request's end, max(end of its stores, h) >= floor_k(min(P, n)), if anything of it was stored in the epoch;
@@ -29,8 +29,7 @@ class StoreShort(RequestRule):
         "The count of what is to be stored leaves out the tokens that were matched, or nothing is flushed at the end."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, RequestEnd)
+    def judge(self, event: RequestEnd, account: Account) -> Judgement:
         books = account.books
         store, step, size = books.store, books.schedule, event.chunk_size
         if store is None or step is None or not size or not event.connector.startswith(TELLS_ALL):

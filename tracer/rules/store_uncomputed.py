@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, StorePlan
+from tracer.events import StorePlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class StoreUncomputed(RequestRule):
+class StoreUncomputed(RequestRule[StorePlan]):
     """The connector stores tokens that are not computed, or may still be rejected.
 
     Invariant: a store's end <= n + s - d, where the step begins at n and runs s tokens, d of them speculative: the KV of
@@ -24,8 +24,7 @@ class StoreUncomputed(RequestRule):
     kinds = frozenset({Kind.STORE_PLAN})
     hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, StorePlan)
+    def judge(self, event: StorePlan, account: Account) -> Judgement:
         step = account.books.schedule
         if event.start is None or event.chunk_present:
             return None

@@ -8,7 +8,7 @@ from tracer.rules.async_declaration import synchronous_load
 from tracer.semconv import Kind
 
 
-class StrayCompletion(RequestRule):
+class StrayCompletion(RequestRule[Event]):
     """A transfer is reported as finished that is not under way.
 
     Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, LoadPlan
+from tracer.events import LoadPlan
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class UnselectedLoad(RequestRule):
+class UnselectedLoad(RequestRule[LoadPlan]):
     """A connector loads although nothing was allocated for it.
 
     Invariant: x > 0 in the connector's last allocation of the epoch before it plans a load. x = 0 means that its answer was
@@ -25,8 +25,7 @@ class UnselectedLoad(RequestRule):
     kinds = frozenset({Kind.LOAD_PLAN})
     hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is not looked at."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, LoadPlan)
+    def judge(self, event: LoadPlan, account: Account) -> Judgement:
         alloc = account.books.allocs.get(event.connector_id)
         if not account.complete or alloc is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN

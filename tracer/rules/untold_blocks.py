@@ -10,7 +10,7 @@ NULL_BLOCK = 0
 """vLLM puts it where a sliding window has left a block behind."""
 
 
-class UntoldBlocks(RequestRule):
+class UntoldBlocks(RequestRule[Event]):
     """The scheduler uses blocks of which it has not told the connector.
 
     Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size and T
@@ -42,7 +42,7 @@ class UntoldBlocks(RequestRule):
             untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
             return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else Verdict.OK
         assert isinstance(event, Schedule)
-        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or _has_groups(account):
+        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or account.books.has_groups:
             return None
         if not account.complete:
             return Verdict.UNKNOWN
@@ -69,9 +69,3 @@ class UntoldBlocks(RequestRule):
             f"The step at {last.label} ({clock(last.at_ns)}) begins at {n['computed']} and runs {n['scheduled']} tokens, up"
             f" to {n['end']}. The blocks that the connector was told of, {n['table_length']} in all, hold {n['room']}."
         )
-
-
-def _has_groups(account: Account) -> bool:
-    """Whether the engine has several KV cache groups, of which the table told is the first one's alone."""
-    allocs = account.books.allocs.values()
-    return any(a.blocks_ids is not None and (a.blocks_count or 0) > len(a.blocks_ids) for a in allocs)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from tracer.account import Account
-from tracer.events import Event, Prefetch
+from tracer.events import Prefetch
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
 from tracer.semconv import Kind
 
 
-class WastedPrefetch(RequestRule):
+class WastedPrefetch(RequestRule[Prefetch]):
     """The connector fetches tokens that vLLM has already.
 
     Invariant: prefetched tokens <= ceil_k(h) - floor_k(c), where k is the chunk size, h the matched prefix and c the
@@ -24,8 +24,7 @@ class WastedPrefetch(RequestRule):
     kinds = frozenset({Kind.PREFETCH})
     hint = "The prefetch takes the whole hit. Begin it at the chunk that holds the first token that is not computed."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        assert isinstance(event, Prefetch)
+    def judge(self, event: Prefetch, account: Account) -> Judgement:
         lookup, size = account.last_lookup(event.connector_id), event.chunk_size
         if lookup is None or lookup.matched is None or not size or not account.complete:
             return Verdict.UNKNOWN
