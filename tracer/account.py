@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from tracer.books import Books
+from tracer.books import Books, grown
 from tracer.events import (
     Alloc,
     Event,
@@ -151,7 +151,8 @@ class Account:
         self.refused += event.refused is not None
         self.total, self.computed = event.total, event.computed
         self.matched, self.returned = event.matched, event.returned
-        self.longest_match = max(self.longest_match, event.matched or 0)
+        if event.matched is not None and event.matched > self.longest_match:
+            self.longest_match = event.matched
         books = self.books
         books.connectors.add(event.connector_id)
         books.repeated_hits += bool(event.returned)
@@ -219,9 +220,11 @@ class Account:
 
     def _extend(self, event: Store | StorePlan) -> None:
         if event.start is not None:
-            self.books.stored_end = max(self.books.stored_end, event.start + event.count)
+            end = event.start + event.count
+            if end > self.books.stored_end:
+                self.books.stored_end = end
             self.books.store = event
-            self.stored_ranges = merged(self.stored_ranges, event.start, event.start + event.count)
+            self.stored_ranges = merged(self.stored_ranges, event.start, end)
 
     def _open_job(self, event: Plan) -> None:
         if event.transfer_id is not None:
@@ -303,21 +306,6 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
-
-
-def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
-    """A block table after a step that added blocks to it; without a table, they are the table. Several connectors may tell
-    the same step."""
-    if table is None:
-        return list(added)
-    if grows(table, added):
-        table.extend(added)
-    return table
-
-
-def grows(table: Sequence[int], added: Sequence[int]) -> bool:
-    """Whether blocks that a step adds are new to a table."""
-    return bool(added) and (not table or table[-1] != added[-1])
 
 
 def _same(one: Lookup, other: Lookup) -> bool:

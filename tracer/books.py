@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tracer.events import (
@@ -86,3 +87,18 @@ class Books:
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.allocs.clear()
         self.received_by.clear()
+
+
+def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
+    """A block table after a step that added blocks to it; without a table, they are the table. Several connectors may tell
+    the same step."""
+    if table is None:
+        return list(added)
+    if grows(table, added):
+        table.extend(added)
+    return table
+
+
+def grows(table: Sequence[int], added: Sequence[int]) -> bool:
+    """Whether blocks that a step adds are new to a table."""
+    return bool(added) and (not table or table[-1] != added[-1])

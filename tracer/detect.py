@@ -57,6 +57,7 @@ class Detector:
         self._engines: dict[str, tuple[Engine, Stream]] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._court = Court(all_rules() if rules is None else rules)
+        self._by_kind, self._by_engine = self._court.by_kind, self._court.by_engine
 
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
@@ -242,7 +243,7 @@ class Detector:
             account = case.account = self.ledger.account(*key)
             case.checked = False
         kind, ok = event.kind, Verdict.OK
-        for tally, judge in self._court.by_kind.get(kind, ()):
+        for tally, judge in self._by_kind.get(kind, ()):
             judgement = judge(event, account)
             if judgement is None:
                 continue
@@ -276,12 +277,12 @@ class Detector:
             stream.expected += 1
 
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
-        for tally, judge in self._court.by_engine.get(event.kind, ()):
+        for tally, judge in self._by_engine.get(event.kind, ()):
             judgement = judge(event, engine)
             if judgement is not None:
                 self._judged(tally, judgement, touched)
         if event.request is None:  # a rule that needs the event alone judges it all the same
-            for tally, judge_request in self._court.by_kind.get(event.kind, ()):
+            for tally, judge_request in self._by_kind.get(event.kind, ()):
                 judgement = judge_request(event, Account(event.engine, "", complete=False))
                 if judgement is not None:
                     self._judged(tally, judgement, touched)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracer.account import SCHEDULER, grown
+from tracer.account import SCHEDULER
+from tracer.books import grown
 from tracer.events import (
     Alloc,
     Event,

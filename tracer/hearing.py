@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
+from tracer.account import Account
 from tracer.detect import Detector
 from tracer.events import Event
 from tracer.findings import Finding, Verdict
-from tracer.ledger import MOST_REQUESTS
+from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.rules import Rule
 
 TIDY_EVERY = 10_000
@@ -24,6 +25,19 @@ TIDY_EVERY = 10_000
 
 class TooHasty(Exception):
     """Something came of a request, or in place of an event, that had been given up."""
+
+
+class _Once(Ledger):
+    """Opens no account again that was let go."""
+
+    def __init__(self, let_go: Container[int]) -> None:
+        super().__init__()
+        self._let_go = let_go
+
+    def account(self, engine: str, request: str) -> Account:
+        if (engine, request) not in self.accounts and hash((engine, request)) in self._let_go:
+            raise TooHasty
+        return super().account(engine, request)
 
 
 class Hearing:
@@ -42,10 +56,10 @@ class Hearing:
         self.verdicts: Counter[Verdict] = Counter()
         self.events = 0
         self.repeated = 0
-        self._detector = Detector(rules=rules)
+        self._let_go: dict[int, None] = {}
+        self._detector = Detector(rules=rules, ledger=_Once(self._let_go))
         self._patience_ns = patience_ns
         self._numbers: dict[str, Numbers] = {}
-        self._let_go: dict[int, None] = {}
         self._untidy = 0
 
     @property
@@ -64,7 +78,7 @@ class Hearing:
         Raises:
             TooHasty: they should have come before.
         """
-        fresh = [event for event in events if self._is_new(event)]
+        fresh = events if self._goes_on(events) else [event for event in events if self._is_new(event)]
         self.events += len(fresh)
         self._take(self._detector.feed(fresh))
         self._untidy += len(events)
@@ -83,20 +97,27 @@ class Hearing:
         detector = self._detector
         self.verdicts.update(detector.verdict(account) for account in detector.ledger.accounts.values())
 
+    def _goes_on(self, events: Sequence[Event]) -> bool:
+        """Whether the events are the next ones of one recorder, each once, as nearly always; their numbers are then taken."""
+        if not events or (numbers := self._numbers.get(events[0].recorder)) is None:
+            return False
+        recorder, first = events[0].recorder, numbers.last + 1
+        if any(event.sequence != n or event.recorder != recorder for n, event in enumerate(events, start=first)):
+            return False
+        numbers.go_on(len(events))
+        return True
+
     def _is_new(self, event: Event) -> bool:
         """Whether the event is to be entered. One whose number was there is entered all the same where the request is held:
         that the numbers contradict each other is a fact about the request."""
         numbers = self._numbers.get(event.recorder)
         if numbers is None:
             numbers = self._numbers[event.recorder] = Numbers()
-        key = None if event.request is None else (event.engine, event.request)
         if numbers.add(event.sequence):
-            if self._let_go and key is not None and hash(key) in self._let_go:
-                raise TooHasty
             if self._patience_ns is not None and event.sequence != numbers.last and self._detector.gave_up(event):
                 raise TooHasty
             return True
-        if key is None or hash(key) in self._let_go:
+        if event.request is None or hash((event.engine, event.request)) in self._let_go:
             self.repeated += 1
             return False
         if self._detector.knows(event):
@@ -135,6 +156,10 @@ class Numbers:
     def last(self) -> int:
         """The highest of them."""
         return self._ends[-1] - 1
+
+    def go_on(self, count: int) -> None:
+        """Add the numbers that follow the highest."""
+        self._ends[-1] += count
 
     def add(self, number: int) -> bool:
         """Add a number; returns whether it is new."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from tracer.account import Account, grows
+from tracer.account import Account
+from tracer.books import grows
 from tracer.events import Event, RequestEnd, Schedule
 from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from tracer.rules import RequestRule
