@@ -29,7 +29,7 @@ from tracer.series import Series
 from tracer.standing import INFO, EngineState
 from tracer.work import CALL_SECONDS, Work, exemplar
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside every counter says nothing that Prometheus does not know
+disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
