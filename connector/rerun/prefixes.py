@@ -16,12 +16,10 @@ from collections.abc import Iterable, Sequence
 
 from connector.rerun.calls import Call, Method
 from tracer.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
+from tracer.replay.hashes import DIGITS, split
 
 TOKENS = range(3, 512)
 """The token ids that the made-up model knows as words."""
-
-DIGITS = 12
-"""Hexadecimal digits of a recorded block hash."""
 
 Life = tuple[str, int]
 """A request, and how often its id had been used before."""
@@ -43,9 +41,7 @@ class Prefixes:
         for event, life in lives:
             self._note_keys(event, life)
             if isinstance(event, RequestStart | RequestEnd) and event.block_hashes:
-                told = event.block_hashes
-                held = self._blocks.setdefault(life, [])
-                held += [told[at : at + DIGITS] for at in range(0, len(told), DIGITS)]
+                self._blocks.setdefault(life, []).extend(split(event.block_hashes))
         self._complete()
         self.known = bool(self._keys or self._blocks)
         """Whether the sharing is recorded; else it is guessed by lengths."""
