@@ -3,8 +3,8 @@
 No prompt text is recorded, and none is needed: what a connector sees of tokens is their number, and which of them are the
 same. At level detailed vLLM's own hashes of the blocks tell it; at any level the keys of chunks do, where the connector's are
 known. Blocks and chunks get what was recorded as their hash, so a connector whose keys are vLLM's block hashes finds, and
-names, what the recorded one did. Where neither was recorded, lengths are all there is: a request that had
-something in a cache, at its first lookup, shares that much with the latest one that had computed as much.
+names, what the recorded one did. Where neither was recorded, lengths are all there is: a request that had something in a
+cache, at its first lookup, shares that much with the latest one that had computed as much.
 """
 
 from __future__ import annotations
