@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,12 @@ def ask(path: Path) -> None:
         for _ in range(ROUNDS):
             begin = dice.randrange(BEGIN_NS, max(BEGIN_NS + 1, end_ns - span_s * S))
             window = Window(from_ns=begin, to_ns=begin + span_s * S, search=search)
-            lanes_ms.append(_timed(lambda window=window: reader.lanes(window, live=live)))  # type: ignore[misc]
+            lanes_ms.append(_timed(partial(reader.lanes, window, live=live)))
             found = reader.lanes(window, live=live)
             reader.marks(window, found.lanes, limit=2000)
             if span_s <= 3600:
                 values = [window.from_ns, window.to_ns]
-                plain_ms.append(_timed(lambda v=values: reader._query(PLAIN, ["end_ns BETWEEN ? AND ?"], v)))  # type: ignore[misc]
+                plain_ms.append(_timed(partial(reader._query, PLAIN, ["end_ns BETWEEN ? AND ?"], values)))
         said = f"{name:>10} {search:>8} {found.known:>9,} {len(found.lanes):>6,}  {_spread(lanes_ms):>22}"
         print(f"{said}  {_spread(plain_ms) if plain_ms else 'not asked':>28}{'' if found.is_whole else '  given up'}")
 

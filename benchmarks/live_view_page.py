@@ -74,7 +74,7 @@ def chart(told: dict[str, Any]) -> alt.Chart:
             "end": segments["end_us"],
         }
     )
-    bars = alt.Chart(frame).mark_bar()
+    bars: alt.Chart = alt.Chart(frame).mark_bar()
     return bars.encode(x="begin:Q", x2="end:Q", y="lane:O", color="phase:N").properties(height=600).interactive()
 
 

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -23,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import tell
-from test_bare_scheduler import scheduler, storm
+from test_bare_scheduler import storm
 
 from connector import outlet, recorder
+from connector.drive.bare import BareScheduler
 from tracer import decode, otlp
 from tracer.audit import audit
 from tracer.detect import Detector
@@ -49,21 +51,23 @@ print(events, before // 1024, after // 1024)
 """
 
 
+class Patient(BareScheduler):
+    """One that waits for its recorder now and then: without a model it outruns any."""
+
+    def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
+        if self.steps % STEPS_A_FLUSH == 0:
+            for each in recorder.recorders():
+                each.flush(60)
+        return super().step(observe)
+
+
 def record(path: Path, level: str, requests: int) -> None:
     """Write the history of a random workload; nothing of it is dropped."""
     memory = Memory()
     outlet.from_environment = lambda: outlet.InProcess(memory)
     extra = {"cpu_bytes_to_use": 8_000_000, "chunk_size": 64, "kvtrail": {"level": level}}
-    bare = scheduler(Path(tempfile.mkdtemp()), "OffloadConnector", extra, seed=1)
-    step = bare.step
-
-    def patient(*arguments: object) -> object:
-        if bare.steps % STEPS_A_FLUSH == 0:  # a scheduler without a model outruns any recorder
-            for each in recorder.recorders():
-                each.flush(60)
-        return step(*arguments)
-
-    bare.step = patient
+    connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
+    bare = Patient(Path(tempfile.mkdtemp()), connector, seed=1)
     storm(bare, seed=1, requests=requests)
     for each in recorder.recorders():
         assert each.flush(60)

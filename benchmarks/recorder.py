@@ -70,7 +70,7 @@ class Ours:
 
     def cpu_s(self) -> float:
         helper = psutil.Process(self.outlet._process.pid).cpu_times()
-        return time.process_time() + helper.user + helper.system
+        return time.process_time() + float(helper.user + helper.system)
 
 
 class Sdk:

@@ -72,12 +72,12 @@ def finding_rows(findings: Iterable[Row]) -> list[Row]:
 
 
 def total(trend: Row) -> int:
-    """All findings of the window that fit."""
+    """How many findings of the window fit."""
     return sum(stretch["findings"] for stretch in trend["counts"])
 
 
 def rule_named(rules: Sequence[Row], name: str) -> Row | None:
-    """The rule of that name."""
+    """The rule of that name; None where there is none."""
     return next((rule for rule in rules if rule["id"] == name), None)
 
 

@@ -1,16 +1,20 @@
-"""What all tests share: vLLM's settings, and real tracers."""
+"""What all tests share: vLLM's settings, real tracers, and pages of a real Chromium."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from processes import Tracer, serve
 
 # vLLM's settings must stand before anything imports it.
 from connector.drive.tiny import prepare_environment
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 prepare_environment()
 # What a test records without saying where it goes must not end up in a tracer that somebody runs on this machine.
@@ -37,3 +41,16 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     tracer = serve(tmp_path_factory.mktemp("tracer"))
     yield tracer
     tracer.end()
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """An empty page, for the tests next to `browser`."""
+    from browser import CHROMIUM, FLAGS, SLOW_MS, playwright
+
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.set_default_timeout(SLOW_MS)
+        yield page
+        browser.close()

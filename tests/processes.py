@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -36,7 +37,8 @@ class Tracer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http_port}"
 
-    def get(self, path: str, **params: str | int) -> object:
+    def get(self, path: str, **params: str | int) -> Any:
+        """What it answers, out of JSON."""
         response = httpx.get(f"{self.url}{path}", params=params)
         response.raise_for_status()
         return response.json()

@@ -21,6 +21,7 @@ MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashb
 PURE = [
     "semconv", "contract", "spans", "events", "decode", "books", "account", "engine", "ledger", "findings", "detect",
     "rules", "words", "cases", "hearing", "quick", "otlp_json", "efficiency", "steps", "worth", "phases", "gaps", "lanes",
+    "transfers",
 ]  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 

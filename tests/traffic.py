@@ -73,8 +73,8 @@ class Engine:
             yield event(e.Lookup, at + MS, at + 2 * MS, total=total + 8, computed=0, matched=256, returned=256)
             at += int(dice.uniform(300, 1200) * MS)
             held = 256 + BLOCK if is_stale else 0
-            answer = {"matched": 256, "returned": 256, "cached": True if is_stale else None}
-            yield event(e.Lookup, at, at + MS, total=total + 8, computed=held, **answer)
+            cached = True if is_stale else None
+            yield event(e.Lookup, at, at + MS, total=total + 8, computed=held, matched=256, returned=256, cached=cached)
             if is_stale:
                 error = "AssertionError: Mismatch in tokens to load"
                 yield event(e.Alloc, at + 2 * MS, at + 3 * MS, total=total, allocated=256, error=error)

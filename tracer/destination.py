@@ -11,6 +11,8 @@ from typing import IO
 
 import click
 
+from tracer.tracefile import UnusableTrace
+
 STDOUT = Path("-")
 
 
@@ -26,6 +28,27 @@ def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
         raise click.UsageError(f"{output} is one of the files to read")
     if not force:
         raise click.UsageError(f"{output} is there already; --force writes over it")
+
+
+@contextmanager
+def or_exit(output: Path | None) -> Iterator[None]:
+    """Around reading and writing: a file that cannot be used is named with the reason, and the command ends.
+
+    Raises:
+        click.exceptions.Exit: with code 2, once it is told.
+    """
+    try:
+        yield
+    except UnusableTrace as error:
+        reason = str(error)
+    except BrokenPipeError:
+        raise  # whoever read our output has seen enough; click knows what to do
+    except OSError as error:
+        reason = f"{output}: {error.strerror or error}"
+    else:
+        return
+    click.echo(f"Error: {reason}", err=True)
+    raise click.exceptions.Exit(2)
 
 
 @contextmanager

@@ -40,6 +40,29 @@ class Cell(NamedTuple):
     measure: str
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A lookup whose answer led to an allocation.
+
+    Attributes:
+        lookup: the last one before it.
+        event: the first allocation after it; a second one follows an asynchronous load, and admits nothing new.
+        is_alone: whether no other connector was asked in this epoch, which may have brought tokens too.
+    """
+
+    lookup: Lookup
+    event: Alloc
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The end of an asynchronous load, and how long its request waited for it since the allocation, in nanoseconds."""
+
+    event: Received
+    lasted_ns: int
+
+
 @dataclass(slots=True)
 class _Asked:
     """A lookup of a request's epoch, and the allocation that took its answer, until the request runs."""
@@ -52,9 +75,10 @@ class _Asked:
 
 @dataclass(slots=True)
 class Efficiency:
-    """Sums of what was heard and not taken yet."""
+    """Sums of what was heard and not taken yet, and what of it is told one by one."""
 
     cells: Counter[Cell] = field(default_factory=Counter)
+    facts: list[Admission | Wait] = field(default_factory=list)
     _open: OrderedDict[tuple[str, str], dict[str, _Asked]] = field(default_factory=OrderedDict)
     _tiers: dict[str, set[str]] = field(default_factory=dict)
     _steps: Steps = field(default_factory=Steps)
@@ -63,6 +87,13 @@ class Efficiency:
         """Enter one event, after its request's account took it."""
         if enter := _ENTER.get(event.kind):
             enter(self, event, account)
+
+    def recall(self, event: Event, account: Account) -> None:
+        """Enter one event of which the sums were taken before: only what follows needs it."""
+        cells, facts = self.cells, self.facts
+        self.cells, self.facts = Counter(), []
+        self.hear(event, account)
+        self.cells, self.facts = cells, facts
 
     def _add(self, event: Event, measure: str, value: int = 1, *, epoch: int | None = None) -> None:
         if value:
@@ -107,11 +138,13 @@ class Efficiency:
             self._add(lookup, "unused", lookup.returned)
 
     def _enter_alloc(self, event: Alloc, account: Account) -> None:
-        asked = self._asked(event).get(event.connector_id)
+        held = self._asked(event)
+        asked = held.get(event.connector_id)
         if asked is None or asked.alloc is not None or event.error is not None:
             return  # the second allocation after an asynchronous load answers no lookup
         asked.alloc = event
         lookup = asked.lookup
+        self.facts.append(Admission(lookup, event, is_alone=len(held) == 1))
         self._add(event, "admissions")
         self._add(event, "asked", lookup.total)
         self._add(event, "local", min(lookup.computed, lookup.total))
@@ -136,8 +169,10 @@ class Efficiency:
     def _enter_received(self, event: Received, _: Account) -> None:
         asked = self._asked(event).get(event.connector_id)
         if asked is not None and asked.alloc is not None and asked.alloc.allocated and asked.lookup.is_async:
+            waited_ns = max(0, event.end_ns - asked.alloc.end_ns)
+            self.facts.append(Wait(event, waited_ns))
             self._add(event, "waits")
-            self._add(event, "waited_ns", max(0, event.end_ns - asked.alloc.end_ns))
+            self._add(event, "waited_ns", waited_ns)
             if event.failed:
                 self._add(event, "failed", asked.alloc.allocated)
 

@@ -22,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from tracer import __version__
+from tracer.efficiency import Admission, Wait
 from tracer.events import Event
 from tracer.findings import Finding, Verdict
 from tracer.rules import all_rules
@@ -29,7 +30,7 @@ from tracer.series import Series
 from tracer.standing import INFO, EngineState
 from tracer.work import CALL_SECONDS, Work, exemplar
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside every counter says nothing that Prometheus does not know
+disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
 
 
@@ -107,10 +108,14 @@ class Metrics:
 
     def observe(self, event: Event) -> None:
         """Count what one event says."""
-        if event.connector:  # a recorder's sign of life has none
-            if self._series.begins(event.engine, event.connector):
-                self._begin(event.engine, event.connector)
+        if self._counts(event):
             self._work.observe(event)
+
+    def tell(self, facts: Iterable[Admission | Wait]) -> None:
+        """Count what admissions were worth, and how long requests waited."""
+        for fact in facts:
+            if self._counts(fact.event):
+                self._work.tell(fact)
 
     def lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
         """Count events that never came, or that a recorder says it dropped."""
@@ -158,6 +163,14 @@ class Metrics:
         """The page for Prometheus, in the format that it accepts, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+    def _counts(self, event: Event) -> bool:
+        """Whether the event is a connector's, whose series have begun at 0; a recorder's sign of life is none's."""
+        if not event.connector:
+            return False
+        if self._series.begins(event.engine, event.connector):
+            self._begin(event.engine, event.connector)
+        return True
 
     def _begin(self, engine: str, connector: str) -> None:
         self._work.begin(engine, connector)

@@ -204,13 +204,11 @@ class Pipeline:
         """Sum up an event; of one that was read back the sums are stored already, and only what follows needs it."""
         account.phases.enter(event)
         id_ = (event.trace_id, event.span_id)
-        if id_ not in self._summed:
+        if id_ in self._summed:
+            self._summed.discard(id_)
+            self.efficiency.recall(event, account)
+        else:
             self.efficiency.hear(event, account)
-            return
-        self._summed.discard(id_)
-        cells, self.efficiency.cells = self.efficiency.cells, Counter()
-        self.efficiency.hear(event, account)
-        self.efficiency.cells = cells
 
     def _take_changed(self) -> None:
         self._dirty.update(dict.fromkeys(self.detector.changed))
@@ -240,6 +238,8 @@ class Pipeline:
         except StoreError:
             self._metrics.store_failures.inc()
             raise
+        self._metrics.tell(self.efficiency.facts)
+        self.efficiency.facts.clear()
         self.efficiency.cells.clear()
         self.spans_stored += len(pairs)
         self._dirty.clear()

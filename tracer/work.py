@@ -7,15 +7,20 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tracer.admissions import UNSPECIFIED, Admission, Admissions, Transfer, Wait, sources
+from tracer.efficiency import Admission, Wait
 from tracer.events import Alloc, Event, Evict, Load, LoadError, Lookup, Preempt, Received, RequestEnd, Store
 from tracer.semconv import Kind
 from tracer.series import OTHER, Series
+from tracer.transfers import Transfers
 
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown"})
 """vLLM's finish statuses; what a newer vLLM invents is `other`."""
+UNSPECIFIED = "external_unspecified"
+"""vLLM's word for a source that the connector does not name."""
+SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
+"""vLLM's words for where cached tokens come from."""
 FIRST, RESUMED = "first", "resumed"
 
 
@@ -24,7 +29,7 @@ class Work:
 
     def __init__(self, registry: CollectorRegistry, series: Series) -> None:
         self._series = series
-        self._admissions = Admissions()
+        self._transfers = Transfers()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"kvtrail_{name}", text, ("engine", "connector", *labels), registry=registry)
@@ -108,7 +113,23 @@ class Work:
             case RequestEnd():
                 outcome = event.outcome or "unknown"
                 self._at(self.requests, event, outcome if outcome in OUTCOMES else OTHER).inc()
-        self._ended(event)
+        if (transfer := self._transfers.enter(event)) is not None:
+            self._time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
+
+    def tell(self, fact: Admission | Wait) -> None:
+        """Count what an admission was worth, or time a wait."""
+        if isinstance(fact, Wait):
+            self._time(self.wait_seconds, fact.event, fact.lasted_ns)
+            return
+        lookup, alloc = fact.lookup, fact.event
+        epoch = _epoch(alloc)
+        self._at(self.admissions, alloc, epoch).inc()
+        self._at(self.queried, alloc, epoch).inc(max(0, lookup.total - lookup.computed))
+        self._at(self.local, alloc, epoch).inc(lookup.computed)
+        if lookup.matched is not None and fact.is_alone:
+            # The last token is computed in any case: there are no logits without it.
+            held = min(lookup.matched, lookup.total - 1)
+            self._at(self.recomputed, alloc, epoch).inc(max(0, held - lookup.computed - alloc.allocated))
 
     def _lookup(self, event: Lookup) -> None:
         answer = "later" if event.returned is None else "hit" if event.returned else "miss"
@@ -124,24 +145,21 @@ class Work:
         if event.end_ns > event.start_ns:  # a log's line has one moment only
             self._time(seconds, event, event.end_ns - event.start_ns)
 
-    def _ended(self, event: Event) -> None:
-        match self._admissions.enter(event):
-            case Admission(queried=queried, local=local, recomputed=recomputed):
-                epoch = _epoch(event)
-                self._at(self.admissions, event, epoch).inc()
-                self._at(self.queried, event, epoch).inc(queried)
-                self._at(self.local, event, epoch).inc(local)
-                self._at(self.recomputed, event, epoch).inc(recomputed or 0)
-            case Wait(lasted_ns=lasted_ns):
-                self._time(self.wait_seconds, event, lasted_ns)
-            case Transfer(is_load=is_load, lasted_ns=lasted_ns):
-                self._time(self.load_seconds if is_load else self.store_seconds, event, lasted_ns)
-
     def _at(self, metric: Counter | Histogram, event: Event, *labels: str) -> Any:
         return self._series.at(metric, event.engine, self._series.connectors.name(event.connector), *labels)
 
     def _time(self, metric: Histogram, event: Event, lasted_ns: int) -> None:
         self._at(metric, event).observe(max(0, lasted_ns) / 1e9, exemplar(event.trace_id))
+
+
+def sources(event: Alloc) -> dict[str, int]:
+    """Where the allocated external tokens come from, by the connector's own account, if that adds up."""
+    told: dict[str, int] = {}
+    for source in event.hit_sources or ():
+        name, _, count = source.partition(":")
+        if name in SOURCES and count.isdecimal():
+            told[name] = told.get(name, 0) + int(count)
+    return told if sum(told.values()) == event.allocated else {UNSPECIFIED: event.allocated}
 
 
 def exemplar(trace_id: str) -> dict[str, str] | None:

@@ -49,7 +49,7 @@ def as_text(checked: Checked) -> str:
 
 
 def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
-    """For a pull request or an issue; `files` are each failure's trace and test, by its id."""
+    """For a pull request or an issue; `files` are the names of each failure's trace and test, by its id."""
     parts = [f"# kvtrail check: {checked.connector}", summary(checked)]
     if not checked.found:
         parts.append("Nothing found.")

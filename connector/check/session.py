@@ -89,7 +89,8 @@ def check(
     shrink_seconds: float = SHRINK_S,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Torture a connector, profile after profile, seed after seed, until `seconds`, `steps` or `trials` are spent.
+    """Torture a connector, profile after profile, seed after seed, until `seconds`, `steps` or `trials` are spent;
+    None sets no limit.
 
     `config` is its `kv_connector_extra_config`; without one, those of connectors that we know are drawn at random. Each
     failure is made small as soon as it is seen, for `shrink_seconds` at most. The same seed and steps give the same trials.

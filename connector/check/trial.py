@@ -28,6 +28,7 @@ class Failure:
 
     @property
     def id(self) -> str:
+        """The same for the same kind of failure; names it in reports."""
         return f"{self.kind}: {self.what}"
 
 

@@ -47,7 +47,7 @@ class BareScheduler:
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.structured_output import StructuredOutputManager
 
-        load_general_plugins()  # type: ignore[no-untyped-call]
+        load_general_plugins()
         options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         options["block_size"] = block_size
         standing = [] if connector is None else stands.stands_for(connector)

@@ -24,7 +24,8 @@ def drive_again(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    """Print what came of it, and write the run's own trace to `output`; returns the exit code.
+    """Print what came of it, and write the run's own trace to `output`; returns the exit code: 1 if the run has
+    findings, died, or left requests unfinished, else 0.
 
     Raises:
         UnusableTrace, NotDrivable, Unbuildable: with what is wrong, and the reason.

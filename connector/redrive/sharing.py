@@ -13,9 +13,6 @@ from itertools import pairwise
 
 from connector.drive.scenario import Segment
 
-HASH_DIGITS = 12
-"""Digits of a hash in a recording; see `kvtrail.block.hashes`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -34,11 +31,6 @@ class Known:
     hashes: tuple[str, ...] | None
     found: int
     is_local: bool
-
-
-def split(hashes: str) -> tuple[str, ...]:
-    """The hashes of a recording's text."""
-    return tuple(hashes[n : n + HASH_DIGITS] for n in range(0, len(hashes), HASH_DIGITS))
 
 
 def prompts(

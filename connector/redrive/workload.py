@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
-from connector.redrive.sharing import Known, prompts, split
+from connector.redrive.sharing import Known, prompts
 from tracer import semconv
 from tracer.account import SCHEDULER
 from tracer.events import (
@@ -26,6 +26,7 @@ from tracer.events import (
     TransferEnd,
 )
 from tracer.events import Reset as ConnectorReset
+from tracer.replay.hashes import split
 from tracer.replay.history import History
 
 SPARE_STEPS = 2000

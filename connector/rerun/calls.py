@@ -57,6 +57,7 @@ class Call:
 
     @property
     def event(self) -> Event:
+        """The first of its events: the call's own, where there is one only."""
         return self.events[0]
 
 

@@ -55,7 +55,7 @@ class Forks:
         """Whether the scheduler would have acted otherwise at any time so far."""
 
     def forget(self, request: str) -> None:
-        """Another request under the same id."""
+        """The request is on the recorded course: it has just begun, or was told the same again."""
         self._of.pop(request, None)
 
     def looked_up(self, number: int, recorded: Lookup, now: Lookup) -> None:

@@ -45,7 +45,7 @@ class Retold:
         self._told: Counter[tuple[str, str | None]] = Counter()
 
     def instead(self, recorded: Event, events: Iterable[Event]) -> list[Event]:
-        """These events in the place of a recorded one."""
+        """The events that stand in the place of a recorded one, numbered; none leaves it out."""
         self._keep_gap((recorded.recorder, None), recorded.sequence)
         if recorded.request is not None:
             self._keep_gap((recorded.recorder, recorded.request), recorded.request_sequence)

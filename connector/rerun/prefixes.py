@@ -3,8 +3,8 @@
 No prompt text is recorded, and none is needed: what a connector sees of tokens is their number, and which of them are the
 same. At level detailed vLLM's own hashes of the blocks tell it; at any level the keys of chunks do, where the connector's are
 known. Blocks and chunks get what was recorded as their hash, so a connector whose keys are vLLM's block hashes finds, and
-names, what the recorded one did. Where neither was recorded, lengths are all there is: a request that had
-something in a cache, at its first lookup, shares that much with the latest one that had computed as much.
+names, what the recorded one did. Where neither was recorded, lengths are all there is: a request that had something in a
+cache, at its first lookup, shares that much with the latest one that had computed as much.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from collections.abc import Iterable, Sequence
 
 from connector.rerun.calls import Call, Method
 from tracer.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
+from tracer.replay.hashes import DIGITS, split
 
 TOKENS = range(3, 512)
 """The token ids that the made-up model knows as words."""
-
-DIGITS = 12
-"""Hexadecimal digits of a recorded block hash."""
 
 Life = tuple[str, int]
 """A request, and how often its id had been used before."""
@@ -43,9 +41,7 @@ class Prefixes:
         for event, life in lives:
             self._note_keys(event, life)
             if isinstance(event, RequestStart | RequestEnd) and event.block_hashes:
-                told = event.block_hashes
-                held = self._blocks.setdefault(life, [])
-                held += [told[at : at + DIGITS] for at in range(0, len(told), DIGITS)]
+                self._blocks.setdefault(life, []).extend(split(event.block_hashes))
         self._complete()
         self.known = bool(self._keys or self._blocks)
         """Whether the sharing is recorded; else it is guessed by lengths."""

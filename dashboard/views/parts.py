@@ -1,4 +1,5 @@
-"""What the pages share: the client, reading with the banner for a tracer that is away, and a finding in words."""
+"""What the pages share: the client, reading with the banner for a tracer that is away, tables whose rows open
+pages, and a finding in words."""
 
 from __future__ import annotations
 

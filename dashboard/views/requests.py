@@ -10,19 +10,15 @@ import streamlit as st
 
 from dashboard import tables, wording
 from dashboard.client import Row
-from dashboard.views.parts import EVERY_S, read, tracer
+from dashboard.views.parts import EVERY_S, opening_table, read, tracer
 
 SHOWN = 200
 ANY = "any"
-TABLE, SHOWN_KEY, OPEN_KEY = "requests_table", "requests_shown", "requests_open"
 
 
 @st.fragment(run_every=EVERY_S)
 def page(search: str, status: str, verdict: str) -> None:
     """Draw the table, again and again."""
-    chosen = st.session_state.pop(OPEN_KEY, None)
-    if chosen is not None:
-        st.switch_page("views/request.py", query_params=chosen)
 
     def ask() -> list[Row]:
         return tracer().requests(search=search, status=status, verdict=verdict, limit=SHOWN)
@@ -37,33 +33,18 @@ def page(search: str, status: str, verdict: str) -> None:
         )
         return
     now_ns = time.time_ns()
-    st.session_state[SHOWN_KEY] = [{"id": r["request"], "engine": r["engine"]} for r in requests]
     st.caption(
         f"The latest {SHOWN} that fit; search to reach older ones. Click a row to open it."
         if len(requests) == SHOWN
         else f"{wording.some(len(requests), 'request')}, latest first. Click a row to open it."
     )
-    st.dataframe(
+    opening_table(
         tables.request_rows(requests, now_ns=now_ns),
-        key=TABLE,
-        hide_index=True,
-        height=min(38 + 35 * len(requests), 740),
-        column_config=columns(requests, now_ns=now_ns),
-        on_select=remember_choice,
-        selection_mode="single-cell",
-        placeholder=wording.NOTHING,
+        key="requests_table",
+        opens=[("views/request.py", {"id": r["request"], "engine": r["engine"]}) for r in requests],
+        columns=columns(requests, now_ns=now_ns),
+        most_rows=20,
     )
-
-
-def remember_choice() -> None:
-    """Note which request was clicked, by the rows that were on the screen then.
-
-    The refresh that follows the click may bring new rows on top; by then the row's number means another request.
-    """
-    cells = st.session_state[TABLE]["selection"]["cells"]
-    shown = st.session_state.get(SHOWN_KEY, [])
-    if cells and cells[0][0] < len(shown):
-        st.session_state[OPEN_KEY] = shown[cells[0][0]]
 
 
 def columns(requests: list[Row], *, now_ns: int) -> dict[str, Any]:

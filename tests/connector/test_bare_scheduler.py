@@ -295,10 +295,10 @@ def test_the_offload_scheduler_stores_only_what_is_computed(tmp_path: Path) -> N
     for number in range(20):
         bare.add(f"r-{number}", [rng.randrange(3, 512) for _ in range(rng.randrange(100, 900))], 40)
     stored = 0
+    seen: list[tuple[Any, dict[str, tuple[int, list[int]]]]] = []
     while bare.scheduler.has_unfinished_requests():
-        seen: list[tuple[Any, dict[str, tuple[int, list[int]]]]] = []
-        bare.step(observe=lambda out, into=seen: into.append((out, tables_of(bare, out))))  # type: ignore[misc]
-        ((output, tables),) = seen
+        bare.step(lambda out: seen.append((out, tables_of(bare, out))))
+        output, tables = seen.pop()
         for copy in output.kv_connector_metadata.stores:
             end_of_step, table = tables[copy.request_id]
             assert copy.start + copy.count <= end_of_step

@@ -71,7 +71,7 @@ PER_LAYER = ("wait_for_layer_load", "save_kv_layer")
 
 
 @cache
-def plain_or_error(name: str) -> type | Exception:
+def plain_or_error(name: str) -> type[KVConnectorBase_V1] | Exception:
     try:
         return KVConnectorFactory.get_connector_class_by_name(name)
     except Exception as error:
@@ -91,8 +91,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def plain(name: str) -> type:
-    return plain_or_error(name)
+def plain(name: str) -> type[KVConnectorBase_V1]:
+    found = plain_or_error(name)
+    assert isinstance(found, type)
+    return found
 
 
 def traced_name(name: str) -> str:
@@ -100,8 +102,9 @@ def traced_name(name: str) -> str:
 
 
 @pytest.fixture
-def cls(name: str) -> type:
-    return getattr(connector, traced_name(name))
+def cls(name: str) -> type[KVConnectorBase_V1]:
+    found: type[KVConnectorBase_V1] = getattr(connector, traced_name(name))
+    return found
 
 
 # What it takes to call them.
@@ -140,7 +143,8 @@ def request_of_vllm() -> Request:
 def scheduler_output() -> SchedulerOutput:
     """A step in which one request is new, one runs, one resumes and one is preempted."""
     output = SchedulerOutput.make_empty()
-    output.scheduled_new_reqs = [SimpleNamespace(req_id="new", num_computed_tokens=32)]
+    new: Any = SimpleNamespace(req_id="new", num_computed_tokens=32)
+    output.scheduled_new_reqs = [new]
     cached = output.scheduled_cached_reqs
     cached.req_ids, cached.num_computed_tokens, cached.resumed_req_ids = ["runs", "resumes"], [64, 0], {"resumes"}
     output.num_scheduled_tokens = {"new": 68, "runs": 1, "resumes": 100}
@@ -198,7 +202,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     recorder = None if sender is None else Recorder("engine", {}, InProcess(sender))
     monkeypatch.setattr("connector.traced.of_process", lambda *_: recorder)
     yield sender
-    if recorder is not None:
+    if sender is not None and recorder is not None:
         recorder.close()
         spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
         assert recorder.dropped == 0
@@ -245,17 +249,18 @@ def outcome(call: Callable[[], Any]) -> tuple[type, str, Any]:
         value = call()
     except Exception as error:
         return type(error), str(error), None
-    return type(value), "", value if type(value).__eq__ is not object.__eq__ else None
+    kind: Any = type(value)
+    return kind, "", value if kind.__eq__ is not object.__eq__ else None
 
 
 # The list of connectors.
 
 
-def is_not_installed(error: Exception) -> bool:
+def is_not_installed(error: ImportError) -> bool:
     """True when a third-party package is not there; an ImportError for any other reason is a failure."""
-    package = (getattr(error, "name", None) or "").partition(".")[0]
+    package = (error.name or "").partition(".")[0]
     known = ("", "vllm", "connector", "tracer")
-    return isinstance(error, ImportError) and package not in known and importlib.util.find_spec(package) is None
+    return package not in known and importlib.util.find_spec(package) is None
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -266,6 +271,7 @@ def test_can_be_imported(name: str) -> None:
     if isinstance(found, type):
         assert name in HERE
         return
+    assert isinstance(found, ImportError), f"{name}: {found!r}"
     assert is_not_installed(found), f"{name}: {found!r}"
     with pytest.raises(ImportError) as caught:
         getattr(connector, traced_name(name))
@@ -294,7 +300,7 @@ def test_the_factory_finds_it_by_name(name: str, cls: type) -> None:
     assert KVConnectorFactory.get_connector_class_by_name(cls.__name__) is cls
 
 
-def test_vllm_sees_the_same_kind_of_class(plain: type, cls: type) -> None:
+def test_vllm_sees_the_same_kind_of_class(plain: type[KVConnectorBase_V1], cls: type[KVConnectorBase_V1]) -> None:
     """HMA support, what is abstract, and the third argument of the constructor, as the factory checks it."""
     assert supports_hma(cls) == supports_hma(plain)
     assert cls.__abstractmethods__ == plain.__abstractmethods__
@@ -362,7 +368,7 @@ def test_properties_answer_the_same(plain: type, cls: type, name_of: str) -> Non
     """Properties, asked of objects with the same state."""
 
     def ask(of: type) -> Any:
-        asked = object.__new__(of)
+        asked: Any = object.__new__(of)
         vars(asked).update(_role=KVConnectorRole.WORKER, _kv_transfer_config=vllm_config().kv_transfer_config)
         vars(asked).update(_connectors=[])
         return getattr(asked, name_of)
@@ -430,7 +436,7 @@ def test_calls_during_construction_are_the_plain_classs(plain: type, method: str
     has not begun then, and must not be in the way."""
     answer = answers(method)[0]
     stub = Stub(plain, method, answer)
-    unfinished = object.__new__(traced(stub.cls))
+    unfinished: Any = object.__new__(traced(stub.cls))
     assert getattr(unfinished, method)(**arguments(method)) == answer
 
 

@@ -114,11 +114,12 @@ def test_loads_end_before_the_first_block_that_failed(failed: set[int], loaded: 
 
 def test_stores_are_told_once_they_are_done_although_lmcache_rewrites_its_metadata() -> None:
     probe = LMCacheProbe()
-    saving = a_request(512, save_spec=SaveSpec(300))
+    spec = SaveSpec(300)
+    saving = a_request(512, save_spec=spec)
     idle = [a_request(512, save_spec=SaveSpec(512)), a_request(512, save_spec=SaveSpec(0, can_save=False))]
     connector = a_connector(Books(), saving, *idle)
     assert probe.loads(connector) == []
-    saving.save_spec.skip_leading_tokens = 512  # type: ignore[union-attr]
+    spec.skip_leading_tokens = 512
     assert probe.stores(connector) == [Moved("r", 256, 256, 8, None)]
     assert probe.stores(connector) == (), "told once"
 

@@ -61,7 +61,7 @@ class Engines:
             self._logger.record(stats, None)
             return stats
 
-        bare.scheduler.make_stats = logged
+        bare.scheduler.make_stats = logged  # type: ignore[method-assign]  # of this scheduler only
         return bare
 
     def _run(self, bare: BareScheduler, *, rounds: int) -> None:

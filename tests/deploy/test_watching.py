@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,9 @@ def test_an_injected_bug_fires_an_alert_and_it_resolves(watched: Watched, promet
 
 def test_exemplars_lead_from_a_number_to_the_request(watched: Watched, prometheus: Prometheus) -> None:
     for name in ("kvtrail_lookup_duration_seconds_bucket", "kvtrail_findings_total"):
-        until(lambda name=name: _exemplars(prometheus, name, watched.begun_s))
+        until(partial(_exemplars, prometheus, name, watched.begun_s))
         for trace_id in _exemplars(prometheus, name, watched.begun_s):
-            (request,) = watched.tracer.get("/api/requests", search=trace_id)  # type: ignore[misc]
+            (request,) = watched.tracer.get("/api/requests", search=trace_id)
             assert request["trace_id"] == trace_id
 
 
@@ -116,7 +117,9 @@ def test_the_variables_of_the_dashboards_have_choices(watched: Watched, promethe
     for board in BOARDS:
         for variable in json.loads(board.read_text())["templating"]["list"]:
             if variable["type"] == "query":
-                metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
+                assert asked is not None
+                metric, label = asked.groups()
                 series = prometheus.get("series", **{"match[]": metric.replace("$engine", ".*")})
                 assert {each[label] for each in series} - {""}
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the pages are tested with playwright")
+pytest.importorskip("playwright.sync_api", reason="the pages are tested with playwright")
+from playwright import sync_api as playwright
+
+__all__ = [
+    "ARTIFACTS", "CHROMIUM", "FLAGS", "SCHEMES", "SLOW_MS", "Scheme", "needs_chromium", "open_first_row",
+    "playwright", "see", "shoot",
+]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
 SLOW_MS = 30_000
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
 
 
-def see(page: playwright.Page, text: str) -> None:
+def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
     playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW_MS)
 
 

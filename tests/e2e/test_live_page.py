@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, SLOW_MS, needs_chromium, playwright, see, shoot
 from dashboards import dashboards
 from processes import Tracer
 from traffic import Engine, served
@@ -25,7 +25,8 @@ from tracer.events import Event
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
 S = 10**9
-WIDE, NARROW = {"width": 1400, "height": 1000}, {"width": 720, "height": 760}
+WIDE: playwright.ViewportSize = {"width": 1400, "height": 1000}
+NARROW: playwright.ViewportSize = {"width": 720, "height": 760}
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) ->
 
 def ready(page: playwright.Page) -> None:
     playwright.expect(page.locator(".state")).not_to_be_empty(timeout=SLOW_MS)
-    see(page, re.compile(r"[1-9]\d* requests"))  # type: ignore[arg-type]
+    see(page, re.compile(r"[1-9]\d* requests"))
 
 
 def test_zoom_and_selection_are_kept_over_ten_updates(
@@ -245,9 +246,9 @@ def test_search_filters_help_and_sizes(
     ready(page)
 
     for name, size in (("wide", WIDE), ("narrow", NARROW)):
-        for scheme in ("light", "dark"):
-            page.set_viewport_size(size)  # type: ignore[arg-type]
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        for scheme in SCHEMES:
+            page.set_viewport_size(size)
+            page.emulate_media(color_scheme=scheme)
             box = page.locator(".field canvas").bounding_box()
             assert box is not None
             page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 64)
@@ -269,13 +270,13 @@ def test_empty_incomplete_and_away(
     now_ns = time.time_ns()
     events = served(Engine("engine-a"), from_ns=now_ns - 100 * S, to_ns=now_ns, every_ms=1500)
     post(tracer, events[:150] + events[190:])
-    see(page, re.compile(r"40 spans missing between \d\d:\d\d:\d\d"))  # type: ignore[arg-type]
+    see(page, re.compile(r"40 spans missing between \d\d:\d\d:\d\d"))
     shoot(page, "live-incomplete")
     post(tracer, events[150:190])  # they were only late
     playwright.expect(page.locator(".facts")).not_to_contain_text("missing", timeout=SLOW_MS)
 
     tracer.kill()
-    see(page, re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC"))  # type: ignore[arg-type]
+    see(page, re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC"))
     said = facts(page)
     page.wait_for_timeout(5000)
     assert facts(page) == said, "what was last known stays"

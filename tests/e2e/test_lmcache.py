@@ -34,7 +34,7 @@ def requests_of(tracer: Tracer, count: int) -> list[dict[str, Any]]:
     """The requests, once the tracer has heard the ends of all of them."""
 
     def ended() -> list[Any]:
-        return [r for r in tracer.get("/api/requests", limit=500) if r["ended_ns"] is not None]  # type: ignore[attr-defined]
+        return [r for r in tracer.get("/api/requests", limit=500) if r["ended_ns"] is not None]
 
     until(lambda: len(ended()) == count, why=ended)
     return ended()
@@ -45,12 +45,12 @@ def test_0_3_10_dies_and_the_finding_says_why(tmp_path: Path, tracer: Tracer) ->
     died = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port)
     assert died.error.startswith(MISMATCH), died
     (dead,) = [r for r in requests_of(tracer, 8) if r["status"] == "failed"]
-    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    (finding,) = tracer.get("/api/findings")
     assert (finding["rule"], finding["request"], finding["healed"]) == ("stale-lookup", dead["request"], 0)
     first, stale = finding["witness"]
     assert (first["numbers"]["matched"], first["numbers"]["returned"], first["numbers"]["cached"]) == (256, 0, False)
     assert (stale["numbers"]["matched"], stale["numbers"]["returned"], stale["numbers"]["cached"]) == (256, 256, True)
-    steps = tracer.get(f"/api/requests/{dead['request']}")["steps"]  # type: ignore[index]
+    steps = tracer.get(f"/api/requests/{dead['request']}")["steps"]
     (raised,) = [step for step in steps if step["error"]]
     assert died.error in raised["error"]
     assert first["at_ns"] < stale["at_ns"] < raised["start_ns"]
@@ -60,7 +60,7 @@ def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: 
     healed = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port, kvtrail={"guard": "heal"})
     assert healed.tokens == expected.tokens
     told = requests_of(tracer, 16)
-    findings: Findings = tracer.get("/api/findings")  # type: ignore[assignment]
+    findings: Findings = tracer.get("/api/findings")
     stale = [finding for finding in findings if finding["rule"] == "stale-lookup"]
     assert stale
     assert all(finding["healed"] == finding["count"] for finding in stale)
@@ -77,7 +77,7 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
     moved_as_logged(lived, told)
     assert lived.tokens[0] == expected.tokens[0], "what is stored wrongly is loaded in the second pass only"
     wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
-    findings: Findings = tracer.get("/api/findings")  # type: ignore[assignment]
+    findings: Findings = tracer.get("/api/findings")
     for rule in ("block-shortage", "plan-blocks"):  # from the counts alone, and against the scheduler's own table
         assert {finding["external"] for finding in findings if finding["rule"] == rule} == {f"0-{job}" for job in wrong}
     assert {finding["rule"] for finding in findings} == {"block-shortage", "plan-blocks"}
@@ -104,7 +104,7 @@ def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) ->
         died
     )
     (dead,) = [r for r in requests_of(tracer, 16) if r["status"] == "failed"]
-    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    (finding,) = tracer.get("/api/findings")
     assert (finding["rule"], finding["request"]) == ("over-report", dead["request"])
     assert finding["numbers"] == {"total": 790, "matched": 512, "computed": 384, "returned": 256, "at_most": 128}
 

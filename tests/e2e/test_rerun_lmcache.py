@@ -94,7 +94,8 @@ def _settled(trace: Path) -> None:
 
 def died(report: dict[str, Any]) -> dict[str, Any]:
     """The last call that raised."""
-    return [call for call in report["calls"] if "error" in call["answered"]][-1]  # type: ignore[no-any-return]
+    raised: list[dict[str, Any]] = [call for call in report["calls"] if "error" in call["answered"]]
+    return raised[-1]
 
 
 def test_0_3_10_reproduces_the_assertion_of_the_report(from_the_bare_scheduler: Path) -> None:

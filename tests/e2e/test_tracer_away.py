@@ -126,11 +126,11 @@ def test_a_tracer_that_comes_back_is_told_what_it_missed(
         engine.go_on()
         assert engine.told()["tokens"] == expected
         again = start_tracer(store=tracer.store, grpc_port=tracer.grpc_port)
-        until(lambda: len(list(again.get("/api/requests?limit=1000"))) == 36, seconds=40)  # type: ignore[call-overload]
+        until(lambda: len(list(again.get("/api/requests?limit=1000"))) == 36, seconds=40)
         engine.go_on()
         assert engine.told()["dropped"] == 0
         engine.process.wait(30)
     finally:
         engine.end()
-    verdicts = {request["verdict"] for request in again.get("/api/requests?limit=1000")}  # type: ignore[attr-defined]
+    verdicts = {request["verdict"] for request in again.get("/api/requests?limit=1000")}
     assert verdicts == {"ok"}

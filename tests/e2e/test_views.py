@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, SLOW_MS, Scheme, needs_chromium, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
 
@@ -26,7 +26,10 @@ pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
 pytestmark = needs_chromium
 TRACES = "http://jaeger.example:16686/trace/{trace_id}"
-SIZES = {"wide": {"width": 1400, "height": 1500}, "narrow": {"width": 760, "height": 1400}}
+SIZES: dict[str, playwright.ViewportSize] = {
+    "wide": {"width": 1400, "height": 1500},
+    "narrow": {"width": 760, "height": 1400},
+}
 TRAFFIC = Path(__file__).with_name("real_engines.py")
 
 
@@ -60,7 +63,7 @@ def click_row(page: playwright.Page, key: str, row: int = 0) -> None:
 
 
 def stale(tracer: Tracer) -> Any:
-    (finding,) = tracer.get("/api/findings", rule="stale-lookup")  # type: ignore[misc]
+    (finding,) = tracer.get("/api/findings", rule="stale-lookup")
     return finding
 
 
@@ -97,7 +100,7 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
 
 
 def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str) -> None:
-    told: Any = busy.get("/api/efficiency")
+    told = busy.get("/api/efficiency")
     assert told["worth"]["prefill_saved_s"] > 0
     assert told["worth"]["waits"] > 0
     assert told["by_epoch"]["1"]["taken"] > 0
@@ -163,9 +166,9 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     assert json.loads((tmp_path / "told.json").read_text())["request"]["request"] == finding["request"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_view_is_looked_at(page: playwright.Page, busy: Tracer, url: str, scheme: str, size: str) -> None:
+def test_every_view_is_looked_at(page: playwright.Page, busy: Tracer, url: str, scheme: Scheme, size: str) -> None:
     """Nothing is wider than the window; how it looks is for a person to say, who has the screenshots."""
     finding = stale(busy)
     request = f"id={finding['request']}&engine={finding['engine']}"

@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256 !AssertionError: Mismatch"
 
 
-def feed(tracer: Tracer, text: str, **where: str) -> None:
+def feed(tracer: Tracer, text: str, **where: Any) -> None:
     body = as_request(history(text, **where)).SerializeToString()
     headers = {"content-type": "application/x-protobuf"}
     assert httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers).status_code == 200
@@ -25,7 +25,7 @@ def feed(tracer: Tracer, text: str, **where: str) -> None:
 
 def test_a_request_is_told_step_by_step_with_its_account(api: Tracer) -> None:
     feed(api, STORY, request="story-0123abcd", recorder="story")
-    told: Any = api.get("/api/requests/story-0123abcd")
+    told = api.get("/api/requests/story-0123abcd")
     assert told["request"]["status"] == "failed"
     assert told["request"]["error"] == "AssertionError: Mismatch"
     names = [step["name"] for step in told["steps"]]
@@ -39,7 +39,7 @@ def test_a_request_is_told_step_by_step_with_its_account(api: Tracer) -> None:
 
 def test_a_request_is_found_by_its_external_id(api: Tracer) -> None:
     feed(api, "L 10 c0 h0 -> 0", request="by-external-0123abcd", recorder="external")
-    told: Any = api.get("/api/requests/by-external")
+    told = api.get("/api/requests/by-external")
     assert told["request"]["request"] == "by-external-0123abcd"
 
 
@@ -67,9 +67,9 @@ def test_missing_events_are_told(api: Tracer) -> None:
     events = history(STORY, request="gap-0123abcd", recorder="gap")
     body = as_request([*events[:2], *events[3:]]).SerializeToString()
     httpx.post(f"{api.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"})
-    told: Any = api.get("/api/requests/gap-0123abcd")
+    told = api.get("/api/requests/gap-0123abcd")
     assert told["missing"] == 1
-    health: Any = api.get("/api/health")
+    health = api.get("/api/health")
     (recorder,) = [r for r in health["recorders"] if r["id"] == "gap"]
     assert recorder["missing"] == 1
 
@@ -85,7 +85,7 @@ def test_requests_of_an_engine_that_ended_are_abandoned(api: Tracer) -> None:
     )  # fmt: skip
     body = as_request([*events, goodbye]).SerializeToString()
     httpx.post(f"{api.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"})
-    told: Any = api.get("/api/requests/left-0123abcd")
+    told = api.get("/api/requests/left-0123abcd")
     assert told["request"]["status"] == "abandoned"
 
 
@@ -99,9 +99,9 @@ def test_the_tail_is_live(api: Tracer) -> None:
 
 def test_overview_rules_and_openapi(api: Tracer) -> None:
     feed(api, STORY, request="overview-0123abcd", recorder="overview")
-    overview: Any = api.get("/api/overview", window_s=60)
+    overview = api.get("/api/overview", window_s=60)
     assert overview["totals"]["findings"] >= 1
-    rules: Any = api.get("/api/rules")
+    rules = api.get("/api/rules")
     assert {"stale-lookup", "over-report", "full-hit", "alloc-mismatch"} <= {rule["id"] for rule in rules}
     assert httpx.get(f"{api.url}/docs").status_code == 200
     paths = httpx.get(f"{api.url}/openapi.json").json()["paths"]
@@ -135,5 +135,5 @@ def test_a_finding_is_counted_once_however_often_it_repeats(start_tracer: Callab
     page = httpx.get(f"{tracer.url}/metrics").text
     found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash"}'
     assert f"kvtrail_findings_total{found} 1.0" in page
-    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    (finding,) = tracer.get("/api/findings")
     assert finding["count"] == 6

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracer.detect import Detector
-from tracer.events import Event
+from tracer.events import Event, Lookup
 from tracer.findings import Verdict
 from tracer.ledger import Ledger
 
@@ -85,6 +85,7 @@ def test_while_an_event_waits_the_verdict_is_unknown() -> None:
 
 def test_the_same_number_on_another_span_makes_the_verdict_unknown() -> None:
     events = history(OK)
+    assert isinstance(events[1], Lookup)
     other = replace(events[1], returned=100, span_id="f" * 16)
     for order in (
         [*events[:2], other, *events[2:]],

@@ -11,7 +11,7 @@ from history import history
 from tracer import efficiency
 from tracer.detect import Detector
 from tracer.efficiency import Efficiency
-from tracer.events import Event
+from tracer.events import Alloc, Event
 from tracer.worth import Row, worth
 
 
@@ -98,7 +98,8 @@ def test_copies_count_tokens_of_one_rank_and_the_time_of_all() -> None:
 
 def test_tiers_are_told_apart_and_what_is_not_named_is_the_store() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237")
-    events[2].hit_sources = ("host:256", "disk:64", "nonsense")  # type: ignore[attr-defined]
+    assert isinstance(events[2], Alloc)
+    events[2].hit_sources = ("host:256", "disk:64", "nonsense")
     cells = {cell.measure: value for cell, value in heard(events).cells.items()}
     assert {name: cells[name] for name in cells if name.startswith("tier:")} == {
         "tier:host": 256,
@@ -110,8 +111,8 @@ def test_tiers_are_told_apart_and_what_is_not_named_is_the_store() -> None:
 def test_tiers_are_bounded() -> None:
     text = "\n".join(f"{chr(97 + n)}: L 100 c0 h64 -> 64\n{chr(97 + n)}: A 64" for n in range(12))
     events = history(text)
-    for number, event in enumerate(e for e in events if e.kind == "kv.alloc"):
-        event.hit_sources = (f"t{number}:64",)  # type: ignore[attr-defined]
+    for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
+        event.hit_sources = (f"t{number}:64",)
     tiers = {cell.measure for cell in heard(events).cells if cell.measure.startswith("tier:")}
     assert len(tiers) == efficiency.MOST_TIERS + 1
     assert "tier:other" in tiers

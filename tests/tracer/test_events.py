@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,8 +78,8 @@ def test_damage_is_named_and_not_believed(key: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("change", [{"span_id": ""}, {"start_ns": -1}, {"end_ns": 2**63 + 5}])
-def test_a_span_of_no_time_or_no_id_is_damage(change: dict[str, object]) -> None:
-    damaged = replace(span(Kind.PREEMPT), **change)  # type: ignore[arg-type]
+def test_a_span_of_no_time_or_no_id_is_damage(change: dict[str, Any]) -> None:
+    damaged = replace(span(Kind.PREEMPT), **change)
     with pytest.raises(decode.MalformedSpan, match="is none"):
         decode.from_span(damaged)
 

@@ -189,13 +189,13 @@ def test_the_api_gives_columns_marks_and_gaps(start_tracer: Callable[..., Tracer
     other = history(sound, request="other-0123abcd", recorder="two", engine="second")
     send(tracer, [*other[:2], *other[4:]])
     about = {"from_ns": START_NS - S, "to_ns": START_NS + S}
-    got: Any = tracer.get("/api/lanes", **about)
+    got = tracer.get("/api/lanes", **about)
     assert sorted(got["requests"]["external"]) == ["other", "story"]
     lengths = {len(column) for column in got["requests"].values()}
     assert lengths == {2}
     assert len({len(column) for column in got["segments"].values()}) == 1
     story = got["requests"]["external"].index("story")
-    close: Any = tracer.get("/api/lanes", from_ns=START_NS - S // 500, to_ns=START_NS + S // 100)
+    close = tracer.get("/api/lanes", from_ns=START_NS - S // 500, to_ns=START_NS + S // 100)
     mine = [
         close["phases"][p]
         for p, at in zip(close["segments"]["phase"], close["segments"]["lane"], strict=True)
@@ -212,9 +212,9 @@ def test_the_api_gives_columns_marks_and_gaps(start_tracer: Callable[..., Tracer
     assert got["engines"] == ["first", "second"]
     assert (got["known"], got["is_sample"], got["is_whole"]) == (2, False, True)
 
-    one: Any = tracer.get("/api/lanes", **about, engine="first", q="sto")
+    one = tracer.get("/api/lanes", **about, engine="first", q="sto")
     assert one["requests"]["external"] == ["story"]
-    none: Any = tracer.get("/api/lanes", from_ns=1, to_ns=2)
+    none = tracer.get("/api/lanes", from_ns=1, to_ns=2)
     assert none["requests"]["request"] == none["marks"]["rule"] == none["gaps"]["engine"] == []
 
 
@@ -227,7 +227,7 @@ def test_what_may_have_ended_unheard_is_not_drawn_as_going_on(start_tracer: Call
         event.end_ns += shift_ns
     send(tracer, [event for event in events if event.kind != "kv.request"])
     now_ns = time.time_ns()
-    got: Any = tracer.get("/api/lanes", from_ns=now_ns - 10 * S, to_ns=now_ns)
+    got = tracer.get("/api/lanes", from_ns=now_ns - 10 * S, to_ns=now_ns)
     by_name = {name: n for n, name in enumerate(got["requests"]["external"])}
     assert got["requests"]["is_open"] == [True, True]
     assert got["requests"]["is_unsure"][by_name["r"]] is True

@@ -131,6 +131,26 @@ def test_waiting_for_kv_is_timed_and_shown_while_it_lasts(sidecar: Sidecar) -> N
     assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1, "the second allocation admits nothing"
 
 
+def test_after_a_restart_the_wait_is_timed_and_its_admission_not_counted_again(
+    sidecar: Sidecar, tmp_path: Path
+) -> None:
+    told = history("L 749 c0 -> 600 async\nA 600\nwait 130\nR\nA 0\nS 600+80")
+    sidecar.hear(told[:3])
+    assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1
+    sidecar.pipeline.close()
+    again = Sidecar(tmp_path)
+    again.hear(told[3:])
+    assert again.value("kvtrail_admissions_total", epoch="first") == 0
+    assert again.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
+    again.pipeline.close()
+
+
+def test_an_allocation_that_comes_before_its_lookup_is_counted(sidecar: Sidecar) -> None:
+    start, lookup, alloc = history("L 749 c32 h256 -> 224\nA 224")
+    sidecar.hear([start, alloc, lookup])
+    assert sidecar.value("kvtrail_queried_tokens_total", epoch="first") == 749 - 32
+
+
 def test_a_load_that_does_not_come_is_shown_with_its_age(sidecar: Sidecar) -> None:
     sidecar.hear(history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0"))
     assert sidecar.value("kvtrail_open_loads") == 1

@@ -102,7 +102,10 @@ def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_pat
 def test_a_part_says_of_what_it_is_a_part_also_when_it_is_cut_again() -> None:
     recording = loaded(told(FOUND[0], noise=True))
     result = minimize(recording)
-    marks = {semconv.MINIMIZED_EVENTS.key: len(recording.moments), semconv.MINIMIZED_REQUESTS.key: 13}
+    marks: dict[str, object] = {
+        semconv.MINIMIZED_EVENTS.key: len(recording.moments),
+        semconv.MINIMIZED_REQUESTS.key: 13,
+    }
     marks[semconv.MINIMIZED_RULE.key] = "stale-lookup"
     again = minimize(result.history)
     for each in (result, again):
@@ -115,7 +118,7 @@ def test_what_the_recording_lost_stays_missing(tmp_path: Path) -> None:
     """A hole must not close with those that the cutting makes: the request would look whole."""
     events = history(f"{NOISE.format('a')}\n{STALE}\nend")
     lost = next(
-        index for index, event in enumerate(events) if event.request_sequence == 1 and "a-" not in event.request
+        index for index, event in enumerate(events) if event.request_sequence == 1 and "a-" not in str(event.request)
     )
     recording = loaded(events[:lost] + events[lost + 1 :])
     before = audit([written(recording, tmp_path / "whole.jsonl")])
@@ -131,7 +134,7 @@ def test_what_the_recording_lost_stays_missing(tmp_path: Path) -> None:
 def test_a_gap_that_hides_a_drift_goes_on_to_hide_it() -> None:
     """Renumbered as if nothing were missing, the other request would be found guilty."""
     events = history(f"{STALE}\nb: L 900 c0 h64 -> 64\nb: A 32\nb: end")
-    lost = next(index for index, event in enumerate(events) if event.request.startswith("b-"))
+    lost = next(index for index, event in enumerate(events) if str(event.request).startswith("b-"))
     recording = loaded(events[:lost] + events[lost + 1 :])
     assert {f.rule for f in findings(recording.events).values()} == {"stale-lookup"}
     assert len(minimize(recording).lost) == 0

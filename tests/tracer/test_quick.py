@@ -16,6 +16,7 @@ from tracer import decode, otlp, otlp_json
 from tracer.events import Event
 from tracer.otlp_json import Odd
 from tracer.quick import Quick
+from tracer.spans import Span
 from tracer.tracefile import TraceReader
 
 STORY = """
@@ -65,7 +66,7 @@ def _sorted(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda event: (event.sequence, event.span_id))
 
 
-def _event(span: otlp.Span) -> Event | None:
+def _event(span: Span) -> Event | None:
     try:
         return decode.from_span(span)
     except decode.MalformedSpan:

@@ -51,7 +51,7 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
     provider.add_span_processor(SimpleSpanProcessor(exporter(tracer)))
     writer = provider.get_tracer(semconv.SCOPE)
     for number, (computed, returned) in enumerate([(0, 256), (336, 256)]):
-        attributes = {
+        attributes: dict[str, Any] = {
             semconv.REQUEST_ID.key: "sdk-1",
             semconv.REQUEST_SEQUENCE.key: number,
             semconv.SEQUENCE.key: number,
@@ -64,9 +64,9 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
     foreign = provider.get_tracer("gateway").start_span("POST /v1/completions")
     foreign.end()
     provider.shutdown()
-    (finding,) = tracer.get("/api/findings")  # type: ignore[misc]
+    (finding,) = tracer.get("/api/findings")
     assert (finding["rule"], finding["request"]) == ("stale-lookup", "sdk-1")
-    tail: Any = tracer.get("/api/spans")
+    tail = tracer.get("/api/spans")
     assert [span["name"] for span in tail] == ["kv.lookup", "kv.lookup", "POST /v1/completions"]
 
 
@@ -78,7 +78,7 @@ def test_json_is_understood(start_tracer: Start) -> None:
     zipped = gzip.compress(body.encode())
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     assert httpx.post(f"{tracer.url}/v1/traces", content=zipped, headers=headers).status_code == 200
-    (request,) = tracer.get("/api/requests")  # type: ignore[misc]
+    (request,) = tracer.get("/api/requests")
     assert request["lookups"] == 2
 
 
@@ -135,7 +135,7 @@ def test_damaged_spans_harm_nobody_else(start_tracer: Start) -> None:
                     attribute.value.string_value = "zero"
         answer = httpx.post(f"{tracer.url}/v1/traces", content=request.SerializeToString(), headers=headers)
         assert answer.status_code == 200, answer.text
-    requests: Any = tracer.get("/api/requests")
+    requests = tracer.get("/api/requests")
     assert [r["verdict"] for r in requests] == ["drift"] * 4
     assert tracer.get("/api/overview", window_s=86_400)
     assert "kvtrail_spans_malformed_total 3.0" in httpx.get(f"{tracer.url}/metrics").text
@@ -150,7 +150,7 @@ def test_a_late_event_of_a_finished_request_does_not_wipe_its_verdict(start_trac
     again = start_tracer(store=tracer.store)
     late = replace(events[3], request_sequence=len(events), sequence=len(events))
     httpx.post(f"{again.url}/v1/traces", content=encoded([late]), headers=headers)
-    (request,) = again.get("/api/requests")  # type: ignore[misc]
+    (request,) = again.get("/api/requests")
     assert (request["verdict"], request["findings"], request["lookups"]) == ("drift", 1, 2)
 
 
@@ -161,7 +161,7 @@ def test_a_gap_that_is_given_up_is_seen_in_the_store(start_tracer: Start) -> Non
     httpx.post(f"{tracer.url}/v1/traces", content=content, headers={"content-type": "application/x-protobuf"})
 
     def told() -> Any:
-        (request,) = tracer.get("/api/requests")  # type: ignore[misc]
+        (request,) = tracer.get("/api/requests")
         return request
 
     until(lambda: told()["status"] == "finished")
@@ -200,11 +200,11 @@ def test_nothing_acknowledged_is_lost_by_kill_9(start_tracer: Start) -> None:
             acknowledged.append(f"r-{number}-0123abcd")
     tracer.kill()
     again = start_tracer(store=tracer.store)
-    stored: Any = again.get("/api/requests", limit=1000)
+    stored = again.get("/api/requests", limit=1000)
     assert {request["request"] for request in stored} == set(acknowledged)
     assert len(acknowledged) == 50
     assert all(request["verdict"] == "drift" for request in stored)
-    findings: Any = again.get("/api/findings", limit=1000)
+    findings = again.get("/api/findings", limit=1000)
     assert len(findings) == 50
 
 

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click import unstyle
 from history import START_NS, history, judge
 from test_commands import DRIFT, OK, write
 
+from tracer.account import Account
 from tracer.audit import Audit
 from tracer.events import Event
 from tracer.findings import Finding, Severity, Witness
@@ -27,7 +29,7 @@ DAY_NS = 86_400 * 10**9
 
 
 def finding(rule: str = "some-rule", request: str = "r-1", **changes: object) -> Finding:
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "title": "Something contradicts itself",
         "severity": Severity.CRASH,
         "engine": "engine",
@@ -43,7 +45,7 @@ def finding(rule: str = "some-rule", request: str = "r-1", **changes: object) ->
         "explanation": "One is not two.",
         "hint": "Count again.",
     }
-    return Finding(rule=rule, request=request, **(fields | changes))  # type: ignore[arg-type]
+    return Finding(rule=rule, request=request, **(fields | changes))
 
 
 def text(*findings: Finding, columns: int | None = None, everything: bool = False) -> str:
@@ -214,7 +216,7 @@ def test_a_page_keeps_the_lines_of_formulas_and_lists() -> None:
         severity = Severity.HANG
         hint = "Look."
 
-        def judge(self, event: Event, account: object) -> None: ...  # type: ignore[override]
+        def judge(self, event: Event, account: Account) -> None: ...
 
         def explain(self, finding: Finding) -> str:
             return ""

@@ -6,7 +6,7 @@ import pytest
 from history import history, judge, rules_found
 
 from tracer.findings import Finding, Verdict
-from tracer.rules import all_rules
+from tracer.rules import Rule, all_rules
 
 
 def only_finding(text: str) -> Finding:
@@ -161,13 +161,13 @@ def test_no_ok_without_a_checked_fact() -> None:
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
-def test_every_rule_says_what_it_is(rule: object) -> None:
+def test_every_rule_says_what_it_is(rule: Rule) -> None:
     """Title, invariant, source, what it needs, severity, hint: what the documentation and a finding are made of."""
     text = type(rule).__doc__ or ""
     assert "Invariant" in text
     assert "Source:" in text
     assert "Needs" in text
-    assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))  # type: ignore[attr-defined]
+    assert all((rule.id, rule.severity, rule.classes, rule.hint, rule.title))
 
 
 def test_two_stretches_of_tokens_in_one_block() -> None:

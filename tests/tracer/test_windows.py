@@ -22,10 +22,10 @@ from tracer.store.sqlite import SqliteReader, SqliteWriter
 HIT = "L 749 c96 h512 -> 416\nA 416\nS 512+237\nP\nL 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 WINDOW = {"since_ns": START_NS - 10**9, "until_ns": START_NS + 60 * 10**9}
-EVER = {"since_ns": 0, "until_ns": 2**62}
+EVER: dict[str, Any] = {"since_ns": 0, "until_ns": 2**62}
 
 
-def feed(tracer: Tracer, text: str, **where: str) -> None:
+def feed(tracer: Tracer, text: str, **where: Any) -> None:
     body = as_request(history(text, **where)).SerializeToString()
     headers = {"content-type": "application/x-protobuf"}
     assert httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers).status_code == 200
@@ -41,7 +41,7 @@ def sums(reader: SqliteReader) -> dict[str, int]:
 
 def test_efficiency_by_epoch_place_and_time(api: Tracer) -> None:
     feed(api, HIT, request="eff-0123abcd", recorder="eff", engine="eff-engine", connector="C")
-    told: Any = api.get("/api/efficiency", engine="eff-engine", **WINDOW)
+    told = api.get("/api/efficiency", engine="eff-engine", **WINDOW)
     assert told["worth"]["taken"] == 928
     assert told["worth"]["hit_share"] == pytest.approx(928 / 1499)
     assert {epoch: part["taken"] for epoch, part in told["by_epoch"].items()} == {"0": 416, "1": 512}
@@ -49,7 +49,7 @@ def test_efficiency_by_epoch_place_and_time(api: Tracer) -> None:
     assert [stretch["worth"]["lookups"] for stretch in told["trend"]] == [2]
     assert "eff-engine" in told["choices"]["engines"]
     assert told["worth"]["prefill_saved_s"] is None
-    elsewhere: Any = api.get("/api/efficiency", engine="eff-engine", since_ns=1, until_ns=10**9)
+    elsewhere = api.get("/api/efficiency", engine="eff-engine", since_ns=1, until_ns=10**9)
     assert elsewhere["worth"]["asked"] == 0
     assert elsewhere["trend"] == []
 
@@ -72,13 +72,13 @@ def test_findings_are_narrowed_down_by_everything_that_the_page_offers(api: Trac
 
 
 def found(api: Tracer, **asked: str | int) -> list[Any]:
-    answer: Any = api.get("/api/findings", **asked)
+    answer = api.get("/api/findings", **asked)
     return list(answer)
 
 
 def test_the_trend_counts_findings_where_they_were_last_seen(api: Tracer) -> None:
     feed(api, STALE, request="trend-0123abcd", recorder="trend", engine="trend-engine", connector="Trend")
-    told: Any = api.get("/api/findings/trend", engine="trend-engine", **WINDOW)
+    told = api.get("/api/findings/trend", engine="trend-engine", **WINDOW)
     (stretch,) = told["counts"]
     assert (stretch["rule"], stretch["severity"], stretch["findings"]) == ("stale-lookup", "crash", 1)
     assert stretch["at_ns"] <= START_NS + 10**9 < stretch["at_ns"] + told["step_ns"] + 10**9
@@ -89,7 +89,7 @@ def test_the_trend_counts_findings_where_they_were_last_seen(api: Tracer) -> Non
 
 def test_the_fleet_names_engines_with_their_recorders_and_open_requests(api: Tracer) -> None:
     feed(api, "L 100 c0 h0 -> 0", request="fleet-0123abcd", recorder="fleet", engine="fleet-engine", connector="F")
-    told: Any = api.get("/api/fleet")
+    told = api.get("/api/fleet")
     (engine,) = [e for e in told["engines"] if e["engine"] == "fleet-engine"]
     assert (engine["open"], engine["service"]) == (1, "test")
     (recorder,) = engine["recorders"]
@@ -165,7 +165,7 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
 
 def test_a_requests_story_for_perfetto(api: Tracer) -> None:
     feed(api, STALE, request="perfetto-0123abcd", recorder="perfetto", engine="perfetto-engine")
-    told: Any = api.get("/api/perfetto", request="perfetto-0123abcd")
+    told = api.get("/api/perfetto", request="perfetto-0123abcd")
     assert any("perfetto-0123abcd" in str(event.get("name")) for event in told["traceEvents"])
     assert any("stale-lookup" in str(event) for event in told["traceEvents"])
     assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}).status_code == 404

@@ -31,9 +31,7 @@ _MOST_SHOWN = 300
 @click.option("--engine", help="Name of the engine that wrote all these logs; otherwise each file is one of its own.")
 @click.option("--story", is_flag=True, help="Tell what the log shows of each request, a line a moment.")
 @click.option("--show-unread", is_flag=True, help="Print the lines that say nothing kvtrail knows, with file and line.")
-@click.pass_context
 def import_log(
-    context: click.Context,
     logs: tuple[Path, ...],
     output: Path | None,
     force: bool,
@@ -55,27 +53,18 @@ def import_log(
     if output is not None:
         destination.check(output, force=force, sources=logs)
     aside = output == STDOUT  # the standard output belongs to the trace
-    try:
-        with nullcontext() if output is None else destination.opened(output) as file:
-            events = 0
-            for path, name in zip(logs, names(logs), strict=True):
-                unread = partial(_tell_unread, path, aside) if show_unread else None
-                with terminal.progress([path]) as on_bytes:
-                    reader = LogReader(path, engine=engine or name, on_unread=unread, on_bytes=on_bytes)
-                    events += _write(reader, file)
-                if story:
-                    _tell(reader, aside)
-                click.echo(_summary(path, reader), err=True)
-            if file is not None and not events:
-                raise UnusableTrace("no line of these logs is an event; --story tells what they say")
-    except UnusableTrace as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(2)
-    except BrokenPipeError:
-        raise  # whoever read our output has seen enough; click knows what to do
-    except OSError as error:
-        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
-        context.exit(2)
+    with destination.or_exit(output), nullcontext() if output is None else destination.opened(output) as file:
+        events = 0
+        for path, name in zip(logs, names(logs), strict=True):
+            unread = partial(_tell_unread, path, aside) if show_unread else None
+            with terminal.progress([path]) as on_bytes:
+                reader = LogReader(path, engine=engine or name, on_unread=unread, on_bytes=on_bytes)
+                events += _write(reader, file)
+            if story:
+                _tell(reader, aside)
+            click.echo(_summary(path, reader), err=True)
+        if file is not None and not events:
+            raise UnusableTrace("no line of these logs is an event; --story tells what they say")
     if output is not None and output != STDOUT:
         click.echo(f"{output}: {events} events; judge them with: kvtrail audit {output}", err=True)
 

@@ -44,7 +44,11 @@ def nested(slices: Iterable[Slice]) -> list[Slice]:
 
 
 class Lanes:
-    """Tracks, each given again when what lay on it is over."""
+    """Tracks of a process, numbered from `first` on, each given again when what lay on it is over.
+
+    Attributes:
+        taken: the numbers of those that were given, in order.
+    """
 
     def __init__(self, first: int) -> None:
         self.taken: list[int] = []
@@ -52,7 +56,7 @@ class Lanes:
         self._free: list[tuple[int, int]] = []
 
     def take(self, start_ns: int, end_ns: int) -> int:
-        """A track that is free from `start_ns` on; to be asked in the order of time."""
+        """A track for what lasts from `start_ns` to `end_ns`; to be asked in the order of `start_ns`."""
         if self._free and self._free[0][0] < start_ns:
             lane = heapq.heappop(self._free)[1]
         else:
@@ -68,7 +72,7 @@ class Lanes:
 
 
 class Writer:
-    """Puts what happens into the form of trace events."""
+    """Puts what happens into the form of trace events, whose times count from `begin_ns`, in Unix nanoseconds."""
 
     def __init__(self, begin_ns: int) -> None:
         self._begin_ns = begin_ns
@@ -81,10 +85,12 @@ class Writer:
         return self._processes
 
     def header(self, pid: int, name: str) -> Iterator[Data]:
+        """A process's name, and its place among the others: by its number."""
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
 
     def track(self, pid: int, tid: int, name: str) -> Iterator[Data]:
+        """A track's name, and its place in its process: by its number."""
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
 
@@ -94,15 +100,18 @@ class Writer:
         return (time_ns - self._begin_ns) // _GRAIN_NS / _GRAINS_A_MICROSECOND
 
     def slice(self, pid: int, tid: int, piece: Slice, category: str) -> Data:
+        """A slice on a track."""
         start, end = self.at(piece.start_ns), self.at(piece.end_ns)
         where = {"pid": pid, "tid": tid, "ts": start, "dur": end - start}
         return {"ph": "X", "name": piece.name, "cat": category, **where, "args": piece.args}
 
     def mark(self, pid: int, tid: int, time_ns: int, name: str, args: Data, category: str) -> Data:
+        """A mark at a moment of a track."""
         where = {"pid": pid, "tid": tid, "ts": self.at(time_ns)}
         return {"ph": "i", "s": "t", "name": name, "cat": category, **where, "args": args}
 
     def counter(self, pid: int, time_ns: int, name: str, value: int) -> Data:
+        """What a process's counter of this name stands at from then on."""
         return {"ph": "C", "pid": pid, "tid": 0, "ts": self.at(time_ns), "name": name, "args": {name: value}}
 
     def arrow(self, name: str, tail: Place, tip: Place) -> Iterator[Data]:

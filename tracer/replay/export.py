@@ -12,7 +12,6 @@ from tracer.destination import STDOUT
 from tracer.replay.history import History, load
 from tracer.replay.judging import found_in
 from tracer.replay.perfetto import trace_events
-from tracer.tracefile import UnusableTrace
 
 
 @click.command()
@@ -26,8 +25,7 @@ from tracer.tracefile import UnusableTrace
     help="File to write; - is the standard output.",
 )
 @click.option("--force", is_flag=True, help="Write over an output file that is there already.")
-@click.pass_context
-def export(context: click.Context, traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) -> None:
+def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) -> None:
     """Write a recorded history as a file that ui.perfetto.dev and chrome://tracing open.
 
     Requests lie on tracks, their phases and calls in them as slices, findings as marks with arrows between their witnesses.
@@ -40,18 +38,10 @@ def export(context: click.Context, traces: tuple[Path, ...], perfetto: bool, out
     if not perfetto:
         raise click.UsageError("say for which tool: --perfetto")
     destination.check(output, sources=traces, force=force)
-    try:
+    with destination.or_exit(output):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
         count = _write(history, output)
-    except UnusableTrace as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(2)
-    except BrokenPipeError:
-        raise  # whoever read our output has seen enough; click knows what to do
-    except OSError as error:
-        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
-        context.exit(2)
     for file, line, reason in history.unreadable:
         click.echo(terminal.plain(f"not read: {file}:{line}: {reason}"), err=True)
     for name, number in {**history.unknown, **history.unknown_attributes}.items():

@@ -19,7 +19,8 @@ class Judged:
     """What the rules say of a history.
 
     Attributes:
-        found: the findings, each as it stood when it was made, by the index of the event that brought it.
+        found: the findings, each as it stood when it was made, by the index of the event that brought it; of one that
+            waited for a missing event, of the last event that it names.
         again: findings that were seen once more, as they stood when they were made, by the index of the event.
         late: findings that no event brought: what the request waited for has not come by the end of the history.
         verdicts: each request's verdict at the end, by engine and request.

@@ -19,7 +19,7 @@ from tracer.replay.judging import found_in
 
 
 class NoFinding(ValueError):
-    """There is nothing to keep: no finding, or none like the one that was asked for; the text says which there are.
+    """There is nothing to keep: no finding, or none like the one that was asked for; the text says which of the two.
 
     Attributes:
         found: the findings of the history, worst and earliest first.

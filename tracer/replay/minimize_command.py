@@ -69,27 +69,24 @@ def minimize(
     """
     destination.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
-    try:
-        with terminal.progress(traces) as on_bytes:
-            history = load(traces, on_bytes=on_bytes)
-        with _progress() as on_progress:
-            result = minimizing.minimize(history, finding=finding, rule=rule, request=request, on_progress=on_progress)
-        with destination.opened(output) as file:
-            file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
-    except NoFinding as nothing:
-        click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)
-        context.exit(1)
-    except UnusableTrace as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(2)
-    except BrokenPipeError:
-        raise  # whoever read our output has seen enough; click knows what to do
-    except OSError as error:
-        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
-        context.exit(2)
-    except Exception as error:  # a defect of ours: exit code 1 would say that there is no finding
-        click.echo(f"Error: minimizing failed: {type(error).__name__}: {error}", err=True)
-        context.exit(2)
+    with destination.or_exit(output):
+        try:
+            with terminal.progress(traces) as on_bytes:
+                history = load(traces, on_bytes=on_bytes)
+            with _progress() as on_progress:
+                result = minimizing.minimize(
+                    history, finding=finding, rule=rule, request=request, on_progress=on_progress
+                )
+            with destination.opened(output) as file:
+                file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
+        except NoFinding as nothing:
+            click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)
+            context.exit(1)
+        except (UnusableTrace, OSError):
+            raise  # of a file, and told as such
+        except Exception as error:  # a defect of ours: exit code 1 would say that there is no finding
+            click.echo(f"Error: minimizing failed: {type(error).__name__}: {error}", err=True)
+            context.exit(2)
     columns = None if aside else terminal.width()
     lines = [
         line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)

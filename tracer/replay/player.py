@@ -91,7 +91,8 @@ class Player:
 
     @property
     def late(self) -> tuple[Finding, ...]:
-        """What the end of the history brought, of the requests shown; nothing where the end is not shown."""
+        """What the end of the history brought, of the requests shown; nothing where the steps are only shown up to
+        a time."""
         if self._to_ns is not None:
             return ()
         return tuple(f for f in self.judged.late if self._requests is None or (f.engine, f.request) in self._requests)

@@ -38,7 +38,7 @@ class Step:
         after: the same after the event; None for an event of no request.
         findings: what was found by this event, as it stood then.
         again: earlier findings that the event shows once more, as they stood when they were made.
-        late: what no event brought, because something has not come by the end; only at the last step of all.
+        late: what no event brought, because something has not come by the end; only at the last step that is shown.
     """
 
     number: int

@@ -113,4 +113,4 @@ def _class(transfer: Mapping[str, Any]) -> type:
         return cls
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    return KVConnectorFactory.get_connector_class_by_name(name)  # type: ignore[no-any-return]
+    return KVConnectorFactory.get_connector_class_by_name(name)

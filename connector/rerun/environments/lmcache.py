@@ -48,6 +48,8 @@ class Backend:
 
 
 class LMCacheEnvironment(Environment):
+    """LMCache, whose lookups are answered with the recorded number of tokens."""
+
     by_tokens = False  # its store answers as recorded, whatever the tokens are
 
     def settings(self) -> dict[str, Any]:

@@ -14,6 +14,8 @@ PLENTY = 1 << 16
 
 
 class OffloadEnvironment(Environment):
+    """The OffloadConnector, with a store of the recorded size where the recording shows it, else with plenty of room."""
+
     def settings(self) -> dict[str, Any]:
         """The recorded chunk size, and room for as many chunks as the recording shows that there was room for."""
         recorded = self.recorded

@@ -12,6 +12,8 @@ ROOM = 1 << 30
 
 
 class OffloadingEnvironment(Environment):
+    """The OffloadingConnector, with plenty of room in its store: how much there was is not recorded."""
+
     def settings(self) -> dict[str, Any]:
         self.unsure = "how many blocks its store had room for is not recorded"
         return {"cpu_bytes_to_use": ROOM}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 SOURCE = "kvtrail-prometheus"
@@ -34,9 +35,12 @@ def written_out(expr: str, recorded: Mapping[str, str]) -> str:
     for name, meaning in recorded.items():
         pattern = re.compile(re.escape(name) + r"(?P<select>\{[^}]*\})?(?![\w:])")
         if pattern.search(expr):
-            inner = written_out(meaning, recorded)
-            expr = pattern.sub(lambda match, inner=inner: "(" + _selecting(inner, match["select"]) + ")", expr)
+            expr = pattern.sub(partial(_selected, written_out(meaning, recorded)), expr)
     return expr.strip()
+
+
+def _selected(expr: str, match: re.Match[str]) -> str:
+    return "(" + _selecting(expr, match["select"]) + ")"
 
 
 def _selecting(expr: str, select: str | None) -> str:

@@ -65,7 +65,7 @@ class Finding:
             text=True,
             check=False,
             timeout=real_lmcache.RUN_S,
-            env=os.environ | quiet | self.environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+            env={**os.environ, **quiet, **self.environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
         lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
         assert lines, (process.stdout + process.stderr)[-4000:]

@@ -11,7 +11,8 @@ import pytest
 from connector.drive.play import play
 from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
 from tracer import decode
-from tracer.events import CacheReset, Event, RequestEnd, RequestStart
+from tracer.events import CacheReset, RequestEnd, RequestStart
+from tracer.replay.hashes import split
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
 STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "connector"}
@@ -99,6 +100,5 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
     assert any(e.kind == "kv.received" for e in played.events)
 
 
-def _hashes(event: Event) -> list[str]:
-    told: str = event.block_hashes or ""  # type: ignore[attr-defined]
-    return [told[n : n + 12] for n in range(0, len(told), 12)]
+def _hashes(event: RequestStart | RequestEnd) -> tuple[str, ...]:
+    return split(event.block_hashes or "")

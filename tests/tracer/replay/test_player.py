@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from history import history
@@ -66,8 +67,8 @@ CALLS += [
 ]
 
 
-def played(events: Iterable[Event], **selection: object) -> Player:
-    return Player(History(moments=tuple((event, SPAN) for event in events)), **selection)  # type: ignore[arg-type]
+def played(events: Iterable[Event], **selection: Any) -> Player:
+    return Player(History(moments=tuple((event, SPAN) for event in events)), **selection)
 
 
 def at_random(seed: int) -> list[Event]:
