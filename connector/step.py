@@ -16,10 +16,6 @@ Tell = Callable[[Kind, RequestContext | None, int, tuple[Any, ...]], None]
 def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> None:
     """Tell what a `SchedulerOutput` of vLLM says about its requests."""
     running = output.scheduled_cached_reqs
-    if not (
-        recorder.level.tells_steps or output.preempted_req_ids or output.scheduled_new_reqs or running.resumed_req_ids
-    ):
-        return
     at_ns = time_ns()
     scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     if output.preempted_req_ids:

@@ -27,6 +27,7 @@ HASH_BYTES = 6
 """What is told of a block's hash: enough to know it again among those of a trace."""
 MOST_JOBS = 65_536
 """Numbered transfers of which the request is remembered."""
+_NAMES = {kind: kind.value for kind in Kind}
 _LOOKUP = Kind.LOOKUP.value
 HANDED_OVER = "_kvtrail_places"
 """Attribute of a connector's metadata by which the scheduler's side tells the workers of callers' traces."""
@@ -69,12 +70,10 @@ class Teller:
         of the chunks."""
         try:
             matched, cached = self._probe.lookup(connector, request)
-            keys = (
-                self._probe.keys(connector, request)
-                if self._recorder is not None and self._recorder.level.detailed
-                else None
-            )
-            return matched, cached, keys
+            recorder = self._recorder
+            if recorder is None or not recorder.level.detailed:
+                return matched, cached, None
+            return matched, cached, self._probe.keys(connector, request)
         except Exception:
             self._blind()
             return None, None, None
@@ -135,10 +134,17 @@ class Teller:
         try:
             if (cache := step.prefix_cache(connector)) is not self._prefix_cache:
                 self._forgotten(cache)
-            step.tell(self._tell, self._recorder, connector, scheduler_output)
+            out = scheduler_output
+            if (
+                out.scheduled_new_reqs
+                or out.preempted_req_ids
+                or out.scheduled_cached_reqs.resumed_req_ids
+                or self._recorder.level.tells_steps
+            ):
+                step.tell(self._tell, self._recorder, connector, out)
+                if out.scheduled_new_reqs:
+                    self._hand_over(out, metadata)
             self._steps += 1
-            if scheduler_output.scheduled_new_reqs:
-                self._hand_over(scheduler_output, metadata)
         except Exception:
             self._give_up()
             return
@@ -270,7 +276,7 @@ class Teller:
             self._tell(kind, self._recorder.context_of_id(request_id), start_ns, (*values, None))
 
     def _tell(self, kind: Kind, context: RequestContext | None, start_ns: int, values: tuple[Any, ...]) -> None:
-        self._recorder.record(kind.value, self._source, context, start_ns, time_ns(), values)
+        self._recorder.record(_NAMES[kind], self._source, context, start_ns, time_ns(), values)
 
     def _known(self, request_id: str) -> RequestContext:
         return step.known(self._recorder, request_id)
