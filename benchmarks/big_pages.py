@@ -5,6 +5,7 @@ The stores take turns, and each page is opened in a new tab, with everything loa
 
 from __future__ import annotations
 
+import re
 import statistics
 import subprocess
 import sys
@@ -22,13 +23,14 @@ from dashboard.client import Tracer
 from dashboard.live.address import View, as_query
 
 PORT = 18_700
-ROUNDS = 5
+ROUNDS = 3
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
-PATIENCE_MS = 120_000
-SETTLED = """text => new RegExp(text).test(document.body.innerText)
-  && !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"], [data-testid="stSpinner"]')"""
-"""The text is there, and nothing on the page waits for anything."""
+PATIENCE_MS = 30_000
+SETTLED = (
+    """() => !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"], [data-testid="stSpinner"]')"""
+)
+"""Nothing on the page waits for anything."""
 
 
 def pages(seen: Sights) -> list[tuple[str, str, str]]:
@@ -115,7 +117,8 @@ def _opened(browser: Browser, url: str, text: str, shot: Path | None) -> float:
     page = browser.new_page(viewport={"width": 1400, "height": 1500})
     began = time.perf_counter()
     page.goto(url)
-    page.wait_for_function(SETTLED, arg=text, timeout=PATIENCE_MS, polling=20)
+    page.get_by_text(re.compile(text)).first.wait_for(timeout=PATIENCE_MS)
+    page.wait_for_function(SETTLED, timeout=PATIENCE_MS, polling=20)
     took_ms = (time.perf_counter() - began) * 1000
     if shot is not None:
         page.wait_for_timeout(1000)
