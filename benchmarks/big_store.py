@@ -88,7 +88,7 @@ def compare_writing(path: Path, spans: int, other: Path) -> None:
                 command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
             )
             times.append(float(run.stdout))
-    tell("writing", *held, "us of a processor per span", ("this", "the other"))
+    tell("writing", held[0], held[1], "us of a processor per span", ("this", "the other"))
 
 
 def windows(path: Path) -> None:

@@ -30,7 +30,7 @@ def account(request: str, external: str, started_ns: int, **changed: Any) -> dic
     return {**told, **times, **changed}
 
 
-def span_of(account: dict[str, Any]) -> tuple[Span, Event]:
+def span_of(account: dict[str, Any]) -> tuple[Span, Event | None]:
     """By its spans a request is in a trace."""
     event = RequestStart(
         engine="e", recorder="e", sequence=0, connector="C", role="scheduler", rank=0, start_ns=account["started_ns"],
