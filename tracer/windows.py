@@ -115,9 +115,9 @@ def windows(pipeline: Pipeline, reader: Reader) -> APIRouter:
         engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> Efficiency:
         since, until = _window(since_ns, until_ns)
-        rows = reader.efficiency(since_ns=since, until_ns=until)
         fine_s = step_of(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // STRETCHES // fine_s) * fine_s)
+        rows = reader.efficiency(since_ns=since, until_ns=until, stretch_s=stretch_s)
         return told(rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s)
 
     @router.get("/fleet", summary="The engines and their recorders: who is heard, and how well")

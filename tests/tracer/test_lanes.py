@@ -6,6 +6,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from processes import Tracer
 from wire import as_request
 
+from tracer.account import Account
 from tracer.lanes import Lane, Segment, Window, segments
 from tracer.metrics import Metrics
 from tracer.phases import Phase
@@ -39,12 +41,19 @@ def lane(number: int, begin_s: float, lasts_s: float | None, **changed: Any) -> 
     return Lane(**{**fields, **changed})
 
 
+def account(lane: Lane) -> dict[str, Any]:
+    """A lane never comes without its request's account, by which its ids are found."""
+    told = Account(engine=lane.engine, request=lane.request, external=lane.external, status=lane.status)
+    told.started_ns, told.last_ns, told.ended_ns = lane.started_ns, lane.last_ns, lane.ended_ns
+    return {**told.as_dict(), "verdict": lane.verdict, "findings": lane.findings}
+
+
 @pytest.fixture
 def put(tmp_path: Path) -> Iterator[Callable[..., SqliteReader]]:
     writer = SqliteWriter(tmp_path / "s.db")
 
     def write(*lanes: Lane) -> SqliteReader:
-        writer.write(Batch(lanes=list(lanes)))
+        writer.write(Batch(lanes=list(lanes), accounts=[account(lane) for lane in lanes]))
         return SqliteReader(tmp_path / "s.db")
 
     yield write
@@ -66,7 +75,8 @@ def found(
 )
 def test_exactly_what_overlaps_is_found(told: list[tuple[float, float]], begin: float, width: float) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(lanes.SCHEMA)
+    for statement in lanes.SCHEMA:
+        db.execute(statement)
     held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(told)]
     db.executemany(lanes.UPSERT, map(lanes.row, held))
     window = Window(from_ns=int(begin * S), to_ns=int((begin + width) * S))
@@ -97,6 +107,27 @@ def test_filters_fit_a_part_of_either_id_and_the_whole_of_the_rest(put: Callable
     assert found(reader, 0, 1, engine="f") == ["r-2"]
     assert found(reader, 0, 1, status="failed") == ["r-3"]
     assert found(reader, 0, 1, connector="D", engine="e") == ["r-4"]
+
+
+@pytest.mark.parametrize("search", ["r-", "x-1", "r-77", "r-1234", "77", "nobody"])
+def test_a_search_shows_the_same_lanes_whether_they_are_looked_up_or_looked_for(
+    put: Callable[..., SqliteReader], monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    dice = random.Random(5)
+    many = [lane(n, dice.uniform(0, 1000), dice.uniform(0, 30), findings=int(n % 50 == 0)) for n in range(3000)]
+    many[::60] = [replace(each, status="failed") for each in many[::60]]
+    reader = put(*many, lane(3001, 10, None), lane(3002, 10, None, engine="silent"))
+    for window in (
+        Window(from_ns=0, to_ns=1000 * S, search=search, limit=40),
+        Window(from_ns=500 * S, to_ns=600 * S, search=search, engine="e"),
+        Window(from_ns=0, to_ns=1000 * S, search=search, status="failed", limit=40),
+    ):
+        looked_up = reader.lanes(window, live=("e",))
+        with monkeypatch.context() as patch:
+            patch.setattr(lanes, "NAMED", -1)
+            assert reader.lanes(window, live=("e",)) == looked_up
+        fits = {x.request for x in many if search in x.request or search in x.external}
+        assert {x.request for x in looked_up.lanes} <= fits | {"r-3001", "r-3002"}
 
 
 def test_a_sample_is_fair_the_same_each_time_and_holds_every_finding(put: Callable[..., SqliteReader]) -> None:
@@ -130,7 +161,7 @@ def test_what_takes_too_long_is_given_up_and_said(
 ) -> None:
     reader = put(*(lane(n, 0, 1) for n in range(20_000)))
     monkeypatch.setattr(lanes, "BUDGET_S", -1.0)
-    answer = reader.lanes(Window(from_ns=0, to_ns=S, search="nobody"), live=())
+    answer = reader.lanes(Window(from_ns=0, to_ns=S, connector="D"), live=())
     assert not answer.is_whole
 
 

@@ -105,9 +105,11 @@ class Reader(Protocol):
     def findings_places(self) -> dict[str, list[str]]:
         """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
 
-    def efficiency(self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "") -> list[Row]:
+    def efficiency(
+        self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
+    ) -> list[Row]:
         """The sums of a window by stretch of time, engine, connector and epoch: by the minute, and by the hour in windows of
-        more than six, the first of them whole."""
+        more than six, the first of them whole; by longer stretches, multiples of these, where `stretch_s` wants them."""
 
     def engines(self) -> dict[str, dict[str, Any]]:
         """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and how many

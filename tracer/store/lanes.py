@@ -15,21 +15,22 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from tracer.lanes import Lane, Lanes, Window
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS lanes (
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS lanes (
     number INTEGER PRIMARY KEY,
     request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, connector TEXT NOT NULL,
     status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL, complete INTEGER NOT NULL,
     started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
     tier INTEGER NOT NULL, reach INTEGER NOT NULL, changes TEXT NOT NULL, transfers TEXT NOT NULL,
     UNIQUE (request, engine)
-);
-CREATE INDEX IF NOT EXISTS lanes_by_time ON lanes (tier, reach, started_ns, last_ns);
-"""
+)""",
+    "CREATE INDEX IF NOT EXISTS lanes_by_time ON lanes (tier, reach, started_ns, last_ns)",
+)
 _COLUMNS = (
     "request", "engine", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns",
     "ended_ns", "changes", "transfers",
@@ -41,6 +42,8 @@ OPEN_REACH = 63
 """Of requests that have not ended: they reach to the present."""
 _REACHES = json.dumps([[n, 2**n * 10**9] for n in range(26)])
 """26 powers of two seconds are more than a year."""
+NAMED = 20_000
+"""So many requests can be looked up one by one."""
 BUDGET_S = 0.5
 """A window whose filters fit almost nothing could make the store look through all of it; it stops here and says so."""
 
@@ -77,14 +80,18 @@ UPSERT = (
 PRUNE = "DELETE FROM lanes WHERE (request, engine) IN (SELECT request, engine FROM requests WHERE last_ns < ?)"
 
 
-def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str]) -> Lanes:
-    """The lanes of a window, at most `window.limit` of them. `live` are the engines whose open requests go on."""
+def find(
+    db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: Sequence[tuple[str, str]] | None = None
+) -> Lanes:
+    """The lanes of a window, at most `window.limit` of them. `live` are the engines whose open requests go on; `named`,
+    where it is known, the ids and engines of all requests that search and status can mean, at most `NAMED`."""
     deadline_s = time.monotonic() + BUDGET_S
     db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
     try:
+        tiers = partial(_tier, db, window, live=live) if named is None else _tiers_of(db, window, named, live=live)
         # Half of the places are kept for those without findings: what is usual must be seen beside what is wrong.
-        guilty = _sample(db, window, GUILTY_TIER, live=live, room=max(1, window.limit // 2))
-        others = _sample(db, window, 0, live=live, room=window.limit - len(guilty.rows))
+        guilty = _sample(tiers, GUILTY_TIER, room=max(1, window.limit // 2))
+        others = _sample(tiers, 0, room=window.limit - len(guilty.rows))
     finally:
         db.set_progress_handler(None, 0)
     lanes = [_lane(found) for found in (*guilty.rows, *others.rows)]
@@ -97,6 +104,12 @@ def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str]) -> Lane
     )
 
 
+class Tiers(Protocol):
+    """Gives the rows of a tier, at most so many."""
+
+    def __call__(self, number: int, *, most: int) -> Iterable[Sequence[Any]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Sample:
     """Rows of all tiers from the `lowest` up: one of 2**lowest of all."""
@@ -106,12 +119,12 @@ class _Sample:
     is_whole: bool
 
 
-def _sample(db: sqlite3.Connection, window: Window, base: int, *, live: Iterable[str], room: int) -> _Sample:
+def _sample(tiers: Tiers, base: int, *, room: int) -> _Sample:
     rows: list[Sequence[Any]] = []
     for lot in range(LOTS - 1, -1, -1):
         fresh: list[Sequence[Any]] = []
         try:
-            fresh.extend(_tier(db, window, base + lot, live=live, most=room - len(rows) + 1))
+            fresh.extend(tiers(base + lot, most=room - len(rows) + 1))
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
@@ -132,6 +145,24 @@ def marks(db: sqlite3.Connection, window: Window, lanes: Iterable[Lane], *, limi
     bodies = [*db.execute(of_requests, (named, limit)), *db.execute(of_none, (window.from_ns, window.to_ns, limit))]
     found = [json.loads(body) for (body,) in bodies]
     return [f for f in found if not f["request"] or (f["engine"], f["request"]) in guilty][:limit]
+
+
+def _tiers_of(
+    db: sqlite3.Connection, window: Window, named: Sequence[tuple[str, str]], *, live: Iterable[str]
+) -> Tiers:
+    """The tiers of the lanes that are named: each is looked up, however long the window is."""
+    conditions, values = _filters(window)
+    query = (
+        f"SELECT tier, {', '.join(f'lanes.{name}' for name in _COLUMNS)} FROM json_each(?) AS n CROSS JOIN lanes"
+        " ON lanes.request = n.value ->> 0 AND lanes.engine = n.value ->> 1 WHERE started_ns <= ?"
+        f" AND (last_ns >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
+    )
+    held: dict[int, list[Sequence[Any]]] = {}
+    for number, *row in db.execute(
+        query, (json.dumps(named), window.to_ns, window.from_ns, json.dumps(list(live)), *values)
+    ):
+        held.setdefault(number, []).append(row)
+    return lambda number, *, most: held.get(number, [])[:most]
 
 
 def _tier(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,56 +23,36 @@ from tracer.lanes import Lane, Lanes, Window
 from tracer.spans import Span
 from tracer.store import EVERY, Batch, StoreError, Which
 from tracer.store import lanes as lane_table
+from tracer.store import sqlite_findings as findings
+from tracer.store import sqlite_requests as requests
 from tracer.store import sqlite_sums as sums
 from tracer.store.sqlite_engines import engines
-from tracer.store.sqlite_findings import narrowed, places, trend
 from tracer.worth import Row
 
-SCHEMA_VERSION = 1
+logger = logging.getLogger("kvtrail")
+
+SCHEMA_VERSION = 2
 GEN_AI_REQUEST_ID = "gen_ai.request.id"
 """By this attribute vLLM's `llm_request` names the request, with its external id, even when the trace is another."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS spans (
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE IF NOT EXISTS spans (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     span_id TEXT NOT NULL, trace_id TEXT NOT NULL, parent_id TEXT NOT NULL,
     name TEXT NOT NULL, scope TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,
     engine TEXT, request TEXT, named TEXT, error TEXT, resource INTEGER NOT NULL,
     attributes TEXT NOT NULL, events TEXT NOT NULL,
     UNIQUE (span_id, trace_id)
-);
-CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request, engine);
-CREATE INDEX IF NOT EXISTS spans_by_name_of_request ON spans (named) WHERE named IS NOT NULL;
-CREATE INDEX IF NOT EXISTS spans_by_trace ON spans (trace_id);
-CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns);
-CREATE TABLE IF NOT EXISTS requests (
-    request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, trace_id TEXT NOT NULL,
-    status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL,
-    started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
-    lookups INTEGER NOT NULL, longest_match INTEGER NOT NULL, loaded INTEGER NOT NULL,
-    stored INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    account TEXT NOT NULL,
-    PRIMARY KEY (request, engine)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns);
-CREATE INDEX IF NOT EXISTS requests_by_end ON requests (last_ns);
-CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external);
-CREATE INDEX IF NOT EXISTS requests_open ON requests (engine) WHERE ended_ns IS NULL;
-CREATE TABLE IF NOT EXISTS findings (
-    id TEXT PRIMARY KEY, rule TEXT NOT NULL, severity TEXT NOT NULL, request TEXT NOT NULL, engine TEXT NOT NULL,
-    last_ns INTEGER NOT NULL, body TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS findings_by_time ON findings (last_ns);
-CREATE INDEX IF NOT EXISTS findings_by_request ON findings (request);
-"""
+)""",
+    "CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request, engine)",
+    "CREATE INDEX IF NOT EXISTS spans_by_name_of_request ON spans (named) WHERE named IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS spans_by_trace ON spans (trace_id)",
+    "CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns)",
+)
 _SPAN_COLUMNS = (
     "span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events,"
     " (SELECT body FROM resources WHERE id = resource)"
 )
-_ACCOUNT_COLUMNS = (
-    "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
-    "lookups", "longest_match", "loaded", "stored", "epoch",
-)  # fmt: skip
 
 
 class SqliteWriter:
@@ -80,6 +61,7 @@ class SqliteWriter:
     def __init__(self, path: Path) -> None:
         """Raises StoreError when the file cannot be opened, is no database, or belongs to a newer kvtrail."""
         self.path = path
+        self._resources: dict[str, int] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = path.with_name(f"{path.name}.lock").open("w")
@@ -92,11 +74,24 @@ class SqliteWriter:
                 raise StoreError(
                     f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
                 )
-            self._db.executescript(_SCHEMA + sums.SCHEMA + lane_table.SCHEMA)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            with self._transaction():
+                self._settle(version)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
-        self._resources: dict[str, int] = {}
+
+    def _settle(self, version: int) -> None:
+        """Make the tables, or those of an older store into ours; a kill half-way leaves what was there before."""
+        if version == 1:
+            logger.info(
+                "the store %s is of an older kvtrail: it is made over, once, a minute or two for a million requests",
+                self.path,
+            )
+            requests.upgrade(self._db)
+            findings.upgrade(self._db)
+        parts = (_SCHEMA, requests.SCHEMA, findings.SCHEMA, sums.SCHEMA, lane_table.SCHEMA)
+        for statement in (statement for part in parts for statement in part):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
         ids = json.dumps([span.span_id for span in spans])
@@ -122,9 +117,10 @@ class SqliteWriter:
             raise StoreError(f"cannot write to the store {self.path}: {error}") from error
 
     def open_spans(self) -> Iterable[Span]:
+        # From the few that are open to their spans: in the order of their numbers, all spans would be read.
         rows = self._db.execute(
-            f"SELECT {_SPAN_COLUMNS} FROM spans JOIN requests USING (request, engine)"
-            " WHERE requests.ended_ns IS NULL AND scope = ? ORDER BY number".replace("trace_id,", "spans.trace_id,", 1),
+            f"SELECT {_SPAN_COLUMNS} FROM spans WHERE number IN (SELECT spans.number FROM requests INDEXED BY requests_open"
+            " CROSS JOIN spans USING (request, engine) WHERE requests.ended_ns IS NULL AND scope = ?) ORDER BY number",
             (semconv.SCOPE,),
         )
         return map(_span, rows)
@@ -153,35 +149,28 @@ class SqliteWriter:
         self._lock.close()
 
     def _write(self, batch: Batch) -> None:
+        resources: dict[int, int] = {}  # spans share their resource objects, which live as long as the batch
         self._db.executemany(
             "INSERT OR IGNORE INTO spans (span_id, trace_id, parent_id, name, scope, start_ns, end_ns, engine, request,"
             " named, error, resource, attributes, events) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            (self._span_row(span, event) for span, event in batch.spans),
+            (self._span_row(span, event, resources) for span, event in batch.spans),
         )
-        columns = (*_ACCOUNT_COLUMNS, "account")
-        self._db.executemany(
-            f"INSERT OR REPLACE INTO requests ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})",
-            ((*(account[name] for name in _ACCOUNT_COLUMNS), json.dumps(account)) for account in batch.accounts),
-        )
-        self._db.executemany(
-            "INSERT OR REPLACE INTO findings (id, rule, severity, request, engine, last_ns, body) VALUES (?,?,?,?,?,?,?)",
-            (
-                (f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, json.dumps(f.as_dict()))
-                for f in batch.findings
-            ),
-        )
+        requests.put(self._db, batch.accounts)
+        findings.put(self._db, batch.findings)
         self._db.executemany(lane_table.UPSERT, map(lane_table.row, batch.lanes))
-
         sums.add(self._db, batch.efficiency)
 
-    def _span_row(self, span: Span, event: Event | None) -> tuple[Any, ...]:
+    def _span_row(self, span: Span, event: Event | None, resources: dict[int, int]) -> tuple[Any, ...]:
         named = span.attributes.get(GEN_AI_REQUEST_ID)
         whose: tuple[str | None, ...] = (None, None, named if isinstance(named, str) else None)
         if event is not None:
             whose = (event.engine, event.request, None)
+        resource = resources.get(id(span.resource))
+        if resource is None:
+            resource = resources[id(span.resource)] = self._resource(span)
         return (
             span.span_id, span.trace_id, span.parent_id, span.name, span.scope, span.start_ns, span.end_ns, *whose,
-            span.error, self._resource(span), json.dumps(span.attributes), json.dumps(span.events),
+            span.error, resource, json.dumps(span.attributes), json.dumps(span.events),
         )  # fmt: skip
 
     def _resource(self, span: Span) -> int:
@@ -211,28 +200,12 @@ class SqliteReader:
     def requests(
         self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
     ) -> list[dict[str, Any]]:
-        where, values = _where({"status =": status, "verdict =": verdict, "started_ns <": before_ns})
-        if search:
-            where.append("(instr(request, ?) OR instr(external, ?) OR trace_id = ?)")
-            values += [search] * 3
-        rows = self._query(
-            "SELECT account FROM requests", where, values, f"ORDER BY started_ns DESC LIMIT {int(limit)}"
+        return requests.find(
+            self._query, search=search, status=status, verdict=verdict, limit=limit, before_ns=before_ns
         )
-        return [json.loads(account) for (account,) in rows]
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
-        # The caller of an OpenAI api saw `cmpl-1`; vLLM's external ids of its prompts are `cmpl-1-0`, `cmpl-1-1`, ...
-        its_prompts = "substr(external, 1, length(?1) + 1) = ?1 || '-'"
-        for condition in ("(request = ?1 OR external = ?1)", f"(trace_id = ?1 OR {its_prompts})"):
-            rows = self._query(
-                "SELECT account FROM requests",
-                [condition, "(engine = ?2 OR ?2 = '')"],
-                [request, engine],
-                "ORDER BY started_ns DESC LIMIT 1",
-            )
-            if rows:
-                return dict(json.loads(rows[0][0]))
-        return None
+        return requests.one(self._query, request, engine=engine)
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         rows = self._query(
@@ -244,23 +217,29 @@ class SqliteReader:
         return [_span(row) for row in reversed(rows)]
 
     def findings(self, which: Which = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
-        rows = self._query("SELECT body FROM findings", *narrowed(which), f"ORDER BY last_ns DESC LIMIT {int(limit)}")
-        return [json.loads(body) for (body,) in rows]
+        return findings.find(self._query, which, limit=limit)
 
     def findings_trend(self, which: Which = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
-        return trend(self._query, which, step_ns=step_ns)
+        return findings.trend(self._query, which, step_ns=step_ns)
 
     def findings_places(self) -> dict[str, list[str]]:
-        return places(self._query)
+        return findings.places(self._query)
 
-    def efficiency(self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "") -> list[Row]:
-        return sums.read(self._query, since_ns=since_ns, until_ns=until_ns, engine=engine, connector=connector)
+    def efficiency(
+        self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
+    ) -> list[Row]:
+        return sums.read(
+            self._query, since_ns=since_ns, until_ns=until_ns, engine=engine, connector=connector, stretch_s=stretch_s
+        )
 
     def engines(self) -> dict[str, dict[str, Any]]:
         return engines(self._query)
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        return lane_table.find(self._connection(), window, live=live)
+        named = requests.few(
+            self._query, search=window.search, status=window.status, until_ns=window.to_ns, most=lane_table.NAMED
+        )
+        return lane_table.find(self._connection(), window, live=live, named=named)
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         return lane_table.marks(self._connection(), window, lanes, limit=limit)
@@ -287,15 +266,8 @@ class SqliteReader:
         return {name: dict(zip(names, (int(n or 0) for n in sums), strict=True)) for name, *sums in rows}
 
     def totals(self) -> dict[str, int]:
-        names = ("requests", "running", "lookups", "matched", "loaded", "stored", "preemptions", "drifting")
-        (row,) = self._query(
-            "SELECT count(*), sum(ended_ns IS NULL), sum(lookups), sum(longest_match), sum(loaded), sum(stored), sum(epoch),"
-            " sum(findings > 0) FROM requests",
-            [],
-            [],
-        )
-        ((findings,),) = self._query("SELECT count(*) FROM findings", [], [])
-        return {**dict(zip(names, (int(n or 0) for n in row), strict=True)), "findings": int(findings)}
+        ((found,),) = self._query("SELECT count(*) FROM findings", [], [])
+        return {**requests.totals(self._query), "findings": int(found)}
 
     def _query(self, select: str, where: list[str], values: list[Any], tail: str = "") -> list[Any]:
         clause = f" WHERE {' AND '.join(where)}" if where else ""
@@ -306,11 +278,6 @@ class SqliteReader:
         if db is None:
             db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
         return db
-
-
-def _where(filters: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    wanted = {column: value for column, value in filters.items() if value not in ("", None)}
-    return [f"{column} ?" for column in wanted], list(wanted.values())
 
 
 def _span(row: Sequence[Any]) -> Span:

@@ -14,25 +14,25 @@ from typing import Any
 from tracer.efficiency import MINUTE_S, Cell
 from tracer.worth import HOUR_S, Row, step_of
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS efficiency (
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS efficiency (
     step_s INTEGER NOT NULL, at_s INTEGER NOT NULL, engine TEXT NOT NULL, connector TEXT NOT NULL,
     epoch INTEGER NOT NULL, measure TEXT NOT NULL, value INTEGER NOT NULL,
     PRIMARY KEY (step_s, at_s, engine, connector, epoch, measure)
-) WITHOUT ROWID;
-"""
+) WITHOUT ROWID""",
+)
 
 
 def add(db: sqlite3.Connection, cells: Mapping[Cell, int]) -> None:
     """Add to the sums, within the transaction that is open."""
-    summed: Counter[tuple[int, Cell]] = Counter()
+    summed: Counter[tuple[int | str, ...]] = Counter()
     for cell, value in cells.items():
         for step_s in (MINUTE_S, HOUR_S):
-            summed[step_s, cell._replace(at_s=cell.at_s // step_s * step_s)] += value
+            summed[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
     db.executemany(
         "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"
         " ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        ((step_s, *cell, value) for (step_s, cell), value in summed.items()),
+        ((*cell, value) for cell, value in summed.items()),
     )
 
 
@@ -43,13 +43,26 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
 
 
 def read(
-    query: Callable[..., list[Any]], *, since_ns: int, until_ns: int, engine: str = "", connector: str = ""
+    query: Callable[..., list[Any]],
+    *,
+    since_ns: int,
+    until_ns: int,
+    engine: str = "",
+    connector: str = "",
+    stretch_s: int = 1,
 ) -> list[Row]:
     """See `Reader.efficiency`."""
     step_s = step_of(since_ns, until_ns)
+    stretch_s = max(step_s, int(stretch_s))
+    # Added up before they are put together: a window of hours has many more minutes than stretches.
+    added = (
+        f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure, sum(value) AS value"
+        " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (engine = ? OR ? = '')"
+        " AND (connector = ? OR ? = '') GROUP BY 1, 2, 3, 4, 5"
+    )
     rows = query(
-        "SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM efficiency",
-        ["step_s = ?", "at_s >= ?", "at_s < ?", "(engine = ? OR ? = '')", "(connector = ? OR ? = '')"],
+        f"SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM ({added})",
+        [],
         [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9), engine, engine, connector, connector],
         "GROUP BY at_s, engine, connector, epoch",
     )

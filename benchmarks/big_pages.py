@@ -1,0 +1,127 @@
+"""Every page of the real dashboard in a real Chromium, over stores of different sizes: from its address to its content.
+
+The stores take turns, and each page is opened in a new tab, with everything loaded that a browser keeps.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import httpx
+from big_endpoints import Patient, Sights, served, sights
+from playwright.sync_api import Browser, sync_playwright
+
+from dashboard.client import Tracer
+from dashboard.live.address import View, as_query
+
+PORT = 18_700
+ROUNDS = 3
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
+PATIENCE_MS = 30_000
+SETTLED = (
+    """() => !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"], [data-testid="stSpinner"]')"""
+)
+"""Nothing on the page waits for anything."""
+
+
+def pages(seen: Sights) -> list[tuple[str, str, str]]:
+    """What is opened: its name, its address, and a text that shows that it is there."""
+    of = urlencode({"id": seen.guilty["request"], "engine": seen.guilty["engine"]}, quote_via=quote)
+
+    def live(hours: float, **filters: str) -> str:
+        view = View(span_ms=hours * 3_600_000, to_ms=seen.until_ns / 1e6, **filters)  # type: ignore[arg-type]
+        return f"?{urlencode(as_query(view))}"
+
+    def back(hours: float) -> str:
+        until_ms = seen.until_ns // 10**6
+        return urlencode({"since": until_ms - int(hours * 3_600_000), "until": until_ms})
+
+    lanes = r"[1-9][\d,]* requests"
+    return [
+        ("Live, 5 min", live(1 / 12), lanes),
+        ("Live, 3 days", live(72), lanes),
+        ("Live, 3 days, an id", live(72, q=seen.some["request"]), r"1 request\b"),
+        ("Overview", "overview", "Requests by status"),
+        ("Requests", "requests", "Click a row to open it"),
+        ("Requests, a search", f"requests?search={seen.some['external'][8:16]}", "Click a row to open it"),
+        ("Requests, in vain", "requests?search=nobody", "No request fits"),
+        ("Findings, 1 h", f"findings?{back(1)}", "The latest in words"),
+        ("Findings, 7 days", f"findings?{back(168)}", "The latest in words"),
+        ("Efficiency, 1 h", f"efficiency?{back(1)}", "By engine and connector"),
+        ("Efficiency, 7 days", f"efficiency?{back(168)}", "By engine and connector"),
+        ("Fleet", "fleet", "of 8 engines ever heard"),
+        ("Request", f"request?{of}", "Every step"),
+        ("Compare", f"compare?{of}&with={quote(seen.some['request'])}", "Step by step"),
+        ("Replay", f"replay?{of}", "Account after it"),
+    ]  # fmt: skip
+
+
+@contextmanager
+def shown(tracer_url: str, port: int) -> Iterator[str]:
+    """A real dashboard of a tracer: its address."""
+    command = [sys.executable, "-m", "tracer.cli", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            assert process.poll() is None, "the dashboard has ended"
+            try:
+                httpx.get(f"{url}/_stcore/health", trust_env=False)
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
+    """Open all of them over each store, and print the medians; screenshots of the first store's pages go to the folder."""
+    with ExitStack() as stack:
+        driver = stack.enter_context(sync_playwright())
+        browser = stack.enter_context(driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS))
+        asked = []
+        for number, store in enumerate(stores):
+            tracer_url, _ = stack.enter_context(served(store, PORT + 10 * number))
+            source = Tracer(tracer_url, transport=Patient())
+            seen = sights(source)
+            source.close()
+            url = stack.enter_context(shown(tracer_url, PORT + 10 * number + 5))
+            asked.append([(name, f"{url}/{path}", text) for name, path, text in pages(seen)])
+        print(f"milliseconds from an address to its content, medians of {ROUNDS} (longest in brackets)")
+        print(f"{'':<24}{''.join(f'{store.stem:>22}' for store in stores)}  ratio")
+        for same in zip(*asked, strict=True):
+            held: list[list[float]] = [[] for _ in stores]
+            for round_ in range(ROUNDS + 1):
+                for times, (name, url, text) in zip(held, same, strict=True):
+                    shot = folder / f"{name}.png" if folder and round_ == ROUNDS and times is held[0] else None
+                    took_ms = _opened(browser, url, text, shot)
+                    if round_:  # the first loads code
+                        times.append(took_ms)
+            middle = [statistics.median(times) for times in held]
+            told = "".join(f"{f'{m:,.0f} ({max(times):,.0f})':>22}" for m, times in zip(middle, held, strict=True))
+            print(f"{same[0][0]:<24}{told}{middle[0] / middle[-1]:>7.2f}", flush=True)
+
+
+def _opened(browser: Browser, url: str, text: str, shot: Path | None) -> float:
+    page = browser.new_page(viewport={"width": 1400, "height": 1500})
+    began = time.perf_counter()
+    page.goto(url)
+    page.get_by_text(re.compile(text)).first.wait_for(timeout=PATIENCE_MS)
+    page.wait_for_function(SETTLED, timeout=PATIENCE_MS, polling=20)
+    took_ms = (time.perf_counter() - began) * 1000
+    if shot is not None:
+        page.wait_for_timeout(1000)
+        page.screenshot(path=shot)
+    page.close()
+    return took_ms

@@ -1,0 +1,123 @@
+"""Made-up traffic for a big store: requests of several engines over days, as a store's batches.
+
+Ids are as people have them: half are vLLM's own, made of random digits, half are the caller's, which count up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tracer import semconv
+from tracer.account import Account
+from tracer.efficiency import Efficiency
+from tracer.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
+from tracer.events import Store as Stored
+from tracer.findings import Finding, Severity, witnesses
+from tracer.importers.export import span_of
+from tracer.lanes import lane_of
+from tracer.spans import Span
+from tracer.store import Batch
+
+ENGINES = 8
+MODELS = ("small", "large")
+CONNECTORS = ("OffloadConnector", "LMCacheConnectorV1")
+DAYS = 3
+EVENTS = 10
+"""Of one request."""
+DRIFTING = 50
+"""One of so many requests has a finding: a fleet with a real bug."""
+RULES = (
+    ("stale-lookup", Severity.CRASH), ("over-report", Severity.WRONG_OUTPUT), ("alloc-mismatch", Severity.CRASH),
+    ("store-too-far", Severity.WASTED_WORK),
+)  # fmt: skip
+S = 10**9
+
+
+def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
+    """Batches of `of` requests, the oldest first; the last began at `until_ns`, and nothing later is told."""
+    dice = random.Random(1)
+    count = max(1, spans // EVENTS)
+    efficiency, batch = Efficiency(), Batch()
+    resources = [_resource(f"engine-{n}", MODELS[n % len(MODELS)]) for n in range(ENGINES)]
+    for number in range(count):
+        at_ns = until_ns - (count - 1 - number) * DAYS * 86_400 * S // count
+        told = [event for event in _request(number, at_ns, dice) if event.end_ns <= until_ns]
+        _enter(told, batch, efficiency, resources[number % ENGINES], found=number % DRIFTING == 0 and len(told) > 6)
+        if len(batch.accounts) == of or number == count - 1:
+            yield replace(batch, efficiency=efficiency.cells)
+            efficiency.cells, batch = Counter(), Batch()
+
+
+def _enter(told: list[Event], batch: Batch, efficiency: Efficiency, resource: dict[str, Any], *, found: bool) -> None:
+    account = Account(told[0].engine, told[0].request or "")
+    for event in told:
+        account.apply(event)
+        efficiency.hear(event, account)
+        span: Span = span_of(event)
+        span.resource, span.trace_id, span.span_id = resource, event.trace_id, event.span_id
+        batch.spans.append((span, event))
+    if found:
+        batch.findings.append(_finding(told, account))
+    verdict = "drift" if found else "ok" if account.complete else "unknown"
+    batch.accounts.append({**account.as_dict(), "verdict": verdict, "findings": int(found)})
+    batch.lanes.append(lane_of(account, verdict=verdict, findings=int(found)))
+
+
+def _request(number: int, at: int, dice: random.Random) -> list[Event]:
+    engine = f"engine-{number % ENGINES}"
+    external = f"chat-{number}" if number % 2 else f"chatcmpl-{dice.getrandbits(128):032x}-0"
+    whose = {
+        "engine": engine, "recorder": engine, "connector": CONNECTORS[number % ENGINES % 3 == 2], "role": "scheduler",
+        "rank": 0, "external": external, "request": f"{external}-{dice.getrandbits(32):08x}",
+        "trace_id": f"{dice.getrandbits(128):032x}",
+    }  # fmt: skip
+    told: list[Event] = []
+
+    def tell(cls: Any, begin: int, end: int, *, epoch: int = 0, **fields: object) -> None:
+        of_request = len(told)
+        told.append(
+            cls(
+                **whose, start_ns=begin, end_ns=end, epoch=epoch, sequence=number // ENGINES * EVENTS + of_request,
+                request_sequence=of_request, span_id=f"{number * EVENTS + of_request:016x}", **fields,
+            )
+        )  # fmt: skip
+
+    tell(RequestStart, at, at, total=700)
+    for epoch in (0, 1):
+        at += dice.randrange(10_000_000, 300_000_000)
+        tell(Lookup, at, at + 100_000, epoch=epoch, total=700, computed=64, matched=320, returned=256)
+        tell(Alloc, at + 200_000, at + 200_000, epoch=epoch, total=700, allocated=256, hit_sources=("host:256",))
+        at += dice.randrange(50_000_000, 900_000_000)
+        tell(Schedule, at, at, epoch=epoch, computed=320, scheduled=380)
+        if epoch == 0:
+            tell(Stored, at, at + 20_000_000, epoch=epoch, start=320, count=380, bytes=380 * 2**15)
+            tell(Preempt, at + 30_000_000, at + 30_000_000, epoch=epoch)
+    # One in a thousand runs for hours: a window must find it though it began long before.
+    at += dice.randrange(2, 8) * 3600 * S if number % 1000 == 0 else dice.randrange(1, 30) * S
+    tell(RequestEnd, at, at, epoch=1, total=800, output=100, outcome="stopped")
+    return told
+
+
+def _finding(told: list[Event], account: Account) -> Finding:
+    rule, severity = RULES[told[0].sequence // EVENTS // DRIFTING % len(RULES)]
+    event, last = told[1], told[6]
+    return Finding(
+        rule=rule, title="What was answered no longer holds", severity=severity, engine=event.engine,
+        request=account.request, external=account.external, trace_id=event.trace_id, connector=event.connector,
+        epoch=1, first_ns=event.start_ns, last_ns=last.end_ns, count=1, healed=0,
+        numbers={"answered": 256, "computed": 64, "matched": 320}, witness=witnesses([event, last]),
+        explanation="Let L1 = the lookup with 64 tokens computed, which found 320, and L2 = the same one epoch later. At L2"
+        " other tokens were computed, and so the answer of 256 cannot hold for both.",
+        hint="Forget the answers of a request when it is preempted.",
+    )  # fmt: skip
+
+
+def _resource(engine: str, model: str) -> dict[str, Any]:
+    return {
+        "service.name": "vllm", "host.name": f"host-of-{engine}", semconv.ENGINE_ID.key: engine,
+        semconv.RECORDER_ID.key: engine, semconv.MODEL.key: model, semconv.ENGINE_VERSION.key: "0.32.0",
+    }  # fmt: skip
