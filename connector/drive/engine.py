@@ -32,6 +32,7 @@ class Order:
         guard: `observe`, `heal` or `raise`.
         plain: without any connector: the tokens to compare with.
         rounds: how often; 0 is until standard input closes.
+        metrics_port: where vLLM's own metrics are served, as `vllm serve` does; 0 is nowhere.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Order:
     guard: str = "observe"
     plain: bool = False
     rounds: int = 1
+    metrics_port: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -62,7 +64,11 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     tell = _Teller()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    llm = tiny.build(Path(order.model), order.connector())
+    llm = tiny.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
+    if order.metrics_port:
+        from prometheus_client import start_http_server  # vLLM brings it, and counts in its registry
+
+        start_http_server(order.metrics_port, "127.0.0.1")
     jobs = workload.stale_lookup() if order.bug else workload.shared_prefixes()
     passes = 1 if order.bug else 2
     tell(kind="ready", requests=len(jobs) * passes)
