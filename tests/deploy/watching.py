@@ -21,6 +21,8 @@ from processes import free_port, until
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "kvtrail.rules.yml"
+DASHBOARD = "http://localhost:8501"
+"""The dashboard's address in everything that is shipped; people change it by replacing this text."""
 SCRAPE = "500ms"
 SHORTER = {"15m": "8s", "5m": "5s", "6h": "30s", "10m": "1s", "30m": "1s", "1m": "1s"}
 """What the rules' times are for a test that cannot wait."""
