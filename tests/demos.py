@@ -65,7 +65,9 @@ class Demo:
 
     def tracer(self) -> psutil.Process:
         """Its `kvtrail serve`."""
-        (found,) = [child for child in psutil.Process(self.process.pid).children() if "serve" in child.cmdline()]
+        children = psutil.Process(self.process.pid).children()
+        alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        (found,) = [child for child in alive if "serve" in child.cmdline()]
         return found
 
 

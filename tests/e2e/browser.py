@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ SLOW_MS = 30_000
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
 
 
-def see(page: playwright.Page, text: str) -> None:
+def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
     playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW_MS)
 
 
