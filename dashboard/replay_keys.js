@@ -47,5 +47,6 @@ export default function (component) {
   const keys = HELD.get(root);
   keys.take(component);
   document.addEventListener("keydown", keys.listen); // the same one is not added twice
+  (root.host ?? root).dataset.listens = "yes"; // for whoever must not press too early
   return () => document.removeEventListener("keydown", keys.listen);
 }

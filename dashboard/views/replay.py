@@ -90,7 +90,9 @@ def controls(step: int, steps: int, found: dict[int, list[Row]]) -> None:
 
     def button(text: str, name: str, icon: str, *, to: int | None, position: Literal["left", "right"]) -> None:
         # The hint is the button's own: its shortcut would lose a key that is pressed while the page is drawn.
-        st.button(f"{text} :gray[{replay_keys.HINTS[name]}]", key=name, icon=f":material/{icon}:", icon_position=position,
+        hint = replay_keys.HINTS[name]
+        label = f"{text} {hint}" if to is None else f"{text} :gray[{hint}]"
+        st.button(label, key=name, icon=f":material/{icon}:", icon_position=position,
                   disabled=to is None, on_click=go, args=(to,))  # fmt: skip
 
     before, after = replay.neighbours(found, step=step)

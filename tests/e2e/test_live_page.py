@@ -90,6 +90,9 @@ def test_fingers_move_and_zoom(
     ready(phone)
     assert span_s(phone) == 80
     shoot(phone, "live-phone")
+    last = phone.get_by_role("button", name="Help").bounding_box()
+    assert last is not None
+    assert last["x"] + last["width"] <= PHONE["width"], "nothing is cut"
     swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
     until(lambda: span_s(phone) < 30)
     zoomed, was = span_s(phone), shown_range(phone)
