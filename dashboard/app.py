@@ -1,8 +1,11 @@
 """The Streamlit entry: names the pages and runs the one that was asked for."""
 
+from pathlib import Path
+
 import streamlit as st
 
 st.set_page_config(page_title="kvtrail", layout="wide")
+st.html(Path(__file__).with_name("style.css"))
 st.navigation(
     [
         st.Page("views/live.py", title="Live", default=True),
@@ -15,6 +18,7 @@ st.navigation(
         st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),
         st.Page("views/compare.py", title="Compare", url_path="compare", visibility="hidden"),
         st.Page("views/replay.py", title="Replay", url_path="replay", visibility="hidden"),
+        st.Page("views/runbook.py", title="Runbook", url_path="runbook", visibility="hidden"),
     ],
     position="top",
 ).run()

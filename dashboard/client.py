@@ -42,6 +42,11 @@ class Tracer:
         """Accounts of requests, latest first."""
         return self._list("/api/requests", search=search, status=status, verdict=verdict, limit=limit)
 
+    def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
+        """Accounts of the requests of a trace, latest first: one, unless a caller's trace holds several."""
+        # The search finds parts of ids as well, which may look like a trace's.
+        return [found for found in self.requests(search=trace_id, limit=limit) if found["trace_id"] == trace_id]
+
     def lanes(self, **window: str | int) -> Row:
         """Requests, phases, findings and gaps of a window of time; the tracer's `/api/lanes` names the parameters."""
         return self._object("/api/lanes", **window)

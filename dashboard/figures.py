@@ -12,7 +12,7 @@ import altair as alt
 
 from dashboard import wording
 from dashboard.client import Row
-from dashboard.series import GROUPS, MEASURES, epochs, levels, moments
+from dashboard.series import GROUPS, MEASURES, epoch_names, epochs, levels, moments
 from tracer.semconv import Kind
 
 # Colours that keep their contrast on white and on near-black alike; red is kept for what is wrong.
@@ -30,6 +30,10 @@ _STROKES: dict[str, tuple[str, list[int]]] = {
 Chart = alt.LayerChart | alt.FacetChart
 """What Altair says that a layered chart may be."""
 _ORDER = [wording.kind(kind) for kind in Kind if kind != Kind.HEARTBEAT]
+TICKS = 16
+"""About so many along the axis: more than that is read by nobody."""
+_NAME_SHARE = 0.12
+"""Of the axis: what an epoch's name takes on a narrow screen."""
 _ROW_HEIGHT = 30
 _AXIS_HEIGHT = 60
 _LABEL_WIDTH = 110
@@ -62,7 +66,10 @@ def timeline_chart(timeline: Row, *, by_step: bool = False, at: int | None = Non
     )
     size = alt.condition("datum.group === 'kvtrail'", alt.value(55), alt.value(110))
     base = alt.Chart(_data(points, "points"))
-    layers: list[alt.Chart] = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x)]
+    layers: list[alt.Chart] = [
+        *_mark_layers(points, x, at),
+        *_epoch_layers(timeline, x, _span(points, by_step=by_step)),
+    ]
     if not by_step:
         bars = base.mark_bar(height=7, opacity=0.45, cornerRadius=3)
         layers.append(bars.encode(x=_x(points, by_step=False, field="from"), x2="to:Q", y=y, color=color))
@@ -102,7 +109,7 @@ def account_chart(timeline: Row, *, by_step: bool = False, at: int | None = None
     # Between two unknowns a line has no length; the points show such a lone value, and carry the tooltip.
     tooltip = [*_tooltip("measure", "after", "time"), alt.Tooltip("tokens:Q", format=",d")]
     dots = base.mark_point(filled=True, size=22, opacity=0.9).encode(x=x, y=y, color=color, tooltip=tooltip)
-    marks = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x)]
+    marks = [*_mark_layers(points, x, at), *_epoch_layers(timeline, x, _span(points, by_step=by_step))]
     return alt.layer(*marks, lines, dots).properties(height=290)
 
 
@@ -143,7 +150,7 @@ def _x(points: Sequence[Row], *, by_step: bool, field: str = "at") -> alt.X:
             "step:Q",
             title="step",
             scale=alt.Scale(domain=domain, nice=False),
-            axis=alt.Axis(format=",d", tickMinStep=1),
+            axis=alt.Axis(format=",d", tickMinStep=1, tickCount=TICKS),
         )
     low = min((p["from"] for p in points), default=0.0)
     high = max((p["to"] for p in points), default=1.0)
@@ -154,20 +161,31 @@ def _x(points: Sequence[Row], *, by_step: bool, field: str = "at") -> alt.X:
         f"{field}:Q",
         title=f"time since the arrival ({'s' if seconds else 'ms'})",
         scale=alt.Scale(domain=[low - air, high + air], nice=False),
-        axis=alt.Axis(labelExpr="format(datum.value / 1000, ',.3~f')" if seconds else "format(datum.value, ',.3~f')"),
+        axis=alt.Axis(
+            labelExpr="format(datum.value / 1000, ',.3~f')" if seconds else "format(datum.value, ',.3~f')",
+            tickCount=TICKS,
+        ),
     )
 
 
-def _epoch_layers(timeline: Row, x: alt.X) -> list[alt.Chart]:
+def _epoch_layers(timeline: Row, x: alt.X, span: float) -> list[alt.Chart]:
     begins = epochs(timeline)
     if len(begins) < 2:
         return []
-    base = alt.Chart(_data(begins, "epochs")).encode(x=x)
+    field = str(x.shorthand).partition(":")[0]
     rules = alt.Chart(_data(begins[1:], "preemptions")).mark_rule(strokeDash=[4, 4], color=GREY)
-    names = base.mark_text(align="left", dx=4, dy=-6, color=GREY, baseline="bottom").encode(
-        text="name:N", y=alt.value(0)
+    names = alt.Chart(_data(epoch_names(begins, field=field, near=span * _NAME_SHARE), "epochs"))
+    text = names.mark_text(align="left", dx=4, dy=-6, color=GREY, baseline="bottom")
+    return [rules.encode(x=x), text.encode(x=x, text="name:N", y=alt.value(0))]
+
+
+def _span(points: Sequence[Row], *, by_step: bool) -> float:
+    """How much the axis shows."""
+    return (
+        len(points)
+        if by_step
+        else max((p["to"] for p in points), default=1.0) - min((p["from"] for p in points), default=0.0)
     )
-    return [rules.encode(x=x), names]
 
 
 def _mark_layers(points: Sequence[Row], x: alt.X, at: int | None) -> list[alt.Chart]:

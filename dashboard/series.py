@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dashboard import wording
 from dashboard.client import Row
@@ -73,10 +73,28 @@ def epochs(timeline: Row) -> list[Row]:
     for number, step in enumerate(timeline["steps"], 1):
         epoch = step["epoch"]
         if epoch is not None and step["name"] != Kind.REQUEST:
-            begins.setdefault(
-                epoch, {"step": number, "at": (step["start_ns"] - origin) / 1e6, "name": f"epoch {epoch}"}
-            )
+            begins.setdefault(epoch, {"step": number, "at": (step["start_ns"] - origin) / 1e6, "epoch": epoch})
     return list(begins.values())
+
+
+def epoch_names(begins: Sequence[Row], *, field: str, near: float) -> list[Row]:
+    """The names of the epochs at the places of a chart where they begin, by `field`; those that begin within `near` of
+    the one before share a name, or they would stand on top of each other. The first is what comes before all of them."""
+    shared: list[list[Row]] = []
+    for begin in begins[1:]:
+        if shared and begin[field] - shared[-1][0][field] < near:
+            shared[-1].append(begin)
+        else:
+            shared.append([begin])
+    return [
+        {
+            field: each[0][field],
+            "name": f"epoch {each[0]['epoch']}"
+            if len(each) == 1
+            else f"epochs {each[0]['epoch']} to {each[-1]['epoch']}",
+        }
+        for each in shared
+    ]
 
 
 def _row(step: Row, *, ranks: int) -> str:

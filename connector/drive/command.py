@@ -56,6 +56,11 @@ PORT = click.IntRange(1, 65535)
     help="The tracer's port for api and metrics.",
 )
 @click.option("--dashboard-port", type=PORT, default=8501, show_default=True, help="The dashboard's port.")
+@click.option(
+    "--metrics-port",
+    type=PORT,
+    help="Also serve vLLM's own metrics there, as `vllm serve` does on 8000, for Prometheus.",
+)
 def demo(
     once: bool,
     bug: str | None,
@@ -65,6 +70,7 @@ def demo(
     grpc_port: int,
     http_port: int,
     dashboard_port: int,
+    metrics_port: int | None,
 ) -> None:
     """Run a real vLLM engine with the OffloadConnector on the CPU, traced live.
 
@@ -77,7 +83,9 @@ def demo(
         raise click.ClickException(
             "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
         )
-    options = driver.Options(once, bug or "", guard, trace_file, folder, grpc_port, http_port, dashboard_port)
+    options = driver.Options(
+        once, bug or "", guard, trace_file, folder, grpc_port, http_port, dashboard_port, metrics_port or 0
+    )
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
         signal.signal(number, signal.default_int_handler)
     try:

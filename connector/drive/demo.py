@@ -41,6 +41,8 @@ class Options:
     grpc_port: int
     http_port: int
     dashboard_port: int
+    metrics_port: int
+    """0: vLLM's own metrics are not served."""
 
     @property
     def api(self) -> str:
@@ -66,6 +68,7 @@ def run(options: Options) -> None:
         (options.grpc_port, "--grpc-port"),
         (options.http_port, "--http-port"),
         (options.dashboard_port, "--dashboard-port"),
+        (options.metrics_port, "--metrics-port"),  # 0 is always free
     ):
         _require_free(port, option)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +99,8 @@ def _run(options: Options) -> None:
         if options.bug:
             _report_findings(options)
         click.echo(f"\nThe dashboard: {options.page}   the api: {options.api}/docs   metrics: {options.api}/metrics")
+        if options.metrics_port and not options.engine_dies:
+            click.echo(f"vLLM's own metrics: http://127.0.0.1:{options.metrics_port}/metrics")
         if not options.once:
             _go_on(engine, watched, dies=options.engine_dies)
 
@@ -170,6 +175,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
         guard=options.guard,
         plain=plain,
         rounds=1 if plain or options.once or options.engine_dies else 0,
+        metrics_port=0 if plain else options.metrics_port,
     )
     env = {
         **os.environ,

@@ -20,6 +20,8 @@ from connector.drive import tiny, workload
 
 GENTLY_S = 5.0
 """Pause between two rounds."""
+PASSES = 2
+"""How often a round asks the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Order:
         guard: `observe`, `heal` or `raise`.
         plain: without any connector: the tokens to compare with.
         rounds: how often; 0 is until standard input closes.
+        metrics_port: where vLLM's own metrics are served, as `vllm serve` does; 0 is nowhere.
     """
 
     model: str
@@ -39,6 +42,7 @@ class Order:
     guard: str = "observe"
     plain: bool = False
     rounds: int = 1
+    metrics_port: int = 0
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -58,19 +62,22 @@ class Order:
 
 
 def main() -> None:
-    """Run an order. Each pass but a round's first must load from the host, since vLLM's own prefix cache is reset."""
+    """Run an order. A round's second pass must load from the host, since vLLM's own prefix cache is reset."""
     order = Order(**json.loads(sys.argv[1]))
     tell = _Teller()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    llm = tiny.build(Path(order.model), order.connector())
-    jobs = workload.stale_lookup() if order.bug else workload.shared_prefixes()
-    passes = 1 if order.bug else 2
-    tell(kind="ready", requests=len(jobs) * passes)
+    llm = tiny.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
+    if order.metrics_port:
+        from prometheus_client import start_http_server  # vLLM brings it, and counts in its registry
+
+        start_http_server(order.metrics_port, "127.0.0.1")
     number = 0
+    jobs = _jobs(order, number)
+    tell(kind="ready", requests=len(jobs) * PASSES)
     while order.rounds == 0 or number < order.rounds:
         number += 1
         tokens = {}
-        for part in range(passes):
+        for part in range(PASSES):
             llm.reset_prefix_cache()
             named = [
                 workload.Job(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs
@@ -81,6 +88,12 @@ def main() -> None:
         tell(kind="round", number=number, tokens=tokens)
         if order.rounds == 0:
             time.sleep(GENTLY_S)
+        jobs = _jobs(order, number)
+
+
+def _jobs(order: Order, rounds_before: int) -> list[workload.Job]:
+    """What a round asks. The bug shows where prompts are new: a request whose prefix is loaded at once is not preempted."""
+    return workload.stale_lookup(seed=rounds_before) if order.bug else workload.shared_prefixes()
 
 
 def _served(tell: _Teller, before: int, now: int) -> None:

@@ -1,16 +1,18 @@
-// The mouse, or a finger: drag to move, drag the axis to select, wheel with Ctrl to zoom, click to open.
+// The mouse, or fingers: drag to move, drag the axis to select, click to open; wheel with Ctrl, or two fingers, to zoom.
 
 import { markAt } from "./notes.js";
 import { atOf, RULER } from "./paint.js";
 import { requestAt } from "./model.js";
-import { panned, zoomed } from "./range.js";
+import { panned, pinched, zoomed } from "./range.js";
 
 const CLICK = 4; // pixels that a hand may tremble
 const NEAR = 6; // pixels beside a request that still mean it
 
 export function listenToPointer(live) {
   const { canvas } = live;
+  const fingers = new Map(); // where each is that is down, by the pointer's id
   let held = null;
+  let pinch = null;
 
   const placeOf = (event) => {
     const box = canvas.getBoundingClientRect();
@@ -20,13 +22,25 @@ export function listenToPointer(live) {
   canvas.onpointerdown = (event) => {
     if (event.button !== 0 || !live.model) return;
     const [x, y] = placeOf(event);
-    held = { x, y, lastX: x, lastY: y, selects: y < RULER || event.shiftKey, moved: false };
+    fingers.set(event.pointerId, [x, y]);
     canvas.setPointerCapture(event.pointerId);
+    if (fingers.size === 2) {
+      pinch = { ...betweenThem(fingers), view: live.view };
+      held = null;
+    } else if (fingers.size === 1) held = { x, y, lastX: x, lastY: y, selects: y < RULER || event.shiftKey, moved: false };
   };
 
   canvas.onpointermove = (event) => {
     if (!live.model) return;
     const [x, y] = placeOf(event);
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, [x, y]);
+    if (pinch && fingers.size === 2) {
+      const { middle, apart } = betweenThem(fingers);
+      const { width } = live.place();
+      live.change(pinched(pinch.view, pinch.apart / apart, pinch.middle / width, middle / width, live.now()));
+      return;
+    }
+    if (pinch) return; // one finger was lifted first: what it does alone is no drag
     if (!held) {
       live.point(thingAt(live, x, y), [x, y]);
       return;
@@ -46,9 +60,16 @@ export function listenToPointer(live) {
     [held.lastX, held.lastY] = [x, y];
   };
 
-  canvas.onpointerup = (event) => {
+  const lift = (event) => {
+    fingers.delete(event.pointerId);
+    if (fingers.size === 0) pinch = null;
     const was = held;
     held = null;
+    return was;
+  };
+
+  canvas.onpointerup = (event) => {
+    const was = lift(event);
     canvas.classList.remove("moving");
     if (!was || was.moved) return;
     const [x, y] = placeOf(event);
@@ -57,7 +78,7 @@ export function listenToPointer(live) {
     else if (thing.request >= 0) live.open(thing.request);
     else if (was.selects) live.change({ ...live.view, select: null });
   };
-  canvas.onpointercancel = () => (held = null);
+  canvas.onpointercancel = lift;
   canvas.onpointerleave = () => live.point({ mark: null, request: -1 }, null);
 
   const wheel = (event) => {
@@ -76,6 +97,12 @@ export function listenToPointer(live) {
     event.preventDefault();
   };
   canvas.addEventListener("wheel", wheel, { passive: false });
+}
+
+/** Where the middle between two fingers is, and how far they are apart, in pixels. */
+function betweenThem(fingers) {
+  const [[x1, y1], [x2, y2]] = fingers.values();
+  return { middle: (x1 + x2) / 2, apart: Math.max(1, Math.hypot(x2 - x1, y2 - y1)) };
 }
 
 function thingAt(live, x, y) {

@@ -25,6 +25,16 @@ export function panned(view, by_ms, now_ms) {
   return { ...view, to_ms: isBack ? null : Math.min(to, now_ms + view.span_ms / 2) };
 }
 
+const STILL_SHARE = 0.03; // of the width: two fingers never close in on quite the same place
+
+/** The view between two fingers: closer by `factor`, and what was at a share of the width is now at another one. */
+export function pinched(view, factor, from_share, to_share, now_ms) {
+  const at = rangeOf(view, now_ms).from + view.span_ms * from_share;
+  const next = zoomed(view, factor, at, now_ms);
+  if (next.to_ms === null && Math.abs(to_share - from_share) < STILL_SHARE) return next;
+  return panned(next, at + next.span_ms * (1 - to_share) - rangeOf(next, now_ms).to, now_ms);
+}
+
 export function showing(view, from_ms, to_ms) {
   return { ...view, span_ms: Math.max(SHORTEST_MS, to_ms - from_ms), to_ms };
 }

@@ -25,9 +25,14 @@ function options(select, all, names, chosen) {
   const wanted = chosen && !names.includes(chosen) ? [...names, chosen] : names;
   const held = [...select.options].slice(1).map((option) => option.value);
   if (select.options.length === 0 || held.join("\n") !== wanted.join("\n")) {
-    select.replaceChildren(new Option(all, ""), ...wanted.map((name) => new Option(name, name)));
+    select.replaceChildren(new Option(all, ""), ...wanted.map((name) => new Option(short(name), name)));
   }
   select.value = chosen;
+}
+
+/** An engine that nobody named has a UUID, of which the beginning is enough, as on the other pages. */
+function short(name) {
+  return /^[0-9a-f]{8}-[0-9a-f-]{27}$/.test(name) ? name.slice(0, 8) : name;
 }
 
 /** Colours in the order of a request's life; one that is done leaves nothing to colour. */

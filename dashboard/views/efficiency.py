@@ -10,11 +10,9 @@ from dashboard import tables, wording, worth
 from dashboard.charts import epochs_chart, sources_chart
 from dashboard.client import Row, TracerAway
 from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
-from dashboard.views.parts import read, tracer
+from dashboard.views.parts import cards, read, tracer
 
 EVERY_S = 5
-# Six cards fill one row of a wide screen.
-CARD_WIDTH = 190
 
 
 def filters() -> tuple[str, str, str]:
@@ -64,9 +62,9 @@ def page(chosen: str, engine: str, connector: str) -> None:
 
 def head(told: Row) -> None:
     """The numbers that matter most, and how they are known."""
-    with st.container(horizontal=True, gap="small"):
+    with cards("large"):
         for name, value, note in worth.gauges(told):
-            st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True, width=CARD_WIDTH)
+            st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True)
     st.caption(worth.how_it_is_known(told))
     if sentence := worth.limits(told):
         st.caption(sentence)

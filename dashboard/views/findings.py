@@ -10,7 +10,7 @@ from dashboard import found, tables, wording
 from dashboard.charts import findings_chart
 from dashboard.client import Row, TracerAway
 from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
-from dashboard.views.parts import finding_card, opening_table, read, tracer
+from dashboard.views.parts import finding_card, opening_table, read, runbook_link, tracer
 
 PAGE = "views/findings.py"
 EVERY_S = 5
@@ -82,6 +82,7 @@ def rule_page(rule: Row) -> None:
             st.caption(f"rule {rule['id']}", width="content")
         st.markdown(wording.prose(wording.paragraphs(rule["text"], without=rule["title"])))
         st.markdown(f"**What to do.** {wording.prose(rule['hint'])}")
+        runbook_link(rule["id"])
 
 
 def by_rule(trend: Row, rules: list[Row]) -> None:

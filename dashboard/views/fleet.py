@@ -8,10 +8,7 @@ import streamlit as st
 
 from dashboard import fleet, tables, wording
 from dashboard.client import Row
-from dashboard.views.parts import EVERY_S, opening_table, read, tracer
-
-# Six cards fill one row of a wide screen.
-CARD_WIDTH = 190
+from dashboard.views.parts import EVERY_S, cards, opening_table, read, tracer
 
 
 @st.fragment(run_every=EVERY_S)
@@ -36,9 +33,9 @@ def page() -> None:
             " sends one within five seconds of its start, even if it serves nobody."
         )
         return
-    with st.container(horizontal=True, gap="small"):
+    with cards("large"):
         for name, value, note in fleet.counts(told, now_ns=now_ns):
-            st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True, width=CARD_WIDTH)
+            st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True)
     engines(told["engines"], now_ns=now_ns)
     recorders(told["engines"], now_ns=now_ns)
 

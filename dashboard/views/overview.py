@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import tables, wording
 from dashboard.client import Row
 from dashboard.figures import status_chart
-from dashboard.views.parts import EVERY_S, finding_card, read, tracer
+from dashboard.views.parts import EVERY_S, cards, finding_card, read, tracer
 
 # Rates are averages over so many seconds: short enough for 'now', long enough not to jump with every batch.
 WINDOW_S = 10
@@ -18,8 +18,6 @@ SHOWN_FINDINGS = 5
 SHOWN_RECORDERS = 10
 COUNTED_REQUESTS = 1000
 HISTORY = 90
-# Seven cards fill one row of a wide screen, and four one of a narrow screen.
-CARD_WIDTH = 146
 
 
 def ask() -> tuple[Row, Row, list[Row], list[Row]]:
@@ -87,7 +85,7 @@ def gauges(overview: Row, counts: Counter[str]) -> None:
         del history[:-HISTORY]
     # A line needs two points; without it the cards would grow on the second refresh.
     past = history if len(history) > 1 else history * 2
-    with st.container(horizontal=True, gap="small"):
+    with cards("middle"):
         for name, (_, text, note) in values.items():
             st.metric(
                 name,
@@ -98,7 +96,6 @@ def gauges(overview: Row, counts: Counter[str]) -> None:
                 border=True,
                 chart_data=[point[name] for point in past],
                 chart_type="line",
-                width=CARD_WIDTH,
             )
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import streamlit as st
 
-from dashboard import wording
+from dashboard import runbook, wording
 from dashboard.client import DEFAULT_URL, Row, Tracer, TracerAway
 from dashboard.command import TRACER_VARIABLE
 
@@ -88,12 +88,22 @@ def opening_table(
     )
 
 
-def unknown_request(request_id: str) -> None:
+def cards(size: Literal["small", "middle", "large"]) -> Any:
+    """A row of numbers; style.css makes the cards equally wide, in every row from edge to edge."""
+    return st.container(horizontal=True, gap="small", key=f"cards-{size}")
+
+
+def unknown_request(request_id: str, *, trace_id: str = "") -> None:
     """The tracer has never heard of it, or has let it go."""
     st.header("Request not known", anchor=False)
+    which = (
+        f"{wording.plain(request_id)}, by its engine's or its external id"
+        if request_id
+        else (f"of trace {wording.plain(trace_id)}")
+    )
     st.markdown(
-        f"The tracer knows no request {wording.plain(request_id)}, by its engine's or its external id. It may be older than"
-        " what the tracer retains, or its first spans are still on their way; this page looks again every 2 s."
+        f"The tracer knows no request {which}. It may be older than what the tracer retains, or its first spans are still on"
+        " their way; this page looks again every 2 s."
     )
     st.page_link("views/requests.py", label="All requests")
 
@@ -101,7 +111,8 @@ def unknown_request(request_id: str) -> None:
 def which_request(path: str) -> None:
     """The address names no request."""
     st.header("Which request?", anchor=False)
-    st.markdown(f"This page needs a request's id in its address, as `/{path}?id=...`.")
+    or_trace = ", or its trace's as `/request?trace=...`" if path == "request" else ""
+    st.markdown(f"This page needs a request's id in its address, as `/{path}?id=...`{or_trace}.")
     st.page_link("views/requests.py", label="Choose one from the list")
 
 
@@ -121,22 +132,27 @@ def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None
             f" {wording.healed(finding)}"
         )
         st.markdown(wording.plain(finding["explanation"]))
-        if linked:
-            st.page_link(
-                "views/request.py",
-                label=f"Open request {wording.plain(finding['request'])}",
-                icon=":material/arrow_forward:",
-                query_params={"id": finding["request"], "engine": finding["engine"]},
-            )
-        else:
+        if not linked:
             with st.expander("What to do, and the numbers"):
                 st.markdown(wording.plain(finding["hint"]))
                 numbers = {name.replace("_", " "): _number(value) for name, value in finding["numbers"].items()}
                 st.table([numbers], border="horizontal", hide_index=True, width="content")
-        if step is not None:
-            query = {"id": finding["request"], "engine": finding["engine"], "step": str(step)}
-            label = f"Replay from step {wording.count(step)}, where it shows"
-            st.page_link("views/replay.py", label=label, icon=":material/play_arrow:", query_params=query)
+        whose = {"id": finding["request"], "engine": finding["engine"]}
+        with st.container(horizontal=True, gap="medium"):
+            if linked:
+                label = f"Open request {wording.plain(finding['request'])}"
+                st.page_link("views/request.py", label=label, icon=":material/arrow_forward:", query_params=whose)
+            if step is not None:
+                label, query = f"Replay from step {wording.count(step)}, where it shows", {**whose, "step": str(step)}
+                st.page_link("views/replay.py", label=label, icon=":material/play_arrow:", query_params=query)
+            runbook_link(finding["rule"])
+
+
+def runbook_link(rule: str) -> None:
+    """The way to what a person can do about findings of a rule; none where the tracer has a rule that is newer than this."""
+    if rule in runbook.names():
+        query = {"name": rule}
+        st.page_link("views/runbook.py", label="Runbook", icon=":material/menu_book:", query_params=query)
 
 
 def _number(value: object) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import streamlit as st
 
-from dashboard import replay, tables, wording
+from dashboard import replay, replay_keys, tables, wording
 from dashboard.client import Row
 from dashboard.figures import account_chart, timeline_chart
 from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
 
 STEP = "replay_step"
 """Where the session holds the step. The slider cannot: it is another slider as soon as the request has more steps."""
+LEFT = "replay_left"
+"""Where it holds when each step was left."""
+ECHO_S = 1.5
+"""How long a browser may take to draw a step."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -71,22 +76,35 @@ def heading(timeline: Row) -> None:
 def controls(step: int, steps: int, found: dict[int, list[Row]]) -> None:
     """The slider beside the buttons, at this step."""
 
+    left: dict[int, float] = st.session_state.setdefault(LEFT, {})
+
     def go(to: int | None) -> None:
+        left[st.session_state[STEP]] = time.monotonic()
         st.session_state[STEP] = to
+
+    def slid() -> None:
+        # A browser that has not yet drawn the last steps still says where the slider was: that is nobody's wish.
+        to = st.session_state["slider"]
+        if time.monotonic() - left.get(to, -ECHO_S) >= ECHO_S:
+            go(to)
+
+    def button(text: str, name: str, icon: str, *, to: int | None, position: Literal["left", "right"]) -> None:
+        # The hint is the button's own: its shortcut would lose a key that is pressed while the page is drawn.
+        hint = replay_keys.HINTS[name]
+        label = f"{text} {hint}" if to is None else f"{text} :gray[{hint}]"
+        st.button(label, key=name, icon=f":material/{icon}:", icon_position=position,
+                  disabled=to is None, on_click=go, args=(to,))  # fmt: skip
 
     before, after = replay.neighbours(found, step=step)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        st.button("Previous finding", key="finding_before", icon=":material/keyboard_double_arrow_left:",
-                  disabled=before is None, on_click=go, args=(before,), shortcut="Shift+F")  # fmt: skip
-        st.button("Previous", key="step_before", icon=":material/chevron_left:",
-                  disabled=step == 1, on_click=go, args=(step - 1,), shortcut="P")  # fmt: skip
-        st.button("Next", key="step_after", icon=":material/chevron_right:", icon_position="right",
-                  disabled=step == steps, on_click=go, args=(step + 1,), shortcut="N")  # fmt: skip
-        st.button("Next finding", key="finding_after", icon=":material/keyboard_double_arrow_right:", icon_position="right",
-                  disabled=after is None, on_click=go, args=(after,), shortcut="F")  # fmt: skip
+        button("Previous finding", "finding_before", "keyboard_double_arrow_left", to=before, position="left")
+        button("Previous", "before", "chevron_left", to=step - 1 if step > 1 else None, position="left")
+        button("Next", "after", "chevron_right", to=step + 1 if step < steps else None, position="right")
+        button("Next finding", "finding_after", "keyboard_double_arrow_right", to=after, position="right")
         if steps > 1:
             st.session_state["slider"] = step
-            st.slider("Step", 1, steps, key="slider", on_change=lambda: go(st.session_state["slider"]))
+            st.slider("Step", 1, steps, key="slider", on_change=slid)
+    replay_keys.listen(step=step, steps=steps, found=list(found), go=go)
 
 
 def happening(timeline: Row, step: int, found: dict[int, list[Row]]) -> None:

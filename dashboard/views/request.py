@@ -15,7 +15,16 @@ from dashboard.client import Row
 from dashboard.command import PLACE, TRACES_VARIABLE
 from dashboard.figures import account_chart, timeline_chart
 from dashboard.replay import found_at
-from dashboard.views.parts import EVERY_S, finding_card, opening_table, read, tracer, unknown_request, which_request
+from dashboard.views.parts import (
+    EVERY_S,
+    cards,
+    finding_card,
+    opening_table,
+    read,
+    tracer,
+    unknown_request,
+    which_request,
+)
 
 BY_TIME, BY_STEP = "time", "steps"
 FILES = (
@@ -26,19 +35,46 @@ FILES = (
 
 
 @st.fragment(run_every=EVERY_S)
-def page(request_id: str, engine: str) -> None:
+def page(request_id: str, engine: str, trace_id: str) -> None:
     """Draw the page, again and again: a request that has ended can still get spans that come late."""
 
-    def ask() -> tuple[Row | None, list[Row]]:
-        return tracer().request(request_id, engine=engine), tracer().fleet()["engines"]
+    def ask() -> tuple[Row | None, list[Row], list[Row]]:
+        traced = [] if request_id else tracer().requests_of_trace(trace_id)
+        id_, its_engine = (traced[0]["request"], traced[0]["engine"]) if len(traced) == 1 else (request_id, engine)
+        return tracer().request(id_, engine=its_engine) if id_ else None, tracer().fleet()["engines"], traced
 
-    answer = read(ask, key=f"request {request_id} {engine}")
+    answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
     if answer is None:
         return
-    timeline, engines = answer
-    if timeline is None:
-        unknown_request(request_id)
-        return
+    timeline, engines, traced = answer
+    if len(traced) > 1:
+        choose(traced, trace_id)
+    elif timeline is None:
+        unknown_request(request_id, trace_id=trace_id)
+    else:
+        show(timeline, engines)
+
+
+def choose(requests: list[Row], trace_id: str) -> None:
+    """The requests of one trace: a caller's trace may hold several."""
+    st.header("Requests of one trace", anchor=False)
+    st.caption(f"{wording.some(len(requests), 'request')} of trace {wording.plain(trace_id)}. Click one to open it.")
+    shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
+    rows = tables.request_rows(requests, now_ns=time.time_ns())
+    opening_table(
+        [{name: row[name] for name in shown} for row in rows],
+        key="of_trace",
+        opens=[("views/request.py", {"id": r["request"], "engine": r["engine"]}) for r in requests],
+        columns={
+            "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
+            "Duration": st.column_config.NumberColumn("Duration", format="%.3f s"),
+        },
+        most_rows=16,
+    )
+
+
+def show(timeline: Row, engines: list[Row]) -> None:
+    """The request: what was found, its account, its timeline and every step."""
     header(timeline, engines)
     ways_on(timeline["request"])
     steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
@@ -131,7 +167,7 @@ def gauges(request: Row) -> None:
         "Lookups": request["lookups"],
         "Preemptions": request["epoch"],
     }
-    with st.container(horizontal=True, gap="small"):
+    with cards("small"):
         for name, value in values.items():
             st.metric(name, wording.count(value), border=True)
 
@@ -173,8 +209,8 @@ def columns() -> dict[str, Any]:
     }
 
 
-wanted = st.query_params.get("id", "")
-if wanted:
-    page(wanted, st.query_params.get("engine", ""))
+query = st.query_params
+if query.get("id") or query.get("trace"):
+    page(query.get("id", ""), query.get("engine", ""), query.get("trace", "").strip().lower())
 else:
     which_request("request")

@@ -90,7 +90,14 @@ def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(s
 
 
 def test_epochs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
-    assert [(epoch["name"], epoch["step"]) for epoch in series.epochs(stale)] == [("epoch 0", 2), ("epoch 1", 6)]
+    assert [(epoch["epoch"], epoch["step"]) for epoch in series.epochs(stale)] == [(0, 2), (1, 6)]
+
+
+def test_names_of_epochs_do_not_stand_on_top_of_each_other() -> None:
+    begins = [{"epoch": epoch, "step": step} for epoch, step in enumerate((2, 10, 14, 16, 60))]
+    names = series.epoch_names(begins, field="step", near=8)
+    assert names == [{"step": 10, "name": "epochs 1 to 3"}, {"step": 60, "name": "epoch 4"}]
+    assert [each["name"] for each in series.epoch_names(begins[:3], field="step", near=1)] == ["epoch 1", "epoch 2"]
 
 
 @pytest.mark.parametrize("by_step", [False, True])

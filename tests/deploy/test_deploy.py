@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from watching import ROOT, RULES
+from watching import DASHBOARD, ROOT, RULES
 
 DEPLOY = ROOT / "deploy"
 BOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
@@ -78,6 +79,22 @@ def test_panels_lead_to_pages_that_kvtrails_dashboard_has() -> None:
         for link in panel["fieldConfig"]["defaults"].get("links", ())
     ]
     assert {link.partition("?")[0] for link in links} == {"${kvtrail:raw}/requests", "${kvtrail:raw}/findings"}
+
+
+def test_all_links_to_the_dashboard_have_one_address_to_pages_that_it_has() -> None:
+    """Then one replacement of a text is enough to move it."""
+    pages = set(re.findall(r'url_path="(\w+)"', (ROOT / "dashboard" / "app.py").read_text()))
+    links = [
+        match.groups()
+        for path in DEPLOY.rglob("*")
+        if path.suffix in (".yml", ".json") and "alertmanager" not in path.parts
+        for match in re.finditer(r"(https?://[\w.:-]+)/(request|requests|findings|runbook)\b", path.read_text())
+    ]
+    assert {address for address, _ in links} == {DASHBOARD}
+    assert {page for _, page in links} == {"request", "runbook"} <= pages
+    for board in map(_json, BOARDS):
+        (variable,) = [each for each in board["templating"]["list"] if each["name"] == "kvtrail"]
+        assert variable["query"] == DASHBOARD
 
 
 def test_grafanas_alerts_need_no_recording_rule_and_say_the_same() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from incidents.corpus import INCIDENTS
-from watching import ROOT, RULES
+from watching import DASHBOARD, ROOT, RULES
 
 from tracer.rules import all_rules
 
@@ -32,7 +32,7 @@ def test_an_alert_has_what_an_alert_needs(alert: dict[str, dict[str, str]]) -> N
     assert re.fullmatch(r"Kvtrail([A-Z][a-z]+)+", str(name))
     assert alert["labels"]["severity"] in ("critical", "warning")
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-    assert alert["annotations"]["runbook_url"].endswith(f"/docs/runbooks/{name}.md")
+    assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/runbook?name={name}"
     assert f"[{name}](runbooks/{name}.md) | {alert['labels']['severity']} |" in (DOCS / "alerts.md").read_text()
 
 

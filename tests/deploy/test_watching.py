@@ -1,4 +1,8 @@
-"""The whole way: a real scheduler with a bug, the sidecar, Prometheus, an alert at a webhook, and Grafana's queries."""
+"""The whole way: demos with an injected bug, their sidecars, Prometheus, an alert at a webhook, and Grafana's queries.
+
+Two demos run: one whose engine dies of LMCache #2158's bug, and one whose engine lives with it, as the guard heals it. To
+the latter's sidecar comes a scheduler whose loads are asynchronous.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +18,58 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import Tracer, serve, until
+from demos import Demo, demo
+from processes import free_port, until
 from prometheus_client.parser import text_string_to_metric_families
-from watching import ROOT, Engine, Prometheus, Webhook, programs, running
+from served_engine import ENGINE as LOADING
+from watching import DASHBOARD, ROOT, Loading, Prometheus, Webhook, programs, running
 
+pytest.importorskip("vllm", reason="the demo runs vLLM")
 BOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 VARIABLES = {"$engine": ".*", "$connector": ".*", "$__rate_interval": "10s"}
 
 
 @dataclass
 class Watched:
-    """What has served, and who watches it; `prometheus` is None where it is not installed."""
+    """What serves, and who watches it; `prometheus` is None where it is not installed."""
 
-    tracer: Tracer
-    engine: Engine
+    dying: Demo
+    living: Demo
+    loading: Loading
     webhook: Webhook
     prometheus: Prometheus | None
     begun_s: float
 
+    @property
+    def engines(self) -> dict[str, str]:
+        """The ids of the demos' engines."""
+        return {
+            name: next(each["engine"] for each in demo.get("/api/fleet")["engines"] if each["engine"] != LOADING)
+            for name, demo in (("dying", self.dying), ("living", self.living))
+        }
+
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("watched")
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("dying", "living", "loading")}
+    bug = ("--bug", "stale-lookup")
     with ExitStack() as stack:
-        tracer = serve(folder)
-        stack.callback(tracer.end)
-        engine = Engine(folder, tracer)
-        stack.callback(engine.end)
+        living = stack.enter_context(demo(folders["living"], *bug, "--guard", "heal", metrics_port=free_port()))
+        dying = stack.enter_context(demo(folders["dying"], *bug))
+        for each in (living, dying):
+            each.wait_until_said("The dashboard is at")
         webhook = Webhook()
         stack.callback(webhook.server.shutdown)
-        watching = stack.enter_context(running(folder, tracer, engine, webhook)) if programs() else None
-        begun_s = time.time()
-        engine.do("serve")
-        engine.do("load")
-        yield Watched(tracer, engine, webhook, watching, begun_s)
+        loading = Loading(folders["loading"], living.grpc_port)
+        stack.callback(loading.end)
+        begun_s, prometheus = time.time(), None
+        if programs():
+            sidecars, engines = [living.http_port, dying.http_port], [living.metrics_port, loading.port]
+            prometheus = stack.enter_context(running(folders["loading"], sidecars, engines, webhook))
+        for each in (living, dying):
+            each.wait_until_said("until Ctrl-C")
+        loading.wait_until_served()
+        yield Watched(dying, living, loading, webhook, prometheus, begun_s)
 
 
 @pytest.fixture
@@ -58,45 +80,55 @@ def prometheus(watched: Watched) -> Prometheus:
 
 
 def test_vllm_and_kvtrail_count_the_same(watched: Watched) -> None:
-    """vLLM's own Prometheus logger over its own scheduler, and our account of the spans: equal to the token."""
-    theirs = _page(f"http://127.0.0.1:{watched.engine.port}/metrics")
-    ours = _page(f"{watched.tracer.url}/metrics")
-    for their_name, our_name in (("hits", "hit"), ("queries", "queried")):
-        counted = _sum(theirs, f"vllm:external_prefix_cache_{their_name}_total")
-        assert counted == _sum(ours, f"kvtrail_{our_name}_tokens_total", epoch="first") > 0
-    assert _sum(ours, "kvtrail_hit_tokens_total", epoch="resumed") > 0, "what vLLM's metrics leave out"
-    by_source = {s["source"]: v for s, v in theirs["vllm:prompt_tokens_cached_by_source_total"] if v}
-    by_source.pop("device")  # vLLM's own prefix cache
-    assert by_source == {
-        source: _sum(ours, "kvtrail_hit_tokens_total", epoch="first", source=source) for source in by_source
-    }
-    assert _sum(ours, "kvtrail_wait_duration_seconds_count", engine="loading") > 0
-    assert _sum(ours, "kvtrail_load_duration_seconds_count", engine="loading") > 0
-    models = {s["model_name"] for s, _ in theirs["vllm:external_prefix_cache_hits_total"]}
-    until(lambda: models == {s["model_name"] for s, _ in _page(f"{watched.tracer.url}/metrics")["kvtrail_engine_info"]})
+    """vLLM's own Prometheus logger and our account of the spans: equal to the token, while the demo goes on."""
+    for port, engine in ((watched.living.metrics_port, watched.engines["living"]), (watched.loading.port, LOADING)):
+        url = f"http://127.0.0.1:{port}/metrics"
+
+        def counted(url: str = url, engine: str = engine) -> tuple[dict[str, float], dict[str, float]]:
+            theirs = _counted_by_vllm(_page(url))
+            return theirs, _counted_by_us(_page(f"{watched.living.api}/metrics"), theirs, engine)
+
+        until(lambda counted=counted: len({str(each) for each in counted()}) == 1, why=counted)  # type: ignore[misc]
+        assert min(counted()[0][name] for name in ("hits", "queries")) > 0
+        models = {s["model_name"] for s, _ in _page(url)["vllm:external_prefix_cache_hits_total"]}
+        told = _page(f"{watched.living.api}/metrics")["kvtrail_engine_info"]
+        assert models == {s["model_name"] for s, _ in told if s["engine"] == engine}
+
+
+def test_kvtrail_counts_what_vllm_leaves_out(watched: Watched) -> None:
+    ours = _page(f"{watched.living.api}/metrics")
+    assert _sum(ours, "kvtrail_queried_tokens_total", epoch="resumed", engine=watched.engines["living"]) > 0
+    for metric in ("kvtrail_wait_duration_seconds_count", "kvtrail_load_duration_seconds_count"):
+        assert _sum(ours, metric, engine=LOADING) > 0
 
 
 def test_an_injected_bug_fires_an_alert_and_it_resolves(watched: Watched, prometheus: Prometheus) -> None:
-    webhook = watched.webhook
-    watched.engine.do("break")
-    until(lambda: webhook.heard("KvtrailSevereDrift", "firing"), why=lambda: prometheus.get("alerts"))
-    (alert,) = webhook.heard("KvtrailSevereDrift", "firing", rule="stale-lookup")[:1]
+    webhook, engines = watched.webhook, watched.engines
+    for engine in engines.values():
+        until(
+            lambda engine=engine: webhook.heard("KvtrailSevereDrift", "firing", engine=engine),  # type: ignore[misc]
+            why=lambda: prometheus.get("alerts"),
+        )
+    alert = webhook.heard("KvtrailSevereDrift", "firing", rule="stale-lookup", engine=engines["dying"])[0]
     assert alert["labels"]["severity"] == "critical"
-    assert (alert["labels"]["engine"], alert["labels"]["connector"]) == ("broken", "OffloadConnector")
-    page = alert["annotations"]["runbook_url"].rpartition("docs/")[2]
-    assert (ROOT / "docs" / page).is_file()
-    until(lambda: webhook.heard("KvtrailConnectorErrors", "firing", engine="broken", call="kv.alloc"))
-    until(lambda: webhook.heard("KvtrailSevereDrift", "resolved", rule="stale-lookup"), seconds=60)
+    assert alert["labels"]["connector"] == "OffloadConnector"
+    assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/runbook?name=KvtrailSevereDrift"
+    until(lambda: webhook.heard("KvtrailConnectorErrors", "firing", engine=engines["dying"], call="kv.alloc"))
+    # One engine is dead, and its alert is over. In the other the bug goes on, and so does the alert.
+    until(
+        lambda: webhook.heard("KvtrailSevereDrift", "resolved", rule="stale-lookup", engine=engines["dying"]),
+        seconds=60,
+    )
     accused = {each["labels"].get("engine") for each in webhook.told}
-    assert accused <= {"broken", None}, "the healthy engines are left alone"
+    assert accused <= {*engines.values(), None}, "the healthy engine is left alone"
 
 
 def test_exemplars_lead_from_a_number_to_the_request(watched: Watched, prometheus: Prometheus) -> None:
     for name in ("kvtrail_lookup_duration_seconds_bucket", "kvtrail_findings_total"):
         until(partial(_exemplars, prometheus, name, watched.begun_s))
         for trace_id in _exemplars(prometheus, name, watched.begun_s):
-            (request,) = watched.tracer.get("/api/requests", search=trace_id)
-            assert request["trace_id"] == trace_id
+            asked = [run.get("/api/requests", search=trace_id) for run in (watched.living, watched.dying)]
+            assert [request["trace_id"] for known in asked for request in known] == [trace_id]
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda path: path.stem)
@@ -124,6 +156,21 @@ def test_the_variables_of_the_dashboards_have_choices(watched: Watched, promethe
                 assert {each[label] for each in series} - {""}
 
 
+def _counted_by_vllm(page: Page) -> dict[str, float]:
+    """Tokens found in the connector and asked of it, and those found by source, but for vLLM's own prefix cache."""
+    sources = {s["source"]: v for s, v in page["vllm:prompt_tokens_cached_by_source_total"] if s["source"] != "device"}
+    named = {name: _sum(page, f"vllm:external_prefix_cache_{name}_total") for name in ("hits", "queries")}
+    return {**named, **{source: tokens for source, tokens in sources.items() if tokens}}
+
+
+def _counted_by_us(page: Page, theirs: dict[str, float], engine: str) -> dict[str, float]:
+    """The same of the spans; vLLM counts a request's first run alone."""
+    first = {"epoch": "first", "engine": engine}
+    named = {"hits": "kvtrail_hit_tokens_total", "queries": "kvtrail_queried_tokens_total"}
+    by_source = {s: _sum(page, named["hits"], source=s, **first) for s in theirs if s not in named}
+    return {**{name: _sum(page, metric, **first) for name, metric in named.items()}, **by_source}
+
+
 def _has_data(prometheus: Prometheus, expr: str, since_s: float) -> bool:
     found = prometheus.get("query_range", query=expr, start=since_s, end=time.time(), step=1)
     return any(value != "NaN" for series in found["result"] for _, value in series["values"])
@@ -134,13 +181,17 @@ def _exemplars(prometheus: Prometheus, metric: str, since_s: float) -> set[str]:
     return {exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]}
 
 
-def _page(url: str) -> dict[str, list[tuple[dict[str, str], float]]]:
-    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+Page = dict[str, list[tuple[dict[str, str], float]]]
+"""Samples by name: labels and value."""
+
+
+def _page(url: str) -> Page:
+    samples: Page = {}
     for family in text_string_to_metric_families(httpx.get(url).text):
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples
 
 
-def _sum(samples: dict[str, list[tuple[dict[str, str], float]]], name: str, **labels: Any) -> float:
+def _sum(samples: Page, name: str, **labels: Any) -> float:
     return sum(value for told, value in samples[name] if labels.items() <= told.items())

@@ -1,4 +1,4 @@
-"""The real Prometheus and Alertmanager, over a real tracer and real schedulers."""
+"""The real Prometheus and Alertmanager, over real demos and a real scheduler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from typing import Any
 
 import httpx
 import yaml
-from processes import Tracer, free_port, until
+from processes import free_port, until
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "kvtrail.rules.yml"
+DASHBOARD = "http://localhost:8501"
+"""The dashboard's address in everything that is shipped; people change it by replacing this text."""
 SCRAPE = "500ms"
 SHORTER = {"15m": "8s", "5m": "5s", "6h": "30s", "10m": "1s", "30m": "1s", "1m": "1s"}
 """What the rules' times are for a test that cannot wait."""
@@ -33,41 +35,30 @@ def programs() -> tuple[str, str] | None:
     return (prometheus, alertmanager) if prometheus and alertmanager else None
 
 
-class Engine:
+class Loading:
     """The process of `served_engine.py`."""
 
-    def __init__(self, folder: Path, tracer: Tracer) -> None:
+    def __init__(self, folder: Path, grpc_port: int) -> None:
         self.port = free_port()
         self._log = folder / "engine.log"
         environment = {
             **os.environ,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}",
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("served_engine.py")), str(folder), str(self.port)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.open("w"), text=True, env=environment,
         )  # fmt: skip
-        self._hear("ready")
 
-    def do(self, order: str) -> None:
-        """Give an order, and wait until it is done."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{order}\n")
-        self.process.stdin.flush()
-        self._hear(order)
+    def wait_until_served(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == "served", self._log.read_text()[-4000:]
 
     def end(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(20)
-
-    def _hear(self, word: str) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.strip() == word:
-                return
-        raise AssertionError(self._log.read_text()[-4000:])
 
 
 class Webhook:
@@ -117,15 +108,16 @@ class Prometheus:
 
 
 @contextmanager
-def running(folder: Path, tracer: Tracer, engine: Engine, webhook: Webhook) -> Iterator[Prometheus]:
-    """Prometheus with the rules of `deploy/`, made quick, and Alertmanager with the routes of `deploy/`."""
+def running(folder: Path, sidecars: list[int], engines: list[int], webhook: Webhook) -> Iterator[Prometheus]:
+    """Prometheus with the rules of `deploy/`, made quick, and Alertmanager with the routes of `deploy/`; the numbers are the
+    ports of the sidecars and of the engines' own metrics."""
     prometheus, alertmanager = programs() or ("", "")
     ports = {"prometheus": free_port(), "alertmanager": free_port()}
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     config["global"] = {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE, "evaluation_interval": SCRAPE}
     config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{ports['alertmanager']}"]
-    for job, port in zip(config["scrape_configs"], (tracer.http_port, engine.port), strict=True):
-        job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}"]
+    for job, scraped in zip(config["scrape_configs"], (sidecars, engines), strict=True):
+        job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in scraped]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     (folder / "kvtrail.rules.yml").write_text(quick(RULES.read_text()))
     routes = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())

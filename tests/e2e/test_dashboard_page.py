@@ -113,13 +113,20 @@ def test_a_request_is_replayed_step_by_step(
     playwright.expect(page.get_by_text("The connector answered 256")).to_have_count(0)
     shoot(page, "replay-begin")
 
-    page.locator(".st-key-step_after button").click()
+    page.locator(".st-key-after button").click()
     see(page, "Step 2 of 8: lookup")
     see(page, "0 of 750 computed, 0 matched; answered 0")
+    page.locator("[data-listens]").wait_for(state="attached")
     page.keyboard.press("n")
     see(page, "Step 3 of 8: allocation")
     page.keyboard.press("p")
     see(page, "Step 2 of 8: lookup")
+
+    for key in "nnnpnp":  # as fast as they come: none of them is lost to the drawing of another
+        page.keyboard.press(key)
+    see(page, "Step 4 of 8")
+    page.wait_for_timeout(2500)  # nor to an echo of where the slider was
+    see(page, "Step 4 of 8")
 
     page.locator(".st-key-finding_after button").click()
     see(page, "Step 7 of 8: lookup")
@@ -135,7 +142,7 @@ def test_a_request_is_replayed_step_by_step(
     see(page, "Step 8 of 8: allocation")
     see(page, "It raised. Mismatch in tokens to load")
     see(page, "1 finding before this step.")
-    playwright.expect(page.locator(".st-key-step_after button")).to_be_disabled(timeout=SLOW_MS)
+    playwright.expect(page.locator(".st-key-after button")).to_be_disabled(timeout=SLOW_MS)
 
     # A request that goes on gets more steps, and the page stays where it is.
     feed(tracer, f"{STALE}\nS 384+48", request="chat-7-0123abcd", engine="engine-a")

@@ -16,7 +16,8 @@ def ask(page: playwright.Page) -> Any:
     """Evaluates an expression over the modules."""
     from dashboard.live.component import joined
 
-    names = "rangeOf, zoomed, panned, centred, showing, ticks, clock, lasting, count, Rows, modelOf, requestAt, spent"
+    names = "rangeOf, zoomed, panned, pinched, centred, showing, ticks, clock, lasting, count"
+    names += ", Rows, modelOf, requestAt, spent"
     text = joined().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page.goto("about:blank")
     page.add_script_tag(content=text, type="module")
@@ -34,6 +35,15 @@ def test_zoom_follows_the_present_and_has_an_end(ask: Any) -> None:
     assert ask("m.zoomed({span_ms: 1000, to_ms: null}, 0.5, 0, 9000)") == {"span_ms": 500, "to_ms": None}
     assert ask("m.zoomed({span_ms: 1, to_ms: null}, 0.001, 0, 9000).span_ms") == 1
     assert ask("m.zoomed({span_ms: 1e8, to_ms: null}, 1e9, 0, 9000).span_ms") == 7 * 86_400_000
+
+
+def test_two_fingers_keep_the_moment_between_them(ask: Any) -> None:
+    # Twice as far apart around the middle, which moves from a quarter to a half: 4250 is what is under it.
+    view = ask("m.pinched({span_ms: 1000, to_ms: 5000}, 0.5, 0.25, 0.5, 9000)")
+    assert view == {"span_ms": 500, "to_ms": 4500}
+    # Who follows the present goes on to, unless the fingers carry it off.
+    assert ask("m.pinched({span_ms: 1000, to_ms: null}, 0.5, 0.5, 0.51, 9000)") == {"span_ms": 500, "to_ms": None}
+    assert ask("m.pinched({span_ms: 1000, to_ms: null}, 0.5, 0.5, 0.9, 9000)") == {"span_ms": 500, "to_ms": 8550}
 
 
 def test_moving_leaves_the_present_and_comes_back_to_it(ask: Any) -> None:

@@ -1,4 +1,4 @@
-"""The live view as a person meets it: a real Chromium, a real dashboard, a real tracer, and traffic while one looks.
+"""States of the live view that a demo does not show: empty, incomplete, away, nothing that fits. See also test_live_demo.py.
 
 Nothing is mocked. Screenshots are left in test-artifacts/, for people to look at.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from browser import SCHEMES, SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from dashboards import dashboards
-from processes import Tracer
+from on_live import facts, ready, shown_range
+from processes import Tracer, until
 from traffic import Engine, served
 from wire import encoded
 
@@ -25,8 +26,7 @@ from tracer.events import Event
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
 S = 10**9
-WIDE: playwright.ViewportSize = {"width": 1400, "height": 1000}
-NARROW: playwright.ViewportSize = {"width": 720, "height": 760}
+PHONE: playwright.ViewportSize = {"width": 412, "height": 840}
 
 
 @pytest.fixture
@@ -50,176 +50,7 @@ def busy(tracer: Tracer, *, seconds: int = 120) -> None:
     post(tracer, served(second, from_ns=now_ns - seconds * S, to_ns=now_ns, every_ms=2500))
 
 
-@pytest.fixture
-def goes_on() -> Iterator[Callable[[Tracer], None]]:
-    """Gives what makes an engine serve, from now on, until the test ends."""
-    stop = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def start(tracer: Tracer) -> None:
-        def run() -> None:
-            engine = Engine("engine-c")
-            ahead: list[Event] = []
-            told = 0
-            while not stop.wait(0.5):
-                ahead += engine.request(time.time_ns() - S // 4)
-                happened = sorted((e for e in ahead if e.end_ns <= time.time_ns()), key=lambda e: e.end_ns)
-                ahead = [e for e in ahead if e not in happened]
-                for event in happened:
-                    event.sequence = told
-                    told += 1
-                if happened:
-                    post(tracer, happened)
-
-        threads.append(threading.Thread(target=run, daemon=True))
-        threads[-1].start()
-
-    yield start
-    stop.set()
-    for thread in threads:
-        thread.join(10)
-
-
-def facts(page: playwright.Page) -> str:
-    return page.locator(".facts").inner_text()
-
-
-def pixels(page: playwright.Page) -> str:
-    return str(page.locator(".field canvas").evaluate("canvas => canvas.toDataURL()"))
-
-
-def answered(page: playwright.Page) -> int:
-    return int(page.locator(".live").get_attribute("data-answers") or 0)
-
-
-def wait_for_answers(page: playwright.Page, count: int) -> None:
-    wanted = answered(page) + count
-    page.wait_for_function(
-        "wanted => Number(document.querySelector('[data-testid=stBidiComponentIsolated]').shadowRoot"
-        ".querySelector('.live').dataset.answers) >= wanted",
-        arg=wanted,
-        timeout=SLOW_MS * 2,
-    )
-
-
-def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) -> None:
-    box = page.locator(".field canvas").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + begin[0], box["y"] + begin[1])
-    page.mouse.down()
-    page.mouse.move(box["x"] + end[0], box["y"] + end[1], steps=5)
-    page.mouse.up()
-
-
-def ready(page: playwright.Page) -> None:
-    playwright.expect(page.locator(".state")).not_to_be_empty(timeout=SLOW_MS)
-    see(page, re.compile(r"[1-9]\d* requests"))
-
-
-def test_zoom_and_selection_are_kept_over_ten_updates(
-    page: playwright.Page,
-    start_tracer: Callable[..., Tracer],
-    start_dashboard: Callable[[str], str],
-    goes_on: Callable[[Tracer], None],
-) -> None:
-    tracer = start_tracer()
-    busy(tracer)
-    goes_on(tracer)
-    url = start_dashboard(tracer.url)
-    page.goto(url)
-    ready(page)
-    shoot(page, "live")
-
-    page.keyboard.press("n")
-    for _ in range(3):
-        page.keyboard.press("+")
-    page.keyboard.press("Escape")
-    drag(page, (300, 12), (600, 12))
-    page.wait_for_url(re.compile("select="))
-    kept, said, selected = page.url, facts(page), page.locator(".selected").inner_text()
-    assert "from=" in kept
-    wait_for_answers(page, 10)
-    assert page.url == kept
-    assert facts(page).split(" · ")[0] == said.split(" · ")[0]
-    assert page.locator(".selected").inner_text().split(" · ")[0] == selected.split(" · ")[0]
-    shoot(page, "live-selected")
-
-    # The address is enough: somebody else sees the same.
-    page.goto(kept)
-    ready(page)
-    assert facts(page).split(" · ")[0] == said.split(" · ")[0]
-    assert page.locator(".selected").inner_text().split(" · ")[0] == selected.split(" · ")[0]
-
-    # And back to the present, which moves on.
-    page.keyboard.press("l")
-    before = facts(page).split(" · ")[0]
-    wait_for_answers(page, 2)
-    assert facts(page).split(" · ")[0] != before
-
-
-def test_paused_nothing_changes_until_it_goes_on(
-    page: playwright.Page,
-    start_tracer: Callable[..., Tracer],
-    start_dashboard: Callable[[str], str],
-    goes_on: Callable[[Tracer], None],
-) -> None:
-    tracer = start_tracer()
-    busy(tracer, seconds=30)
-    goes_on(tracer)
-    page.goto(f"{start_dashboard(tracer.url)}/?span=60")
-    ready(page)
-    page.keyboard.press("Space")
-    see(page, "Paused at")
-    page.wait_for_url(re.compile("paused="))
-    page.wait_for_timeout(1500)
-    said = facts(page)
-    picture = pixels(page)
-    page.wait_for_timeout(6000)
-    assert facts(page) == said
-    assert pixels(page) == picture
-    shoot(page, "live-paused")
-
-    # Zoom works all the same, and a paused address is paused for whoever opens it.
-    page.keyboard.press("+")
-    page.wait_for_timeout(1500)
-    assert facts(page) != said
-    page.goto(page.url)
-    see(page, "Paused at")
-    page.get_by_role("button", name="Resume").click()
-    see(page, "The range stands still")
-    page.get_by_role("button", name="Now").click()
-    playwright.expect(page.locator(".state")).to_have_text("Live", timeout=SLOW_MS)
-
-
-def test_from_a_finding_to_its_request_and_back(
-    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
-) -> None:
-    tracer = start_tracer()
-    busy(tracer)
-    url = start_dashboard(tracer.url)
-    page.goto(url)
-    ready(page)
-    page.get_by_role("button", name="Next finding").click()
-    see(page, "A cached lookup answer was handed out without regard to the computed tokens")
-    page.wait_for_url(re.compile("from="))
-    shoot(page, "live-finding")
-    was = page.url
-    page.get_by_role("button", name="Open the request").click()
-    see(page, "verdict: drift")
-    assert "id=chat-0030-" in page.url
-    page.go_back()
-    see(page, "The range stands still")
-    assert page.url == was
-
-    # The keyboard does it as well.
-    page.keyboard.press("n")
-    see(page, "A cached lookup answer was handed out")
-    page.locator(".tip.stays").wait_for()
-    page.keyboard.press("Enter")
-    see(page, "verdict: drift")
-
-
-def test_search_filters_help_and_sizes(
+def test_search_filters_and_help(
     page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
 ) -> None:
     tracer = start_tracer()
@@ -245,17 +76,55 @@ def test_search_filters_help_and_sizes(
     page.get_by_role("button", name="Clear search and filters").click()
     ready(page)
 
-    for name, size in (("wide", WIDE), ("narrow", NARROW)):
-        for scheme in SCHEMES:
-            page.set_viewport_size(size)
-            page.emulate_media(color_scheme=scheme)
-            box = page.locator(".field canvas").bounding_box()
-            assert box is not None
-            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 64)
-            page.wait_for_timeout(1200)
-            wide = page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-            assert wide, "nothing sticks out at the side"
-            shoot(page, f"live-{name}-{scheme}")
+
+def test_fingers_move_and_zoom(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    tracer = start_tracer()
+    busy(tracer)
+    chromium = page.context.browser
+    assert chromium is not None
+    phone = chromium.new_context(has_touch=True, viewport=PHONE).new_page()
+    now = datetime.now(UTC)
+    begin, end = (f"{now - timedelta(seconds=ago):%Y-%m-%dT%H:%M:%SZ}" for ago in (100, 20))
+    phone.goto(f"{start_dashboard(tracer.url)}/?from={begin}&to={end}")
+    ready(phone)
+    assert span_s(phone) == 80
+    shoot(phone, "live-phone")
+    last = phone.get_by_role("button", name="Help").bounding_box()
+    assert last is not None
+    assert last["x"] + last["width"] <= PHONE["width"], "nothing is cut"
+    swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
+    until(lambda: span_s(phone) < 30)
+    zoomed, was = span_s(phone), shown_range(phone)
+    swipe(phone, [(100, 150)], [(250, 150)])
+    until(lambda: shown_range(phone) != was)
+    assert shown_range(phone) < was, "dragged to the right: what was before"
+    assert abs(span_s(phone) - zoomed) <= 1
+    assert "/request" not in phone.url, "no tap"
+
+
+def span_s(page: playwright.Page) -> float:
+    """How long the shown range is, as the line above the lanes has it."""
+    begin, end = re.findall(r"\d\d:\d\d:\d\d(?:\.\d+)?", shown_range(page))
+    seconds = [sum(float(part) * 60.0**n for n, part in enumerate(reversed(at.split(":")))) for at in (begin, end)]
+    return (seconds[1] - seconds[0]) % 86_400
+
+
+def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[int, int]], steps: int = 8) -> None:
+    """Fingers go down on the canvas, move, and are lifted."""
+    box = page.locator(".field canvas").bounding_box()
+    assert box is not None
+    told = page.context.new_cdp_session(page)
+    for step in range(steps + 1):
+        share = step / steps
+        points = [
+            {"x": box["x"] + x1 + (x2 - x1) * share, "y": box["y"] + y1 + (y2 - y1) * share, "id": number}
+            for number, ((x1, y1), (x2, y2)) in enumerate(zip(begin, end, strict=True))
+        ]
+        kind = "touchMove" if step else "touchStart"
+        told.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    told.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_empty_incomplete_and_away(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import SCHEMES, SLOW_MS, Scheme, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
 
@@ -26,10 +26,6 @@ pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
 pytestmark = needs_chromium
 TRACES = "http://jaeger.example:16686/trace/{trace_id}"
-SIZES: dict[str, playwright.ViewportSize] = {
-    "wide": {"width": 1400, "height": 1500},
-    "narrow": {"width": 760, "height": 1400},
-}
 TRAFFIC = Path(__file__).with_name("real_engines.py")
 
 
@@ -65,23 +61,6 @@ def click_row(page: playwright.Page, key: str, row: int = 0) -> None:
 def stale(tracer: Tracer) -> Any:
     (finding,) = tracer.get("/api/findings", rule="stale-lookup")
     return finding
-
-
-def test_from_a_finding_to_its_request_and_its_replay(page: playwright.Page, busy: Tracer, url: str) -> None:
-    finding = stale(busy)
-    page.goto(f"{url}/findings")
-    see(page, "By rule")
-    see(page, "findings, latest first")
-    page.goto(f"{url}/findings?rule=stale-lookup&range=24+h")
-    see(page, "What to do.")
-    see(page, "1 finding, latest first")
-    assert page.get_by_text("By rule").count() == 0
-    click_row(page, "one_by_one")
-    playwright.expect(page).to_have_url(re.compile(rf"/request\?.*id={finding['request']}"), timeout=SLOW_MS)
-    see(page, "The connector answered 256")
-    page.get_by_role("link", name=re.compile("Replay from step")).click()
-    see(page, "The connector answered 256")
-    playwright.expect(page).to_have_url(re.compile(r"/replay\?.*step=\d+"), timeout=SLOW_MS)
 
 
 def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwright.Page, url: str) -> None:
@@ -164,31 +143,6 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     assert "stale-lookup" in {f.rule for f in audit([tmp_path / "told.jsonl"]).findings}
     assert json.loads((tmp_path / "told.perfetto.json").read_text())["traceEvents"]
     assert json.loads((tmp_path / "told.json").read_text())["request"]["request"] == finding["request"]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("size", SIZES)
-def test_every_view_is_looked_at(page: playwright.Page, busy: Tracer, url: str, scheme: Scheme, size: str) -> None:
-    """Nothing is wider than the window; how it looks is for a person to say, who has the screenshots."""
-    finding = stale(busy)
-    request = f"id={finding['request']}&engine={finding['engine']}"
-    views = {
-        "findings": ("findings", "The latest in words"),
-        "rule": ("findings?rule=stale-lookup", "What to do."),
-        "efficiency": ("efficiency", "By engine and connector"),
-        "fleet": ("fleet", "One for each process of an engine"),
-        "request": (f"request?{request}", "Every step"),
-        "compare": (f"compare?{request}&with=sound-00", "Step by step"),
-    }
-    page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size(SIZES[size])
-    for name, (path, text) in views.items():
-        page.goto(f"{url}/{path}")
-        see(page, text)
-        page.wait_for_function('!document.querySelector(\'[data-stale="true"], [data-testid="stSkeleton"]\')')
-        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
-        assert page.get_by_test_id("stException").count() == 0
-        shoot(page, f"{name}-{scheme}-{size}")
 
 
 def test_empty_and_disconnected(

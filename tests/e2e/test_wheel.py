@@ -32,6 +32,8 @@ def test_it_holds_the_three_packages_and_the_entry_points(wheel: Path) -> None:
     }
     live = {name.rpartition("/")[2] for name in names if name.startswith("dashboard/live/")}
     assert live >= {path.name for path in (ROOT / "dashboard" / "live").glob("*.*")}, "the live view's own files"
+    runbooks = {f"dashboard/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert runbooks | {"dashboard/runbooks.md", "dashboard/style.css"} <= set(names), "links in a checkout, files here"
     (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
     text = zipfile.ZipFile(wheel).read(entry_points).decode()
     assert "kvtrail = tracer.cli:main" in text
@@ -65,12 +67,15 @@ def test_in_an_environment_with_vllm_the_names_and_the_command_are_there(wheel: 
         "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F\n"
         "import connector\n"
         "print(connector.__file__)\n"
+        "from dashboard import runbook\n"
+        "print(runbook.text('stale-lookup')[:15])\n"
         "print([F.get_connector_class_by_name(n).__mro__[0].__name__"
         " for n in ('OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1')])"
     )
     run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert str(tmp_path) in run.stdout, "the wheel's own package, not the checkout"
+    assert "## stale-lookup" in run.stdout
     assert "['OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1']" in run.stdout
     help_text = subprocess.run([python.parent / "kvtrail", "--help"], capture_output=True, text=True, check=True).stdout
     assert "serve" in help_text

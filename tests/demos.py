@@ -1,0 +1,97 @@
+"""The demo as a process, on ports of its own, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from processes import free_port, until
+
+
+class Demo:
+    """A `kvtrail demo` process. `metrics_port` is where vLLM's own metrics are served, 0 for nowhere."""
+
+    def __init__(self, folder: Path, *arguments: str, metrics_port: int = 0) -> None:
+        self.http_port, self.dashboard_port, self.grpc_port = free_port(), free_port(), free_port()
+        self.metrics_port = metrics_port
+        self.out = folder / "demo.out"
+        ports = ["--grpc-port", self.grpc_port, "--http-port", self.http_port, "--dashboard-port", self.dashboard_port]
+        ports += ["--metrics-port", metrics_port] if metrics_port else []
+        with self.out.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tracer.cli", "demo", *map(str, ports), *arguments],
+                cwd=folder,
+                stdout=file,
+                stderr=file,
+                # From the demo's folder the package would be the installed one, wherever these tests stand.
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            )
+
+    @property
+    def api(self) -> str:
+        """The tracer's address."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def page(self) -> str:
+        """The dashboard's address."""
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+    def get(self, path: str, **params: str | int) -> Any:
+        response = httpx.get(f"{self.api}{path}", params=params or None)
+        response.raise_for_status()
+        return response.json()
+
+    def said(self) -> str:
+        return self.out.read_text()
+
+    def wait_until_said(self, text: str) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None or text in self.said(), self.said()
+            return text in self.said()
+
+        until(said, seconds=120, why=self.said)
+
+    def finish(self) -> int:
+        return self.process.wait(150)
+
+    def tracer(self) -> psutil.Process:
+        """Its `kvtrail serve`."""
+        children = psutil.Process(self.process.pid).children()
+        alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        (found,) = [child for child in alive if "serve" in child.cmdline()]
+        return found
+
+
+@contextmanager
+def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]:
+    """A demo, ended by Ctrl-C at the latest at the end."""
+    run = Demo(folder, *arguments, metrics_port=metrics_port)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGINT)
+            run.process.wait(30)
+        until(lambda: children_left(folder) == [], seconds=5, why=lambda: children_left(folder))
+
+
+def children_left(folder: Path) -> list[str]:
+    """Processes that still work in the demo's folder."""
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if os.readlink(entry / "cwd") == str(folder.resolve()):
+                    left.append((entry / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+    return left

@@ -1,0 +1,48 @@
+"""What a person sees of the live view, and does to it."""
+
+from __future__ import annotations
+
+import re
+
+from browser import SLOW_MS, playwright, see
+
+
+def ready(page: playwright.Page) -> None:
+    playwright.expect(page.locator(".state")).not_to_be_empty(timeout=SLOW_MS)
+    see(page, re.compile(r"[1-9]\d* requests?"))
+
+
+def facts(page: playwright.Page) -> str:
+    return str(page.locator(".facts").inner_text())
+
+
+def shown_range(page: playwright.Page) -> str:
+    return facts(page).split(" · ")[0]
+
+
+def selected(page: playwright.Page) -> str:
+    return str(page.locator(".selected").inner_text()).split(" · ")[0]
+
+
+def pixels(page: playwright.Page) -> str:
+    return str(page.locator(".field canvas").evaluate("canvas => canvas.toDataURL()"))
+
+
+def wait_for_answers(page: playwright.Page, count: int) -> None:
+    """Wait for so many updates."""
+    wanted = int(page.locator(".live").get_attribute("data-answers") or 0) + count
+    page.wait_for_function(
+        "wanted => Number(document.querySelector('[data-testid=stBidiComponentIsolated]').shadowRoot"
+        ".querySelector('.live').dataset.answers) >= wanted",
+        arg=wanted,
+        timeout=SLOW_MS * 2,
+    )
+
+
+def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) -> None:
+    box = page.locator(".field canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + begin[0], box["y"] + begin[1])
+    page.mouse.down()
+    page.mouse.move(box["x"] + end[0], box["y"] + end[1], steps=5)
+    page.mouse.up()
