@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from tracer import semconv
 from tracer.events import Event
 from tracer.importers.export import span_of
@@ -21,4 +23,4 @@ def _moment(event: Event) -> Moment:
     resource = {**span.resource, **({semconv.BLOCK_SIZE.key: event.block_size} if event.block_size else {})}
     attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
     told = replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)
-    return replace(event, span_id=told.span_id, trace_id=told.trace_id), told
+    return structs.replace(event, span_id=told.span_id, trace_id=told.trace_id), told

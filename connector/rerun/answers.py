@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import count
 from typing import Any
+
+from msgspec.structs import fields
 
 from connector.probes import Evicted, Planned, Probe
 from tracer.events import Event, Evict, LoadPlan, Plan, StorePlan

@@ -9,7 +9,6 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ import pytest
 from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
 from dashboards import dashboards
 from history import START_NS, history
+from msgspec.structs import replace
 from processes import Tracer
 from wire import encoded
 

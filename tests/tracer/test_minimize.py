@@ -12,6 +12,7 @@ from incidents.corpus import INCIDENTS
 from incidents.incident import Incident
 from minimal import assert_minimal, findings
 from moments import loaded
+from msgspec import structs
 
 from tracer import decode, otlp, semconv
 from tracer.audit import audit
@@ -194,7 +195,7 @@ def test_an_id_that_is_used_again_is_not_taken_for_the_request_before() -> None:
         number = len(events)
         later_ns = 10**9
         events.append(
-            replace(
+            structs.replace(
                 event, sequence=number, request_sequence=number, span_id=f"{number + 1:016x}",
                 start_ns=event.start_ns + later_ns, end_ns=event.end_ns + later_ns,
             )

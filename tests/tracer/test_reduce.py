@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from history import history
+from msgspec.structs import replace
 
 from tracer.replay.grounds import grounds
 from tracer.replay.numbering import Numbering

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from history import history as told
+from msgspec.structs import asdict, replace
 
 from connector.rerun.answers import same
 from connector.rerun.calls import Call, Conversation, conversation
@@ -60,7 +60,7 @@ def test_after_a_fork_a_request_runs_from_where_it_is_until_the_recording_is_cau
     assert isinstance(lookup, Lookup)
     assert isinstance(alloc, Alloc)
     forks, held = Forks(), Rebuilt(None, ("r", 0))
-    now = Lookup(**{**_fields(lookup), "returned": 32})
+    now = Lookup(**{**asdict(lookup), "returned": 32})
     forks.looked_up(7, lookup, now)
     assert not forks.any_taken, "nobody has acted on it yet"
     assert forks.allocated(alloc) == 32
@@ -83,14 +83,10 @@ def test_an_answer_that_nobody_acted_on_is_no_fork() -> None:
     assert isinstance(again, Lookup)
     assert isinstance(alloc, Alloc)
     forks = Forks()
-    forks.looked_up(1, first, Lookup(**{**_fields(first), "returned": 32}))
+    forks.looked_up(1, first, Lookup(**{**asdict(first), "returned": 32}))
     forks.looked_up(2, again, again)
     assert forks.allocated(alloc) == 0
     assert forks.why_not(alloc) == ""
-
-
-def _fields(event: Any) -> dict[str, Any]:
-    return {name: getattr(event, name) for cls in type(event).__mro__ for name in getattr(cls, "__slots__", ())}
 
 
 def test_what_is_told_anew_is_numbered_anew_and_keeps_its_gaps() -> None:
