@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from typing import Any
 
 from tracer.books import Books, grown
@@ -310,9 +309,14 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
 
 def _same(one: Lookup, other: Lookup) -> bool:
     """Whether two lookups have the same numbers, in the same epoch, from the same connector."""
-    return one.computed == other.computed and _lookup_numbers(one) == _lookup_numbers(other)
-
-
-_lookup_numbers = attrgetter(
-    "returned", "total", "matched", "epoch", "connector_id", "is_async", "cached", "refused"
-)  # fmt: skip
+    return (
+        one.computed == other.computed
+        and one.returned == other.returned
+        and one.total == other.total
+        and one.matched == other.matched
+        and one.epoch == other.epoch
+        and one.connector_id == other.connector_id
+        and one.cached == other.cached
+        and one.is_async == other.is_async
+        and one.refused == other.refused
+    )
