@@ -140,8 +140,8 @@ class Quick:
         if not piece.startswith(section.source, begin):
             self._find_source(piece, begin, section, section.common)
         number, *attributes = piece[begin + len(section.source) : end].split(_NEXT)
-        sequence = _number(number.removesuffix(_END)) if number.endswith(_END) else None
-        if sequence is None:
+        number, ending = number[: -len(_END)], number[-len(_END) :]
+        if not (ending == _END and number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
             raise Odd("a number")
         trace_id, span_id, name, start, end_text = head.groups()
         start_ns, end_ns = int(start), int(end_text)
@@ -150,7 +150,7 @@ class Quick:
         told = section.known.copy()
         told["trace_id"], told["span_id"] = trace_id, span_id
         told["start_ns"], told["end_ns"] = start_ns, end_ns
-        told["sequence"] = sequence
+        told["sequence"] = int(number)
         told.update(map(self._fields.__getitem__, attributes))
         return CLASSES[name](**told)
 
