@@ -64,6 +64,13 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     type=click.IntRange(min=1),
     help="Requests held in memory; one that had to leave and comes back is unknown.",
 )
+@click.option(
+    "--nice",
+    default=_DEFAULT.nice,
+    show_default=True,
+    type=click.IntRange(0, 19),
+    help="Lower the process's priority by so much: an engine on the same cores goes first.",
+)
 def serve(
     host: str,
     grpc_port: int,
@@ -72,6 +79,7 @@ def serve(
     trace_file: Path | None,
     retain_hours: float,
     max_requests: int,
+    nice: int,
 ) -> None:
     """Run the tracer: receive spans, judge them, serve api and metrics.
 
@@ -85,7 +93,7 @@ def serve(
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs one of its own")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run(Options(host, grpc_port, http_port, store, trace_file, retain_hours, max_requests))
+        run(Options(host, grpc_port, http_port, store, trace_file, retain_hours, max_requests, nice))
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -20,6 +20,7 @@ class Options:
         trace_file: also append all spans here, as OTLP JSON Lines.
         retain_hours: spans and requests older than this are dropped; findings stay.
         max_requests: accounts held in memory; beyond it the longest finished leave, then the longest untouched.
+        nice: by how much the process lowers its priority, 0 to 19: an engine on the same cores goes first.
     """
 
     host: str = "127.0.0.1"
@@ -29,3 +30,4 @@ class Options:
     trace_file: Path | None = None
     retain_hours: float = 72.0
     max_requests: int = MOST_REQUESTS
+    nice: int = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 
@@ -31,6 +32,7 @@ def serve(options: Options) -> None:
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
+    os.nice(options.nice)  # before there are threads, each of which takes it over
     listener = _listener(options.host, options.http_port)
     writer = SqliteWriter(options.store)
     metrics = Metrics()
