@@ -51,8 +51,10 @@ def bare(folder: Path, count: int) -> None:
     rounds.tell("bare scheduler", rates[SIDES[0]], rates[SIDES[1]], "steps/s", ("traced", "untraced"))
 
 
-def engine(folder: Path, count: int) -> None:
+def engine(folder: Path, count: int, layers: int) -> None:
     """Generated tokens a second, and CPU a token, of one engine whose connector is traced in every other round.
+
+    What tracing costs a step does not grow with the model, and what a step takes does: hence `layers`.
 
     One process and not two, since two processes of the same program differ by some per cent from their start to their end.
     """
@@ -66,7 +68,7 @@ def engine(folder: Path, count: int) -> None:
     from connector.recorder import recorders
     from connector.traced import Tracing, TracingHMA
 
-    llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]})
+    llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -93,7 +95,9 @@ def engine(folder: Path, count: int) -> None:
                 cpu[side].append(cpu_s / generated * 1e6)
             time.sleep(0.6)  # what was recorded leaves now, and not in the next round
         assert told[SIDES[0]] == told[SIDES[1]], "tracing changed the tokens"
-    rounds.tell("real engine on the CPU", rates[SIDES[0]], rates[SIDES[1]], "tokens/s", ("traced", "untraced"))
+    rounds.tell(
+        f"real engine on the CPU, {layers} layers", rates[SIDES[0]], rates[SIDES[1]], "tokens/s", ("traced", "untraced")
+    )
     rounds.tell("the engine's CPU", cpu[SIDES[0]], cpu[SIDES[1]], "us/token", ("traced", "untraced"))
     print(f"the tokens are the same on both sides; events dropped: {sum(r.dropped for r in recorders())}")
     llm.llm_engine.engine_core.shutdown()
@@ -103,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["bare", "engine"])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"
@@ -113,7 +118,10 @@ def main() -> None:
             if arguments.tracer == "hung":
                 process.send_signal(signal.SIGSTOP)
         print(f"tracer: {arguments.tracer}")
-        {"bare": bare, "engine": engine}[arguments.what](folder, arguments.rounds)
+        if arguments.what == "bare":
+            bare(folder, arguments.rounds)
+        else:
+            engine(folder, arguments.rounds, arguments.layers)
 
 
 if __name__ == "__main__":

@@ -54,14 +54,14 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, layers: int = LAYERS) -> None:
     """Write the model's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
         "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "ffn_dim": FEED_FORWARD,
         "word_embed_proj_dim": HIDDEN,
@@ -77,38 +77,47 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def write_weights(folder: Path, seed: int) -> None:
+def write_weights(folder: Path, seed: int, layers: int = LAYERS) -> None:
     """Write seeded noise for every matrix and bias; the norms stay as they are, or they would drown what attention sees."""
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _shapes().items()}
-    norms = [f"layers.{n}.{which}_layer_norm" for n in range(LAYERS) for which in ("self_attn", "final")]
+    weights = {
+        name: torch.randn(shape, generator=generator) * WEIGHT_DEVIATION for name, shape in _shapes(layers).items()
+    }
+    norms = [f"layers.{n}.{which}_layer_norm" for n in range(layers) for which in ("self_attn", "final")]
     for norm in [*norms, "final_layer_norm"]:
         weights[f"{norm}.weight"], weights[f"{norm}.bias"] = torch.ones(HIDDEN), torch.zeros(HIDDEN)
     save_file({f"model.decoder.{name}": tensor for name, tensor in weights.items()}, folder / "model.safetensors")
 
 
-def _shapes() -> dict[str, tuple[int, ...]]:
+def _shapes(layers: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (VOCABULARY, HIDDEN),
         "embed_positions.weight": (POSITIONS + 2, HIDDEN),  # OPT counts positions from 2
     }
     attention = {f"self_attn.{part}_proj": (HIDDEN, HIDDEN) for part in ("q", "k", "v", "out")}
     linear = {**attention, "fc1": (FEED_FORWARD, HIDDEN), "fc2": (HIDDEN, FEED_FORWARD)}
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name, (rows, columns) in linear.items():
             shapes[f"layers.{layer}.{name}.weight"] = (rows, columns)
             shapes[f"layers.{layer}.{name}.bias"] = (rows,)
     return shapes
 
 
-def build(folder: Path, connector: Mapping[str, Any] | None = None, *, seed: int = 0, **overrides: Any) -> Any:
+def build(
+    folder: Path,
+    connector: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    layers: int = LAYERS,
+    **overrides: Any,
+) -> Any:
     """A `vllm.LLM` over a model written to `folder`, with the given `kv_transfer_config`, or without a connector."""
     prepare_environment()
-    write_model(folder)
-    write_weights(folder, seed)
+    write_model(folder, layers)
+    write_weights(folder, seed, layers)
     from vllm import LLM
 
     options: dict[str, Any] = {**OPTIONS, "seed": seed, **overrides}
