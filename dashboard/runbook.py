@@ -54,4 +54,4 @@ def _addressed(markdown: str) -> str:
             return f"[{words}](runbook?name={Path(name).stem})"
         return words  # another part of the documentation, which is not served here
 
-    return re.sub(r"^#", "##", _LINK.sub(page, markdown), flags=re.MULTILINE)
+    return re.sub(r"^(#+ )", r"#\1", _LINK.sub(page, markdown), flags=re.MULTILINE)

@@ -51,3 +51,8 @@ def test_a_slip_is_understood() -> None:
     assert runbook.meant("StaleLookup")[0] == "stale-lookup"
     assert runbook.meant("kvtrailseveredrift")[0] == "KvtrailSevereDrift"
     assert runbook.meant("zzzzzz") == []
+
+
+@pytest.mark.parametrize("name", ["", *runbook.names()])
+def test_an_issues_number_at_the_beginning_of_a_line_is_no_heading(name: str) -> None:
+    assert "##" not in re.sub(r"^#+ ", "", runbook.text(name) or "", flags=re.MULTILINE)
