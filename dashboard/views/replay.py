@@ -74,7 +74,7 @@ def heading(timeline: Row) -> None:
 
 
 def controls(step: int, steps: int, found: dict[int, list[Row]]) -> None:
-    """The slider beside the buttons, at this step."""
+    """The buttons, and the slider below them: beside them a narrow page would leave it no room."""
 
     left: dict[int, float] = st.session_state.setdefault(LEFT, {})
 
@@ -101,9 +101,9 @@ def controls(step: int, steps: int, found: dict[int, list[Row]]) -> None:
         button("Previous", "before", "chevron_left", to=step - 1 if step > 1 else None, position="left")
         button("Next", "after", "chevron_right", to=step + 1 if step < steps else None, position="right")
         button("Next finding", "finding_after", "keyboard_double_arrow_right", to=after, position="right")
-        if steps > 1:
-            st.session_state["slider"] = step
-            st.slider("Step", 1, steps, key="slider", on_change=slid)
+    if steps > 1:
+        st.session_state["slider"] = step
+        st.slider("Step", 1, steps, key="slider", on_change=slid)
     replay_keys.listen(step=step, steps=steps, found=list(found), go=go)
 
 
