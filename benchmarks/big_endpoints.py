@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import rounds
 
 from dashboard.client import Row, Tracer
 from dashboard.live.address import View
@@ -53,20 +52,9 @@ def served(store: Path, port: int) -> Iterator[tuple[str, float]]:
     """A real `kvtrail serve` over a store: its address, and after how many seconds it answered."""
     arguments = ["--store", str(store), "--retain-hours", "1e6", "--http-port", str(port), "--grpc-port", str(port + 1)]
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "tracer.cli", "serve", *arguments])
     url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            assert process.poll() is None, "the tracer has ended"
-            try:
-                httpx.get(f"{url}/api/health", trust_env=False)
-                break
-            except httpx.TransportError:
-                time.sleep(0.02)
+    with rounds.answering(f"{url}/api/health", "serve", *arguments):
         yield url, time.perf_counter() - began
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +65,10 @@ class Sights:
     other: Row
     guilty: Row
     until_ns: int
+
+    def view(self, hours: float, *, q: str = "", status: str = "") -> View:
+        """The live view of so many hours, until then."""
+        return View(span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6, q=q, status=status)
 
 
 def sights(source: Tracer) -> Sights:
@@ -95,7 +87,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         return {"since_ns": seen.until_ns - int(hours * 3600 * S), "until_ns": seen.until_ns}
 
     def lanes(hours: float, **filters: str) -> Callable[[], object]:
-        view = View(span_ms=hours * 3_600_000, to_ms=seen.until_ns / 1e6, **filters)  # type: ignore[arg-type]
+        view = seen.view(hours, **filters)
         return lambda: source.lanes(**question(view, now_ms=seen.until_ns / 1e6).parameters())
 
     def request(which: Row) -> Callable[[], object]:

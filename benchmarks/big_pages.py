@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-import httpx
+import rounds
 from big_endpoints import Patient, Sights, served, sights
 from playwright.sync_api import Browser, sync_playwright
 
 from dashboard.client import Tracer
-from dashboard.live.address import View, as_query
+from dashboard.live.address import as_query
 
 PORT = 18_700
 ROUNDS = 3
@@ -38,8 +36,7 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
     of = urlencode({"id": seen.guilty["request"], "engine": seen.guilty["engine"]}, quote_via=quote)
 
     def live(hours: float, **filters: str) -> str:
-        view = View(span_ms=hours * 3_600_000, to_ms=seen.until_ns / 1e6, **filters)  # type: ignore[arg-type]
-        return f"?{urlencode(as_query(view))}"
+        return f"?{urlencode(as_query(seen.view(hours, **filters)))}"
 
     def back(hours: float) -> str:
         until_ms = seen.until_ns // 10**6
@@ -68,21 +65,9 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
 @contextmanager
 def shown(tracer_url: str, port: int) -> Iterator[str]:
     """A real dashboard of a tracer: its address."""
-    command = [sys.executable, "-m", "tracer.cli", "dashboard", "--tracer", tracer_url, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            assert process.poll() is None, "the dashboard has ended"
-            try:
-                httpx.get(f"{url}/_stcore/health", trust_env=False)
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
+    with rounds.answering(f"{url}/_stcore/health", "dashboard", "--tracer", tracer_url, "--port", str(port)):
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:

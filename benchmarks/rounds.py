@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,22 +25,29 @@ def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, n
 
 
 @contextmanager
+def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A real `kvtrail` with these arguments, from when it answers at an address until it is ended."""
+    command = [sys.executable, "-m", "tracer.cli", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    try:
+        while True:
+            assert process.poll() is None, f"kvtrail {arguments[0]} has ended"
+            try:
+                httpx.get(url, trust_env=False)
+                break
+            except httpx.TransportError:
+                time.sleep(0.02)
+        yield process
+    finally:
+        process.send_signal(signal.SIGCONT)  # it may be stopped in its tracks
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
 def tracer(folder: Path, grpc_port: int, http_port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A real `kvtrail serve`."""
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tracer.cli", "serve", "--store", str(folder / "bench.db"), *ports],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(300):
-            try:
-                httpx.get(f"http://127.0.0.1:{http_port}/api/health")
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
+    url, store = f"http://127.0.0.1:{http_port}/api/health", str(folder / "bench.db")
+    with answering(url, "serve", "--store", store, *ports, stderr=subprocess.DEVNULL) as process:
         yield process
-    finally:
-        process.kill()  # it may be stopped in its tracks
-        process.wait()

@@ -27,7 +27,7 @@ HASH_BYTES = 6
 """What is told of a block's hash: enough to know it again among those of a trace."""
 MOST_JOBS = 65_536
 """Numbered transfers of which the request is remembered."""
-_NAMES = {kind: kind.value for kind in Kind}
+_NAMES = {kind: kind.value for kind in Kind}  # an enum's own way to its value is slow
 _LOOKUP = Kind.LOOKUP.value
 HANDED_OVER = "_kvtrail_places"
 """Attribute of a connector's metadata by which the scheduler's side tells the workers of callers' traces."""

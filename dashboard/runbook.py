@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 INDEX = Path(__file__).with_name("runbooks.md")
@@ -16,9 +17,10 @@ ALERT = "Kvtrail"
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
 
-def names() -> list[str]:
-    """The alerts and the rules that have a runbook."""
-    return sorted(path.stem for path in FOLDER.glob("*.md"))
+@cache
+def names() -> tuple[str, ...]:
+    """The alerts and the rules that have a runbook; every finding on a page asks for them."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.md")))
 
 
 def text(name: str) -> str | None:

@@ -91,7 +91,8 @@ class Account:
     complete: bool = True
     """False once an event of this request is known to be missing."""
     books: Books = field(default_factory=Books)
-    phases: Phases = field(default_factory=Phases)  # for whoever draws the request, and enters its events there
+    phases: Phases = field(default_factory=Phases)
+    """For whoever draws the request, and enters its events there."""
 
     def last_lookup(self, connector_id: str) -> Lookup | None:
         """The latest lookup that this connector answered in the current epoch. A MultiConnector's children share the
@@ -170,7 +171,7 @@ class Account:
         self.total = event.total or self.total
         if event.blocks_ids is not None:
             books.blocks = list(event.blocks_ids)
-            books.has_groups = (event.blocks_count or 0) > len(event.blocks_ids)
+            books.has_groups = books.has_groups or (event.blocks_count or 0) > len(event.blocks_ids)
         # A second, empty allocation follows an asynchronous load, and does not count.
         if event.allocated or event.connector_id not in books.allocs:
             books.allocs[event.connector_id] = event

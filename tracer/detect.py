@@ -195,9 +195,7 @@ class Detector:
                 stream.early[number] = event
                 self._gaps[key] = None
                 return
-        self._enter(event, case, touched)
-        stream.recent.append(event.span_id)
-        stream.expected = number + 1
+        self._enter(event, case, stream, touched)
         if stream.early:
             self._catch_up(key, case, stream, touched)
 
@@ -216,9 +214,7 @@ class Detector:
 
     def _catch_up(self, key: Key, case: Case, stream: Stream, touched: dict[str, Finding]) -> None:
         while (early := stream.early.pop(stream.expected, None)) is not None:
-            self._enter(early, case, touched)
-            stream.recent.append(early.span_id)
-            stream.expected += 1
+            self._enter(early, case, stream, touched)
         if not any(other.early for other in case.streams.values()):
             del self._gaps[key]
 
@@ -229,12 +225,10 @@ class Detector:
                 self.lost[key[0]] += number - stream.expected
                 case.account.complete = False
                 stream.skip(number)
-            early = stream.early.pop(number)
-            self._enter(early, case, touched)
-            stream.recent.append(early.span_id)
-            stream.expected = number + 1
+            self._enter(stream.early.pop(number), case, stream, touched)
 
-    def _enter(self, event: Event, case: Case, touched: dict[str, Finding]) -> None:
+    def _enter(self, event: Event, case: Case, stream: Stream, touched: dict[str, Finding]) -> None:
+        """Judge the event whose turn it is, and take it into its account."""
         account = case.account
         if account.ended_ns is not None and isinstance(event, RequestStart):
             # The id is used again: another request, and another account.
@@ -259,6 +253,8 @@ class Detector:
             self.ledger.finished[account.engine, account.request] = None
         if kind in WAITING:
             self._waiting[account.engine, account.request] = None
+        stream.recent.append(event.span_id)
+        stream.expected = event.request_sequence + 1
 
     def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
         held = self._engines.get(event.recorder)

@@ -39,16 +39,16 @@ _QUOTE, _BACKSLASH = '"', "\\"
 _SEQUENCE = _NEXT + semconv.SEQUENCE.key + _VALUE + _INT
 _PLAIN_END = "}]},"
 _STATUS_END = '}],"status":{}},'
+_IDS = r'([0-9a-f]{32})","spanId":"([0-9a-f]{16})",'
+_TIMES = r'"startTimeUnixNano":"([0-9]{1,19})","endTimeUnixNano":"([0-9]{1,19})",'
+_FIRST_KEY = r'"attributes":\[\{"key":"'
 _HEAD = re.compile(
-    r'([0-9a-f]{32})","spanId":"([0-9a-f]{16})",(?:"traceState":"",)?(?:"parentSpanId":"(?:[0-9a-f]{16})?",)?'
-    r'(?:"flags":[0-9]{1,10},)?"name":"([^"\\]*)",(?:"kind":[0-9],)?"startTimeUnixNano":"([0-9]{1,19})",'
-    r'"endTimeUnixNano":"([0-9]{1,19})",(?:"droppedAttributesCount":0,)?"attributes":\[\{"key":"',
+    _IDS + r'(?:"traceState":"",)?(?:"parentSpanId":"(?:[0-9a-f]{16})?",)?(?:"flags":[0-9]{1,10},)?"name":"([^"\\]*)",'
+    r'(?:"kind":[0-9],)?' + _TIMES + r'(?:"droppedAttributesCount":0,)?' + _FIRST_KEY,
     re.ASCII,
 )
 _OURS = re.compile(
-    r'([0-9a-f]{32})","spanId":"([0-9a-f]{16})","parentSpanId":"[0-9a-f]{16}","name":"([a-z._]+)","kind":1,'
-    r'"startTimeUnixNano":"([0-9]{1,19})","endTimeUnixNano":"([0-9]{1,19})","attributes":\[\{"key":"',
-    re.ASCII,
+    _IDS + r'"parentSpanId":"[0-9a-f]{16}","name":"([a-z._]+)","kind":1,' + _TIMES + _FIRST_KEY, re.ASCII
 )
 """What `_HEAD` finds too, in the form in which a sidecar writes most of its spans: found a quarter faster."""
 _EVERY_FIELD = {each.name: None if each.required else each.default for each in fields(Event)}
@@ -140,8 +140,8 @@ class Quick:
         if not piece.startswith(section.source, begin):
             self._find_source(piece, begin, section, section.common)
         number, *attributes = piece[begin + len(section.source) : end].split(_NEXT)
-        number, ending = number[: -len(_END)], number[-len(_END) :]
-        if not (ending == _END and number.isdigit() and number.isascii() and len(number) <= _LONGEST_COUNT):
+        sequence = _number(number[: -len(_END)])
+        if sequence is None or not number.endswith(_END):
             raise Odd("a number")
         trace_id, span_id, name, start, end_text = head.groups()
         start_ns, end_ns = int(start), int(end_text)
@@ -150,7 +150,7 @@ class Quick:
         told = section.known.copy()
         told["trace_id"], told["span_id"] = trace_id, span_id
         told["start_ns"], told["end_ns"] = start_ns, end_ns
-        told["sequence"] = int(number)
+        told["sequence"] = sequence
         told.update(map(self._fields.__getitem__, attributes))
         return CLASSES[name](**told)
 
