@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,8 +51,16 @@ _OURS = re.compile(
     _IDS + r'"parentSpanId":"[0-9a-f]{16}","name":"([a-z._]+)","kind":1,' + _TIMES + _FIRST_KEY, re.ASCII
 )
 """What `_HEAD` finds too, in the form in which a sidecar writes most of its spans: found a quarter faster."""
-_EVERY_FIELD = {each.name: None if each.required else each.default for each in fields(Event)}
-"""A dictionary that has its keys already is filled in half the time. What an event must have is always filled in."""
+_COMMON = frozenset(each.name for each in fields(Event))
+_NEW = ("sequence", "start_ns", "end_ns")
+"""What every span says anew."""
+_NEEDED = {
+    name: tuple(each.name for each in fields(cls) if each.required and each.name not in _COMMON)
+    for name, cls in CLASSES.items()
+}
+"""What an event of a kind must say."""
+_copied: Callable[[Event], Event] = Event.__copy__  # type: ignore[attr-defined]  # msgspec's stubs do not know it
+"""An event copied, and its few new fields set, costs half of one that is made of all its fields."""
 _DECODER = json.JSONDecoder()
 
 
@@ -64,11 +72,11 @@ class _Section:
     scope: str
     common: dict[str, Any] | None
     """Fields of every event of it; None where its spans are no events, or not to be read quickly."""
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The same with the fields of a recorder's attributes, by their text up to the span's number."""
+    sources: dict[str, _Patterns] = field(default_factory=dict)
+    """Patterns of a recorder's events, by the text of its attributes up to the span's number."""
     source: str = _SEQUENCE
-    known: dict[str, Any] = field(default_factory=dict)
-    """The source of the span before, which nearly always is the next one's too, and its fields."""
+    patterns: _Patterns = field(default_factory=lambda: _Patterns({}))
+    """Those of the source of the span before, which nearly always is the next one's too."""
 
 
 class Quick:
@@ -120,13 +128,13 @@ class Quick:
         for piece in pieces:
             try:
                 events.append(self._event(piece, section))
-            except (Odd, KeyError, TypeError):
+            except (Odd, KeyError, TypeError, AttributeError):
                 if not piece.endswith(","):
                     raise Odd("a span that ends oddly") from None
                 others.append(otlp_json.span(_loaded(_SPAN + piece[:-1]), section.resource, section.scope))
 
     def _event(self, piece: str, section: _Section) -> Event:
-        """Raises Odd, KeyError or TypeError for what is no event, or none of the exact form."""
+        """Raises Odd, or what looking up and setting raise, for what is no event, or none of the exact form."""
         head = _OURS.match(piece) or _HEAD.match(piece)
         if head is None or section.common is None:
             raise Odd("the beginning of a span")
@@ -147,12 +155,16 @@ class Quick:
         start_ns, end_ns = int(start), int(end_text)
         if start_ns >= LATEST_NS or end_ns >= LATEST_NS:
             raise Odd("a time")
-        told = section.known.copy()
-        told["trace_id"], told["span_id"] = trace_id, span_id
-        told["start_ns"], told["end_ns"] = start_ns, end_ns
-        told["sequence"] = sequence
-        told.update(map(self._fields.__getitem__, attributes))
-        return CLASSES[name](**told)
+        event = _copied(section.patterns[name])
+        event.trace_id, event.span_id = trace_id, span_id
+        event.start_ns, event.end_ns = start_ns, end_ns
+        event.sequence = sequence
+        for key, value in map(self._fields.__getitem__, attributes):
+            setattr(event, key, value)
+        for key in _NEEDED[name]:
+            if getattr(event, key) is None:
+                raise Odd(f"a span without {key}")
+        return event
 
     def _find_source(self, piece: str, begin: int, section: _Section, common: dict[str, Any]) -> None:
         """Find what a span says of its recorder, and take it for what the next span says."""
@@ -164,13 +176,21 @@ class Quick:
         if known is None:
             if len(section.sources) >= _MOST_REMEMBERED:
                 section.sources.clear()
-            attributes = piece[begin:end].split(_NEXT)
-            known = section.sources[source] = {
-                **_EVERY_FIELD,
-                **common,
-                **dict(map(self._fields.__getitem__, attributes)),
-            }
-        section.source, section.known = source, known
+            told = dict(map(self._fields.__getitem__, piece[begin:end].split(_NEXT)))
+            known = section.sources[source] = _Patterns({**common, **told})
+        section.source, section.patterns = source, known
+
+
+class _Patterns(dict[str, Event]):
+    """The kind of a recorder's event -> one to be copied, which says what all of them say."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __missing__(self, name: str) -> Event:
+        event = self[name] = CLASSES[name](**{**dict.fromkeys((*_NEW, *_NEEDED[name])), **self._told})
+        return event
 
 
 class _Fields(dict[str, tuple[str, Any]]):
