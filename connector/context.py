@@ -10,12 +10,9 @@ from typing import Any
 from opentelemetry.propagate import extract
 from opentelemetry.trace import SpanContext, get_current_span
 
-from connector import wire
-from tracer import semconv
-
 
 class RequestContext:
-    """A request's place in its trace, with the parts of its spans that never change, encoded once.
+    """A request's place in its trace, and what has been told of it.
 
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
@@ -56,21 +53,12 @@ class RequestContext:
         self.next_sequence: Callable[[], int] = count().__next__
         self.root = root
         self.has_caller = parent is not None
-        trace = wire.field(1, root[:16])
-        caller = wire.field(4, parent.span_id.to_bytes(8, "big")) if parent is not None else b""
-        attributes = (
-            wire.attribute(semconv.REQUEST_ID.key, request_id)
-            + wire.attribute(semconv.EXTERNAL_ID.key, semconv.external_id(request_id))
-            if request_id
-            else b""
-        )
-        root_ids = trace + wire.field(2, root[16:]) + caller
-        self.identity: Identity = (trace, wire.field(4, root[16:]), root_ids, attributes)
+        self.identity: Identity = (root, b"" if parent is None else parent.span_id.to_bytes(8, "big"), request_id)
 
 
-Identity = tuple[bytes, bytes, bytes, bytes]
-"""What the spans of a request share, as fields of `Span`: the trace's id; the root's id as a parent; trace, span and parent
-id of the root itself; and the attributes that say which request it is."""
+Identity = tuple[bytes, bytes, str]
+"""What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
+is one, and the request's id."""
 Recorded = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
 """kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in Unix nanoseconds,
 error, and the values of `semconv.FIELDS[kind]`. Nothing but what `marshal` knows, so that it can leave the process."""

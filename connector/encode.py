@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from connector import wire
-from connector.context import Recorded
+from connector.context import Identity, Recorded
 from tracer import __version__, semconv
 from tracer.semconv import Kind
 
@@ -46,6 +46,23 @@ class _Remembering(dict[object, bytes]):
         return encoded
 
 
+class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
+    """What the spans of a request share, as fields of `Span`: the trace's id; the root's id as a parent; trace, span and
+    parent id of the root itself; and the attributes that say which request it is."""
+
+    def __missing__(self, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
+        root, caller, request_id = identity
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        trace, span_id = wire.field(1, root[:16]), root[16:]
+        parent = wire.field(4, caller) if caller else b""
+        external = semconv.external_id(request_id)
+        told = wire.attribute(semconv.REQUEST_ID.key, request_id) + wire.attribute(semconv.EXTERNAL_ID.key, external)
+        fields = (trace, wire.field(4, span_id), trace + wire.field(2, span_id) + parent, told if request_id else b"")
+        self[identity] = fields
+        return fields
+
+
 class _Lengths(dict[int, bytes]):
     """Varints of span lengths, which are few."""
 
@@ -68,6 +85,7 @@ class Encoder:
         self._epochs = _Remembering(semconv.EPOCH.key)
         self._request_sequences = _Remembering(semconv.REQUEST_SEQUENCE.key)
         self._sequences = _Sequences(semconv.SEQUENCE.key)
+        self._identities = _Identities()
         self._lengths = _Lengths()
         known = (wire.key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
         self._resource = wire.field(1, b"".join(wire.field(1, pair) for pair in known))
@@ -88,7 +106,7 @@ class Encoder:
 
     def _span(self, event: Recorded) -> bytes:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = event
-        trace, parent, root_ids, attributes = identity
+        trace, parent, root_ids, attributes = self._identities[identity]
         name, fields = self._kinds[kind]
         ids: tuple[bytes, ...]
         if kind == _ROOT:

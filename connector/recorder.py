@@ -28,8 +28,8 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SDK_DISABLED,
 )
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.sampling import Decision
-from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
+from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
 from connector import outlet, transport
 from connector.context import Recorded, RequestContext, caller_of, root_ids
@@ -64,6 +64,8 @@ class Recorder:
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
         provider = TracerProvider(resource=resource_of({**own, **resource}), shutdown_on_exit=False)
         self._sampler = provider.sampler
+        self._samples_all = self._sampler is DEFAULT_ON
+        """Whether a request without a caller's trace need not ask the sampler, which takes as long as all the rest."""
         self._outlet = out
         out.open(provider.resource.attributes, secrets.randbits(63))
         self._ring: deque[Recorded] = deque()
@@ -186,18 +188,16 @@ class Recorder:
         root = root_ids(self.engine_id, request_id, incarnation)
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
-        carrier = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
-        sampled = self._sampler.should_sample(carrier, int.from_bytes(root[:16], "big"), Kind.REQUEST)
-        context = RequestContext(
-            request_id,
-            start_ns=time.time_ns(),
-            root=root,
-            parent=parent,
-            sampled=sampled.decision is Decision.RECORD_AND_SAMPLE,
-        )
+        sampled = (self._samples_all and parent is None) or self._is_sampled(root, parent)
+        context = RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=parent, sampled=sampled)
         context.request, context.incarnation = request, incarnation
         self._remember(context)
         return context
+
+    def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
+        carrier = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
+        sampled = self._sampler.should_sample(carrier, int.from_bytes(root[:16], "big"), Kind.REQUEST)
+        return sampled.decision is Decision.RECORD_AND_SAMPLE
 
     def _remember(self, context: RequestContext) -> None:
         if len(self._requests) >= MAX_REQUESTS:

@@ -39,14 +39,6 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
             tell_one(Kind.SCHEDULE, context, at_ns, values)
 
 
-def prefix_cache(connector: Any) -> Any:
-    """vLLM's map of cached blocks, a new one after each reset; None where it is out of reach."""
-    try:
-        return connector._kv_cache_manager.block_pool.cached_block_hash_to_block
-    except AttributeError:
-        return None
-
-
 def holders(
     recorder: Recorder, connector: Any, blocks: Collection[int]
 ) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:

@@ -78,43 +78,41 @@ class Tracing:
 
     # Scheduler's side.
 
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> Any:
+        result = super().bind_kv_cache_manager(kv_cache_manager)  # type: ignore[misc]
+        self._kvtrail.bound(kv_cache_manager)
+        return result
+
     def on_new_request(self, request: Any) -> Any:
         result = super().on_new_request(request)  # type: ignore[misc]
         self._kvtrail.begun(request)
         return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns, total = time_ns(), request.num_tokens
+        start_ns = time_ns()
         try:
-            returned, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+            answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
         except BaseException as error:
-            asked = (total, num_computed_tokens, None, None, None, None, None, None)
+            asked = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
             self._kvtrail.failed(Kind.LOOKUP, request, start_ns, asked, error)
             raise
-        end_ns = time_ns()
-        matched, cached, keys = self._kvtrail.see(self, request)
-        answer, answer_async, refused = returned, is_async, None
-        if self._kvtrail_guard is not Guard.OBSERVE and guard.breaks(
-            total, num_computed_tokens, matched, returned, is_async
-        ):
-            answer, answer_async, refused = *guard.SAFE_ANSWER, returned
-        values = (total, num_computed_tokens, matched, answer, is_async, cached, refused, keys)
-        self._kvtrail.lookup(request, start_ns, end_ns, values)
-        if refused is not None and self._kvtrail_guard is Guard.RAISE:
-            raise guard.ContractBreach(guard.message(request.request_id, total, num_computed_tokens, matched, refused))
-        return answer, answer_async
+        refused = self._kvtrail.lookup(
+            self, request, num_computed_tokens, start_ns, answer, self._kvtrail_guard is not Guard.OBSERVE
+        )
+        if refused is None:
+            return answer
+        if self._kvtrail_guard is Guard.RAISE:
+            raise guard.ContractBreach(refused)
+        return guard.SAFE_ANSWER
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = time_ns()
-        table = self._kvtrail.table(request, blocks)
-        values = (request.num_tokens, num_external_tokens, _count_blocks(blocks), table, None, None, None)
         try:
             result = super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
         except BaseException as error:
-            self._kvtrail.failed(Kind.ALLOC, request, start_ns, values, error)
+            self._kvtrail.alloc(None, request, blocks, num_external_tokens, start_ns, error)
             raise
-        sources = self._kvtrail.sources(self, request, num_external_tokens) if num_external_tokens else None
-        self._kvtrail.alloc(request, start_ns, (*values[:-1], sources))
+        self._kvtrail.alloc(self, request, blocks, num_external_tokens, start_ns)
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -123,9 +121,10 @@ class Tracing:
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        ended = self._kvtrail.ending(self, connector_output)
+        teller = self._kvtrail
+        ended = teller.ending(self, connector_output) if teller.sees_ends else ()
         result = super().update_connector_output(connector_output)  # type: ignore[misc]
-        self._kvtrail.completions(self, connector_output, ended)
+        teller.completions(self, connector_output, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
@@ -139,17 +138,19 @@ class Tracing:
     # Worker's side.
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> Any:
+        if not self._kvtrail.sees_transfers:
+            return super().start_load_kv(forward_context, **kwargs)  # type: ignore[misc]
         start_ns = time_ns()
         result = super().start_load_kv(forward_context, **kwargs)  # type: ignore[misc]
-        if self._kvtrail.sees_transfers:
-            self._kvtrail.loaded(self, start_ns)
+        self._kvtrail.loaded(self, start_ns)
         return result
 
     def wait_for_save(self) -> Any:
+        if not self._kvtrail.sees_transfers:
+            return super().wait_for_save()  # type: ignore[misc]
         start_ns = time_ns()
         result = super().wait_for_save()  # type: ignore[misc]
-        if self._kvtrail.sees_transfers:
-            self._kvtrail.stored(self, start_ns)
+        self._kvtrail.stored(self, start_ns)
         return result
 
     # Both.
@@ -203,11 +204,6 @@ def _chunk_size(probe: Probe, connector: Any) -> int | None:
     except Exception:
         logger.exception("kvtrail: the chunk size of %s cannot be read, and is left out", type(connector).__name__)
         return None
-
-
-def _count_blocks(blocks: Any) -> int | None:
-    groups = getattr(blocks, "blocks", None)
-    return None if groups is None else sum(len(group) for group in groups)
 
 
 def _resource(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:

@@ -48,10 +48,10 @@ class Kept:
         still awaited then is overdue."""
         self._sealed = True
         if self._held:
-            trace, parent, root_ids, _ = self._held[-1][2]
+            root, _, _ = self._held[-1][2]
             sequence = self._held[-1][3]
             at_ns = max(end_ns for _, _, _, _, _, _, _, end_ns, _, _ in self._held) + later_s * 10**9
-            nobody = (trace, parent, root_ids, b"")
+            nobody = (root, b"", "")
             beat = (
                 semconv.Kind.HEARTBEAT.value,
                 b"",
@@ -98,18 +98,19 @@ class Kept:
         )
 
     def _decoded(self, source: bytes, identity: Identity) -> dict[str, Any]:
-        """What all events of one request from one connector have in common, read from their encoded parts."""
-        _, _, root_ids, attributes = identity
-        proto = ProtoSpan.FromString(root_ids + source + attributes)
-        known = {pair.key: otlp.value(pair.value) for pair in proto.attributes}
+        """What all events of one request from one connector have in common."""
+        root, _, request_id = identity
+        known = {pair.key: otlp.value(pair.value) for pair in ProtoSpan.FromString(source).attributes}
         fields = {field: known[key] for key, field, _ in decode.COMMON if key in known}
         fields |= {
             "engine": self._resource[semconv.ENGINE_ID.key],
             "recorder": self._resource[semconv.RECORDER_ID.key],
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
-            "trace_id": proto.trace_id.hex(),
+            "trace_id": root[:16].hex(),
         }
-        return {"root": proto.span_id.hex(), "fields": {"connector": "", "role": "", "rank": 0, **fields}}
+        if request_id:
+            fields |= {"request": request_id, "external": semconv.external_id(request_id)}
+        return {"root": root[16:].hex(), "fields": {"connector": "", "role": "", "rank": 0, **fields}}
 
 
 @contextmanager

@@ -71,6 +71,8 @@ class AsyncDeclaration:
 class PhantomHit:
     """An evicted chunk stays in the index: lookups go on claiming it."""
 
+    tells_more = True
+
     def take_evicted(self) -> list[Evicted]:
         evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
         if keys := self.last_keys():  # type: ignore[attr-defined]

@@ -148,6 +148,8 @@ class EvictedHit:
     https://github.com/vllm-project/vllm/pull/42289.
     """
 
+    tells_more = True
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
         self._found: list[str] = []

@@ -13,6 +13,8 @@ from tracer.semconv import Kind
 class _Telling:
     """Hears of lookups and ends, and tells signs of them."""
 
+    tells_more = True
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
         self._signs: list[Sign] = []

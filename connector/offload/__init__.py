@@ -32,6 +32,9 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     answered_from_memory = False
     """Whether the last lookup was answered without looking. Never here; a known fault (`connector.faults`) does it."""
 
+    tells_more = False
+    """Whether there are signs, or evictions without a store. Never here; known faults have them."""
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = from_vllm(vllm_config, kv_cache_config)

@@ -62,14 +62,26 @@ class Sign(NamedTuple):
     values: tuple[Any, ...]
 
 
+class Seen(NamedTuple):
+    """What a scheduling step has brought: what the workers are told to copy, what was evicted, the numbers of transfers that
+    the workers must wait for, and whatever else happened."""
+
+    planned: Sequence[Planned] = ()
+    evicted: Sequence[Evicted] = ()
+    flushed: Sequence[int] = ()
+    signs: Sequence[Sign] = ()
+
+
 class Probe:
     """Sees nothing. Subclasses read the connector's own state, and must not change it.
 
     Attributes:
         sees_transfers: whether `loads` and `stores` are worth asking.
+        sees_ends: whether `ended` is.
     """
 
     sees_transfers = False
+    sees_ends = False
 
     def chunk_size(self, connector: Any) -> int | None:
         """Tokens per chunk of the connector's store."""
@@ -83,20 +95,13 @@ class Probe:
         """After a lookup: the keys of the chunks that it claims. Only of a store that nobody else writes."""
         return None
 
-    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
-        """On the scheduler's side, after `build_connector_meta`: what the workers are told to copy."""
-        return ()
-
-    def flushed(self, connector: Any, metadata: Any) -> Sequence[int]:
-        """On the scheduler's side, after `build_connector_meta`: the numbers of transfers that the workers must wait for."""
-        return ()
+    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
+        """On the scheduler's side, after `build_connector_meta`: what happened since it was last asked; None is 'nothing',
+        as in most steps."""
+        return None
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""
-        return ()
-
-    def signs(self, connector: Any) -> Sequence[Sign]:
-        """On the scheduler's side, after `build_connector_meta`: whatever else happened since it was last asked."""
         return ()
 
     def loads(self, connector: Any) -> Sequence[Moved]:
@@ -106,25 +111,6 @@ class Probe:
     def stores(self, connector: Any) -> Sequence[Moved]:
         """On a worker, after `wait_for_save`: what this step stored."""
         return ()
-
-    def evictions(self, connector: Any) -> Sequence[Evicted]:
-        """On the scheduler's side, after `build_connector_meta`: what was evicted in this step."""
-        return ()
-
-
-class Sees(NamedTuple):
-    """What of a step a probe is worth asking for: the methods that it has made its own."""
-
-    plans: bool
-    evictions: bool
-    flushed: bool
-    signs: bool
-    ended: bool
-
-    @classmethod
-    def of(cls, probe: Probe) -> Sees:
-        """What this probe sees."""
-        return cls(*(getattr(type(probe), name) is not getattr(Probe, name) for name in cls._fields))
 
 
 def probe_for(cls: type) -> Probe:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from connector.probes import Moved, Planned, Probe
+from connector.probes import Moved, Planned, Probe, Seen
 
 _FOREIGN = (AttributeError, TypeError)
 """What reading raises where an LMCache keeps its books in another way."""
@@ -46,14 +46,15 @@ class LMCacheProbe(Probe):
             return matched, True  # an injected fault, in front of LMCache, has remembered
         return matched, self._seen_before(spec)
 
-    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
+    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         try:
             engine = connector._lmcache_engine
             size = engine._block_size
             loads = [_planned(r, False, start, end, size) for r, start, end in _to_load(metadata)]
-            return loads + [_planned(r, True, start, end, size) for r, start, end in _to_save(engine, metadata)]
+            planned = loads + [_planned(r, True, start, end, size) for r, start, end in _to_save(engine, metadata)]
         except _FOREIGN:
-            return ()
+            return None
+        return Seen(planned) if planned else None
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond the tokens that vLLM had: up to the first block that LMCache reports as failed."""

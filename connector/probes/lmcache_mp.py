@@ -6,10 +6,9 @@ that keeps its books in another way is left unseen, not guessed at.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from connector.probes import Planned, Probe
+from connector.probes import Planned, Probe, Seen
 
 _FOREIGN = (AttributeError, TypeError)
 """What reading raises where a connector keeps its books in another way."""
@@ -36,12 +35,13 @@ class LMCacheMPProbe(Probe):
         except (*_FOREIGN, KeyError):
             return None, None
 
-    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
+    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         """The tokens that are copied. The first of a retrieval may be in vLLM's cache already, and are then skipped."""
         try:
-            return [_planned(request) for request in metadata.requests]
+            planned = [_planned(request) for request in metadata.requests]
         except _FOREIGN:
-            return ()
+            return None
+        return Seen(planned) if planned else None
 
 
 def blocks_of(op: Any) -> tuple[int, ...] | None:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from connector.probes import Planned, Probe
+from connector.probes import Planned, Probe, Seen
 
 
 class OffloadingProbe(Probe):
-    def plans(self, connector: Any, metadata: Any) -> Sequence[Planned]:
-        if not (metadata.load_jobs or metadata.store_jobs):
-            return ()
+    sees_ends = True
+
+    def stepped(self, connector: Any, metadata: Any) -> Seen | None:
+        if not (metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush):
+            return None
         size = connector._vllm_config.cache_config.block_size
         jobs = [(number, job, False) for number, job in metadata.load_jobs.items()]
         jobs += [(number, job, True) for number, job in metadata.store_jobs.items()]
-        return [_planned(number, job, is_store, size) for number, job, is_store in jobs]
-
-    def flushed(self, connector: Any, metadata: Any) -> Sequence[int]:
-        return tuple(metadata.jobs_to_flush or ())
+        planned = [_planned(number, job, is_store, size) for number, job, is_store in jobs]
+        return Seen(planned, flushed=tuple(metadata.jobs_to_flush or ()))
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         meta = getattr(output, "kv_connector_worker_meta", None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from connector.probes import Evicted, Planned, Probe
+from connector.probes import Evicted, Planned, Probe, Seen
 from tracer.events import Event, Evict, LoadPlan, Plan, StorePlan
 
 Answer = dict[str, Any]
@@ -61,10 +61,10 @@ def planned(probe: Probe, connector: Any, metadata: Any, recorded: Sequence[Even
     """The events of a step's plan and evictions, as the recorder would have told them, in its order."""
     like = recorded[-1]
     epochs = {event.request: event.epoch for event in recorded if event.request}
-    found = probe.plans(connector, metadata)
-    loads = [_plan(plan, like, epochs) for plan in found if not plan.is_store]
-    stores = [_plan(plan, like, epochs) for plan in found if plan.is_store]
-    return [*loads, *(_evict(each, like) for each in probe.evictions(connector)), *stores]
+    seen = probe.stepped(connector, metadata) or Seen()
+    loads = [_plan(plan, like, epochs) for plan in seen.planned if not plan.is_store]
+    stores = [_plan(plan, like, epochs) for plan in seen.planned if plan.is_store]
+    return [*loads, *(_evict(each, like) for each in seen.evicted), *stores]
 
 
 def _signature(error: str) -> tuple[str, list[str]]:

@@ -128,7 +128,9 @@ def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
     table = [*range(50, 64), 23, 23]
     connector = a_connector(Books(lmcache_engine=None), a_request(512, table, save_spec=SaveSpec(300)))
     connector._connector_metadata.requests.append(a_request(512, table, load_spec=LoadSpec(400, 512)))
-    load, store = LMCacheProbe().plans(connector, connector._connector_metadata)
+    seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
+    assert seen is not None
+    load, store = seen.planned
     assert load == Planned("r", False, 400, 112, (62, 63, 23, 23))
     assert store == Planned("r", True, 256, 256, tuple(table[8:]))
 
@@ -161,7 +163,7 @@ def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Book
 def test_of_a_version_that_it_does_not_know_it_tells_nothing_and_never_raises(foreign: Any) -> None:
     probe: Probe = LMCacheProbe()
     assert probe.lookup(foreign, REQUEST) == (None, None)
-    assert list(probe.plans(foreign, foreign)) == []
+    assert probe.stepped(foreign, foreign) is None
     assert list(probe.loads(foreign)) == []
     assert list(probe.stores(foreign)) == []
 
