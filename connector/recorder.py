@@ -212,11 +212,12 @@ class Recorder:
             self._wake.wait(self._delay_s)
             self._wake.clear()
             closing, ticket = self._closing, self._last_ticket  # read first: what came before them is in the ring
-            sent = True
-            while sent and (unsent or (unsent := self._take()) or (unsent := self._beat(closing))):
+            sent, least = True, 1
+            while sent and (unsent or (unsent := self._take(least)) or (unsent := self._beat(closing))):
                 sent = self._send(unsent)
                 if sent:
                     unsent = []
+                    least = 1 if closing or ticket != self._tickets else self._wake_at  # a few may wait for more
             if not sent and (closing or len(self._ring) >= self._limit):
                 self.dropped += len(unsent)  # old news make room for new ones
                 unsent = []
@@ -229,11 +230,10 @@ class Recorder:
             if closing:
                 return
 
-    def _take(self) -> list[Recorded]:
-        taken: list[Recorded] = []
-        while self._ring and len(taken) < self._batch:
-            taken.append(self._ring.popleft())
-        return taken
+    def _take(self, least: int) -> list[Recorded]:
+        """The oldest events, as many as a batch holds; none where there are fewer than `least`."""
+        held = len(self._ring)
+        return [] if held < least else [self._ring.popleft() for _ in range(min(held, self._batch))]
 
     def _send(self, events: list[Recorded]) -> bool:
         try:

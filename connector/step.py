@@ -27,14 +27,17 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
         values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, table)
         tell_one(Kind.SCHEDULE, context, at_ns, values)
         _tell_statistics(tell_one, context, at_ns)
-    if not (running.resumed_req_ids or recorder.level.tells_steps):
+    resumed_ids, tells_steps = running.resumed_req_ids, recorder.level.tells_steps
+    if not (resumed_ids or tells_steps):
         return
     for number, request_id in enumerate(running.req_ids):
+        resumed = request_id in resumed_ids
+        if not (resumed or tells_steps):
+            continue
         context = known(recorder, request_id)
-        if request_id in running.resumed_req_ids or context.detailed:
+        if resumed or context.detailed:
             added = first_group(running.new_block_ids[number]) if context.detailed else None
             drafted = len(drafts.get(request_id, ())) if context.detailed else None
-            resumed = request_id in running.resumed_req_ids
             values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
             tell_one(Kind.SCHEDULE, context, at_ns, values)
 
