@@ -62,12 +62,25 @@ class Detector:
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
         touched: dict[str, Finding] = {}
+        cases, recorder, engine, order = self._cases, "", Engine(), Stream()
         for event in events:
             if event.request is not None:
-                self._hear(event, touched)
+                case = cases.get((event.engine, event.request))
+                stream = None if case is None else case.streams.get(event.recorder)
+                if case is None or stream is None or stream.early or event.request_sequence != stream.expected:
+                    self._hear(event, touched)
+                else:  # the next one of its request, as nearly always
+                    self._enter(event, case, stream, touched)
             elif isinstance(event, Heartbeat) and event.recorder_closed:
                 self.changed += self.ledger.abandon(event)
-            self._hear_engine(event, touched)
+            if event.recorder != recorder:
+                recorder = event.recorder
+                engine, order = self._engine(recorder)
+            if order.early or event.sequence != order.expected:
+                self._hear_engine(event, engine, order, touched)
+            else:
+                self._enter_engine(event, engine, touched)
+                order.expected += 1
         for key in self.ledger.over_limit():
             self.forget(key)
         return list(touched.values())
@@ -256,21 +269,23 @@ class Detector:
         stream.recent.append(event.span_id)
         stream.expected = event.request_sequence + 1
 
-    def _hear_engine(self, event: Event, touched: dict[str, Finding]) -> None:
-        held = self._engines.get(event.recorder)
+    def _engine(self, recorder: str) -> tuple[Engine, Stream]:
+        held = self._engines.get(recorder)
         if held is None:
-            held = self._engines[event.recorder] = (Engine(contents=self._contents), Stream())
-        engine, stream = held
+            held = self._engines[recorder] = (Engine(contents=self._contents), Stream())
+        return held
+
+    def _hear_engine(self, event: Event, engine: Engine, order: Stream, touched: dict[str, Finding]) -> None:
         number = event.sequence
-        if number != stream.expected:
-            if number > stream.expected:
-                stream.early.setdefault(number, event)
+        if number != order.expected:
+            if number > order.expected:
+                order.early.setdefault(number, event)
             return
         self._enter_engine(event, engine, touched)
-        stream.expected += 1
-        while stream.early and (early := stream.early.pop(stream.expected, None)) is not None:
+        order.expected += 1
+        while order.early and (early := order.early.pop(order.expected, None)) is not None:
             self._enter_engine(early, engine, touched)
-            stream.expected += 1
+            order.expected += 1
 
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
         for tally, judge in self._by_engine.get(event.kind, ()):
