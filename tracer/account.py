@@ -192,8 +192,8 @@ class Account:
             self.rejected += min(last.drafted, max(0, last.computed + last.scheduled - event.computed))
         self.computed, self.scheduled = event.computed, event.scheduled
         self.status = "running"
-        if event.blocks_ids is not None:
-            books.blocks = grown(None if books.schedule is None else books.blocks, event.blocks_ids)
+        if event.blocks_ids or (last is None and event.blocks_ids is not None):  # most steps add none
+            books.blocks = grown(None if last is None else books.blocks, event.blocks_ids)
         books.schedule, books.short = event, None
 
     def _enter_preempt(self, event: Preempt) -> None:

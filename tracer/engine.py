@@ -111,11 +111,12 @@ class Engine:
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
         self.preemptions.clear()
-        if event.blocks_ids is not None:
+        first = request in self.admitted
+        if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             self._contest(event, event.blocks_ids)
-            first = request in self.admitted
             self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
-        self.admitted.discard(request)
+        if first:
+            self.admitted.discard(request)
         if self.invalid and event.block_size:
             self._recompute(request, event, event.block_size)
 

@@ -50,8 +50,9 @@ class UntoldBlocks(RequestRule[Event]):
         first = account.books.schedule is None or event.epoch > account.epoch
         added = event.blocks_ids
         held = [] if first or table is None else table
-        length = len(held) + (len(added) if grows(held, added) else 0)
-        end = event.computed + event.scheduled
+        length, end = len(held), event.computed + event.scheduled
+        if end > length * event.block_size and grows(held, added):
+            length += len(added)
         if end <= length * event.block_size:
             return Verdict.OK
         numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end, "table_length": length}
