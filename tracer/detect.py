@@ -27,6 +27,7 @@ GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, in nanoseconds of the recorders' clocks."""
 WAITING = {Kind.ALLOC, Kind.REQUEST, Kind.RECEIVED}
 """After these, a request may wait for something that must come in time."""
+_OK, _UNKNOWN = Verdict.OK, Verdict.UNKNOWN  # nearly all that a rule says, and so counted where it is said
 
 Key = tuple[str, str]
 
@@ -249,15 +250,15 @@ class Detector:
             self.ledger.close(key)
             account = case.account = self.ledger.account(*key)
             case.checked = False
-        kind, ok = event.kind, Verdict.OK
+        kind = event.kind
         for tally, judge in self._by_kind.get(kind, ()):
             judgement = judge(event, account)
-            if judgement is None:
-                continue
-            if judgement is ok:
+            if judgement is _OK:
                 tally.ok += 1
                 case.checked = True
-            else:
+            elif judgement is _UNKNOWN:
+                tally.unknown += 1
+            elif judgement is not None:
                 self._judged(tally, judgement, touched)
         account.apply(event)
         if self._listener is not None:
@@ -290,7 +291,11 @@ class Detector:
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
         for tally, judge in self._by_engine.get(event.kind, ()):
             judgement = judge(event, engine)
-            if judgement is not None:
+            if judgement is _OK:
+                tally.ok += 1
+            elif judgement is _UNKNOWN:
+                tally.unknown += 1
+            elif judgement is not None:
                 self._judged(tally, judgement, touched)
         if event.request is None:  # a rule that needs the event alone judges it all the same
             for tally, judge_request in self._by_kind.get(event.kind, ()):

@@ -25,15 +25,16 @@ class FullHit(RequestRule[Lookup]):
     hint = "Cap the answer at N - 1 - c for a synchronous load, after rounding to chunks."
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        if not event.answer:
+        answer = event.answer
+        if not answer:
             return None
-        match breach(event.total, event.computed, event.matched, event.answer, event.is_async):
+        match breach(event.total, event.computed, event.matched, answer, event.is_async):
             case Breach.NOT_NEW:
                 return None
             case None:
                 return Verdict.OK
             case Breach.NOTHING_TO_RUN:
-                numbers = {"total": event.total, "computed": event.computed, "returned": event.answer}
+                numbers = {"total": event.total, "computed": event.computed, "returned": answer}
                 return Drift(numbers, [event], healed=event.refused is not None)
 
     def explain(self, finding: Finding) -> str:

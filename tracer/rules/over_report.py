@@ -28,9 +28,10 @@ class OverReport(RequestRule[Lookup]):
     )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        if event.answer is None:
+        answer = event.answer
+        if answer is None:
             return None
-        if breach(event.total, event.computed, event.matched, event.answer, event.is_async) is not Breach.NOT_NEW:
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
             return Verdict.OK
         if event.cached or earlier_source(event, account) is not None:
             return None
@@ -38,7 +39,7 @@ class OverReport(RequestRule[Lookup]):
             "total": event.total,
             "matched": event.matched,
             "computed": event.computed,
-            "returned": event.answer,
+            "returned": answer,
             "at_most": new_at_most(event.total, event.computed, event.matched),
         }
         return Drift(numbers, [event], healed=event.refused is not None)

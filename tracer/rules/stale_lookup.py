@@ -48,9 +48,10 @@ class StaleLookup(RequestRule[Lookup]):
     )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        if event.answer is None:
+        answer = event.answer
+        if answer is None:
             return None
-        if breach(event.total, event.computed, event.matched, event.answer, event.is_async) is not Breach.NOT_NEW:
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
             return Verdict.OK if event.matched is not None else None
         source = earlier_source(event, account)
         if source is None and not event.cached:
@@ -60,7 +61,7 @@ class StaleLookup(RequestRule[Lookup]):
             "total": event.total,
             "matched": event.matched,
             "computed": event.computed,
-            "returned": event.answer,
+            "returned": answer,
             "at_most": most,
             "need_to_load": None if event.matched is None else event.matched - event.computed,
         }

@@ -13,10 +13,10 @@ there already."""
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
     """Where the hole before a store begins; None if there is none."""
-    if event.start is None:
+    start = event.start
+    if start is None or start <= account.books.stored_end or start <= account.longest_match:
         return None
-    held = held_until(account)
-    return held if event.start > held else None
+    return held_until(account)
 
 
 def held_until(account: Account) -> int:
