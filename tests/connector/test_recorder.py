@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,43 @@ def test_a_refused_batch_is_sent_again() -> None:
     assert [e.sequence for e in lookups(line)] == [0, 1, 2, 3, 4]
     assert recorder.dropped == 0
     recorder.close()
+
+
+class Busy(Memory):
+    """While the first batch is sent, two more events are recorded; the first sign of life comes when there is no more to
+    send."""
+
+    recorder: Recorder
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = True
+        self.beaten = threading.Event()
+        self.at_the_beat = 0
+
+    def send(self, payload: bytes) -> bool:
+        sent = super().send(payload)
+        if self.first:
+            self.first = False
+            record(self.recorder, a_request(), 2)
+        if not self.beaten.is_set() and any(isinstance(event, Heartbeat) for event in self.events()):
+            self.at_the_beat = len(lookups(self))
+            self.beaten.set()
+        return sent
+
+
+def test_what_comes_while_a_batch_is_sent_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an engine at work would have every few events sent on their own."""
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    line = Busy()
+    line.recorder = a_recorder(line)
+    record(line.recorder, a_request(), 5)
+    assert line.beaten.wait(60)
+    assert line.at_the_beat == 4
+    assert line.recorder.flush(60)
+    assert len(lookups(line)) == 7
+    line.recorder.close()
 
 
 def test_an_absent_tracer_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
