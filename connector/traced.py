@@ -51,8 +51,7 @@ class Tracing:
         transfer = vllm_config.kv_transfer_config
         settings = Settings.read((transfer.kv_connector_extra_config or {}).get("kvtrail"))
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
-        plain = next(base for base in type(self).__mro__[1:] if not issubclass(base, Tracing))
-        name = plain.__name__.removeprefix(UNTRACED)
+        name = self._kvtrail_plain.__name__.removeprefix(UNTRACED)
         if transfer.kv_connector == f"Traced{name}" and NAME_BOUND.search(name):
             logger.warning(
                 "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
@@ -65,7 +64,7 @@ class Tracing:
             semconv.ROLE.key: role.name.lower(),
             semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
         }
-        probe = probe_for(plain)
+        probe = probe_for(self._kvtrail_plain)
         if (chunk_size := _chunk_size(probe, self)) is not None:
             source[semconv.CHUNK_SIZE.key] = chunk_size
         recorder = of_process(str(transfer.engine_id), _resource(vllm_config, kv_cache_config))
