@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -88,12 +90,26 @@ def audit(
     files, skipped = files_of(paths)
     opened = readers(files)
     logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers promise what never comes
-    try:
-        result = _audit(opened, Hearing(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
-    except TooHasty:
-        result = _audit(readers(files), Hearing(rules=rules), on_bytes)
+    with _uncollected():
+        try:
+            result = _audit(opened, Hearing(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
+        except TooHasty:
+            result = _audit(readers(files), Hearing(rules=rules), on_bytes)
     result.unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
     return result
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """While Python's collector of cycles rests, which would look through all that is open again and again: a history has
+    none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _audit(

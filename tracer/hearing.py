@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Sequence
-from operator import attrgetter
 
 from tracer.account import Account
 from tracer.detect import Detector
@@ -20,7 +19,6 @@ from tracer.findings import Finding, Verdict
 from tracer.ledger import MOST_REQUESTS, Ledger
 from tracer.rules import Rule
 
-_sequence, _recorder = attrgetter("sequence"), attrgetter("recorder")
 TIDY_EVERY = 10_000
 """Events after which what is over is let go."""
 
@@ -103,11 +101,11 @@ class Hearing:
         """Whether the events are the next ones of one recorder, each once, as nearly always; their numbers are then taken."""
         if not events or (numbers := self._numbers.get(events[0].recorder)) is None:
             return False
-        first = numbers.last + 1
-        if list(map(_sequence, events)) != list(range(first, first + len(events))):
-            return False
-        if set(map(_recorder, events)) != {events[0].recorder}:
-            return False
+        recorder, number = events[0].recorder, numbers.last
+        for event in events:
+            number += 1
+            if event.sequence != number or event.recorder != recorder:
+                return False
         numbers.go_on(len(events))
         return True
 
