@@ -63,7 +63,7 @@ class Detector:
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
         touched: dict[str, Finding] = {}
-        cases, recorder, engine, order = self._cases, "", Engine(), Stream()
+        cases, engines = self._cases, self._engines
         for event in events:
             if event.request is not None:
                 case = cases.get((event.engine, event.request))
@@ -74,9 +74,7 @@ class Detector:
                     self._enter(event, case, stream, touched)
             elif isinstance(event, Heartbeat) and event.recorder_closed:
                 self.changed += self.ledger.abandon(event)
-            if event.recorder != recorder:
-                recorder = event.recorder
-                engine, order = self._engine(recorder)
+            engine, order = engines.get(event.recorder) or self._met(event.recorder)
             if order.early or event.sequence != order.expected:
                 self._hear_engine(event, engine, order, touched)
             else:
@@ -270,10 +268,9 @@ class Detector:
         stream.recent.append(event.span_id)
         stream.expected = event.request_sequence + 1
 
-    def _engine(self, recorder: str) -> tuple[Engine, Stream]:
-        held = self._engines.get(recorder)
-        if held is None:
-            held = self._engines[recorder] = (Engine(contents=self._contents), Stream())
+    def _met(self, recorder: str) -> tuple[Engine, Stream]:
+        """The engine of a recorder that is heard for the first time."""
+        held = self._engines[recorder] = (Engine(contents=self._contents), Stream())
         return held
 
     def _hear_engine(self, event: Event, engine: Engine, order: Stream, touched: dict[str, Finding]) -> None:

@@ -115,8 +115,7 @@ class Engine:
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             self._contest(event, event.blocks_ids)
             self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
-        if first:
-            self.admitted.discard(request)
+        self.admitted.discard(request)
         if self.invalid and event.block_size:
             self._recompute(request, event, event.block_size)
 

@@ -25,10 +25,9 @@ class OffloadProbe(Probe):
             return None  # nothing is evicted but for a store
         loads = [_planned(copy, is_store=False) for copy in metadata.loads]
         stores = [_planned(copy, is_store=True) for copy in metadata.stores]
-        present = [_planned(copy, is_store=True, present=True) for copy in metadata.present]
-        if stores and present:
-            stores = sorted(stores + present, key=lambda plan: plan.start or 0)  # in the order of their tokens
-        return Seen(loads + (stores or present), connector.take_evicted(), (), connector.take_signs())
+        stores += [_planned(copy, is_store=True, present=True) for copy in metadata.present]
+        stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
+        return Seen(loads + stores, connector.take_evicted(), (), connector.take_signs())
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         plan = connector._connector_metadata
