@@ -24,7 +24,7 @@ class RequestContext:
         epoch: the preemption epoch, as of the last call.
         detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
             table would be worse than none.
-        next_sequence: number of the request's next event.
+        sequence: counts the request's events.
         sampled: False when OpenTelemetry's sampler left the request out.
         root: 16 bytes of trace id and 8 of the root span's id.
         has_caller: whether the root is part of a caller's trace.
@@ -33,7 +33,7 @@ class RequestContext:
 
     __slots__ = (
         "begun", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
-        "next_sequence", "request", "request_id", "root", "sampled", "start_ns",
+        "request", "request_id", "root", "sampled", "sequence", "start_ns",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,7 @@ class RequestContext:
         self.epoch = 0
         self.detailed = False
         self.detailed_epoch = -1
-        self.next_sequence: Callable[[], int] = count().__next__
+        self.sequence = count()
         self.root = root
         self.has_caller = parent is not None
         self.identity: Identity = (root, b"" if parent is None else parent.span_id.to_bytes(8, "big"), request_id)

@@ -9,10 +9,13 @@ opentelemetry/proto/trace/v1/trace.proto.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SIZE
 
 from connector import wire
 from connector.context import Identity, Recorded
+from connector.environment import positive
 from tracer import __version__, semconv
 from tracer.semconv import Kind
 
@@ -71,6 +74,20 @@ class _Lengths(dict[int, bytes]):
         return encoded
 
 
+def spans_in_a_request() -> int:
+    """How many spans go out in one request at most.
+
+    Raises:
+        ValueError: the variable that says so holds no whole number above 0.
+    """
+    return positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
+
+
+def batches(events: Sequence[Recorded], most: int) -> Iterator[Sequence[Recorded]]:
+    """The events in their order, `most` at a time."""
+    return (events[first : first + most] for first in range(0, len(events), most))
+
+
 class Encoder:
     """Encodes the events of one recorder. Not thread-safe: it belongs to the exporting thread."""
 
@@ -90,6 +107,10 @@ class Encoder:
         known = (wire.key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
         self._resource = wire.field(1, b"".join(wire.field(1, pair) for pair in known))
         self._scope = wire.field(1, wire.field(1, semconv.SCOPE.encode()) + wire.field(2, __version__.encode()))
+
+    def requests(self, events: Sequence[Recorded], most: int) -> Iterator[bytes]:
+        """The bytes of an `ExportTraceServiceRequest` for every `most` events."""
+        return (self.request([self.spans(batch)]) for batch in batches(events, most))
 
     def request(self, spans: Iterable[bytes]) -> bytes:
         """The bytes of an `ExportTraceServiceRequest` with the spans that `spans` encoded."""

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from connector.context import Recorded
-from connector.encode import Encoder
+from connector.encode import Encoder, spans_in_a_request
 from connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
 from connector.transport import from_environment
 from tracer.semconv import CLOSED, FIELDS, Kind
@@ -42,20 +42,20 @@ def main() -> None:
     if first is None:
         return
     resource, span_id_base = first
-    encoder, sender = Encoder(resource, span_id_base), from_environment()
+    encoder, sender, most = Encoder(resource, span_id_base), from_environment(), spans_in_a_request()
     last: Recorded | None = None
     heartbeat: Recorded | None = None
     for events in _batches(pipe):
         try:
-            payload = encoder.request([encoder.spans(events)])
+            payloads = list(encoder.requests(events, most))
         except Exception:
             os.write(answers, UNREADABLE)
             continue
         last = events[-1]
         heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
-        os.write(answers, SENT if sender.send(payload) else NOT_SENT)
+        os.write(answers, SENT if all(map(sender.send, payloads)) else NOT_SENT)
     if last is not None and heartbeat is not None and not heartbeat[-1][_CLOSED]:
-        sender.send(encoder.request([encoder.spans([_goodbye(last, heartbeat)])]))
+        sender.send(*encoder.requests([_goodbye(last, heartbeat)], most))
     sender.close()
 
 

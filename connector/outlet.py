@@ -13,14 +13,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
 from connector import transport
 from connector.context import Recorded
-from connector.encode import Encoder
+from connector.encode import Encoder, batches, spans_in_a_request
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -57,16 +57,19 @@ class InProcess:
     def __init__(self, sender: transport.Transport) -> None:
         self.endpoint = sender.endpoint
         self._sender = sender
+        self._most = spans_in_a_request()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
         self._encoder = Encoder(resource, span_id_base)
 
     def send(self, events: Sequence[Recorded]) -> bool:
-        spans = []
-        for first in range(0, len(events), SLICE):
-            spans.append(self._encoder.spans(events[first : first + SLICE]))
+        requests = [self._encoder.request(self._spans(batch)) for batch in batches(events, self._most)]
+        return all(map(self._sender.send, requests))
+
+    def _spans(self, batch: Sequence[Recorded]) -> Iterator[bytes]:
+        for few in batches(batch, SLICE):
+            yield self._encoder.spans(few)
             time.sleep(0)
-        return self._sender.send(self._encoder.request(spans))
 
     def close(self) -> None:
         self._sender.close()
@@ -77,6 +80,7 @@ class Helper:
 
     def __init__(self) -> None:
         transport.check_environment()
+        spans_in_a_request()  # a wrong number is refused here, and not in the helper
         self.endpoint = transport.endpoint()
         self._who = b""
         self._start()
@@ -158,7 +162,8 @@ def from_environment() -> Outlet:
     """A helper process; without one, this process itself.
 
     Raises:
-        ValueError, ImportError: the OTLP variables ask for what there is not; see `transport.check_environment`.
+        ValueError, ImportError: the OTLP variables ask for what there is not; see `transport.check_environment` and
+            `encode.spans_in_a_request`.
     """
     try:
         return Helper()

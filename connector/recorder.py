@@ -1,6 +1,6 @@
-"""The hot path: an event is one tuple appended to a bounded ring; a thread turns tuples into OTLP and sends them.
+"""The hot path: an event is one tuple appended to a bounded ring; a thread hands tuples to where they become OTLP.
 
-Nothing here ever blocks or breaks the caller. When the tracer is slow, hung or absent, the ring fills, further events are
+Nothing here ever blocks or breaks the caller. When the tracer is slow, hung or absent, the ring fills, the oldest events are
 dropped and counted, and their sequence numbers are missing in the trace, so the tracer knows that it does not know.
 
 One recorder serves a process: the scheduler's and the worker's connector of a single-process engine share it.
@@ -15,14 +15,12 @@ import secrets
 import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
-    OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
     OTEL_BSP_MAX_QUEUE_SIZE,
     OTEL_BSP_SCHEDULE_DELAY,
     OTEL_SDK_DISABLED,
@@ -35,6 +33,7 @@ from connector import outlet, transport
 from connector.context import Recorded, RequestContext, caller_of, root_ids
 from connector.environment import positive, resource_of
 from connector.level import LevelSwitch
+from connector.ring import Ring
 from tracer import semconv
 from tracer.semconv import Kind
 
@@ -44,6 +43,9 @@ MAX_REQUESTS = 65_536
 """Requests remembered at once; the oldest is forgotten first, and begins a new trace if it comes back."""
 MAX_ENDED = 4096
 """Ended requests remembered for what comes late."""
+HAND_OVER = 2048
+"""Events that leave the process at once, about half a millisecond's work. Each time, the caller's thread waits for this one
+and finds its caches used, so many at once cost it less than few."""
 HEARTBEAT_S = 5.0
 COMPLAIN_EVERY_S = 60.0
 
@@ -54,12 +56,13 @@ class Recorder:
     def __init__(self, engine_id: str, resource: dict[str, Any], out: outlet.Outlet) -> None:
         self.id = secrets.token_hex(8)
         self.engine_id = engine_id
-        self.dropped = 0
-        """Events lost so far: dropped at a full ring, or given up after a failed export."""
         self.level = LevelSwitch()
-        self._limit = positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
-        self._batch = positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
-        self._wake_at = min(self._batch, self._limit // 2)
+        limit = positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
+        self._ring = Ring(limit)
+        self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
+        self._many = 1 << max(1, min(HAND_OVER, limit // 2)).bit_length() - 1  # a power of two
+        self._bits_of_many = self._many - 1
+        """The thread is woken at each event whose number has none of these bits."""
         self._delay_s = positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
         provider = TracerProvider(resource=resource_of({**own, **resource}), shutdown_on_exit=False)
@@ -68,10 +71,8 @@ class Recorder:
         """Whether a request without a caller's trace need not ask the sampler, which takes as long as all the rest."""
         self._outlet = out
         out.open(provider.resource.attributes, secrets.randbits(63))
-        self._ring: deque[Recorded] = deque()
-        self._next_sequence = count().__next__
-        self._recorded = 0
-        self._requests: OrderedDict[str, RequestContext] = OrderedDict()
+        self._given_up = self._sent = 0
+        self._requests: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._wake = threading.Event()
@@ -94,8 +95,11 @@ class Recorder:
         return context
 
     def context_of_id(self, request_id: str) -> RequestContext:
-        """The context of a request of which only the id is known, as on a worker's side."""
-        return self._requests.get(request_id) or self._ended.get(request_id) or self._open(request_id, None)
+        """The context of a request of which only the id is known, brought to its current epoch on the scheduler's side."""
+        context = self._requests.get(request_id) or self._ended.get(request_id) or self._open(request_id, None)
+        if context.request is not None:
+            context.epoch = context.request.num_preemptions
+        return context
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Take over a request's place in its caller's trace, as another process has decided it."""
@@ -127,24 +131,36 @@ class Recorder:
             context = self._no_request
         elif not context.sampled:
             return
-        sequence = self._next_sequence()
-        request_sequence = context.next_sequence()
-        held = len(self._ring)
-        if held >= self._limit:
-            self.dropped += 1
-            return
-        if held == self._wake_at:
+        sequence, number, append = next(self._numbers), next(context.sequence), self._append
+        append((kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values))
+        if not sequence & self._bits_of_many:
             self._wake.set()
-        self._ring.append(
-            (kind, source, context.identity, sequence, request_sequence, context.epoch, start_ns, end_ns, error, values)
-        )
+
+    def record_call(
+        self, kind: str, source: bytes, request: Any, start_ns: int, end_ns: int, values: tuple[Any, ...]
+    ) -> None:
+        """`record` with `context`, in one for the most frequent of all calls: `request` is vLLM's."""
+        context = self._requests.get(request.request_id)
+        if context is None or context.request is not request:
+            context = self._meet(request)
+        epoch = context.epoch = request.num_preemptions
+        if context.sampled:
+            sequence, number, append = next(self._numbers), next(context.sequence), self._append
+            append((kind, source, context.identity, sequence, number, epoch, start_ns, end_ns, None, values))
+            if not sequence & self._bits_of_many:
+                self._wake.set()
 
     def lose(self) -> None:
         """Something could not be told, and nobody knows of which request: a number is missing from now on, in the recorder's
         events and in those of every open request, so that the tracer knows that it does not know."""
-        self._next_sequence()
+        self._ring.skip()
         for context in self.open_contexts():
-            context.next_sequence()
+            next(context.sequence)
+
+    @property
+    def dropped(self) -> int:
+        """Events lost so far: dropped by a full ring, or given up after a failed export."""
+        return self._given_up + self._ring.dropped
 
     def open_contexts(self) -> list[RequestContext]:
         """The requests that have not ended."""
@@ -180,7 +196,7 @@ class Recorder:
             return ended
         context = self._open(request.request_id, request, incarnation=0 if ended is None else ended.incarnation + 1)
         if ended is not None:
-            context.next_sequence = ended.next_sequence
+            context.sequence = ended.sequence
         return context
 
     def _open(self, request_id: str, request: Any, *, incarnation: int = 0) -> RequestContext:
@@ -201,7 +217,7 @@ class Recorder:
 
     def _remember(self, context: RequestContext) -> None:
         if len(self._requests) >= MAX_REQUESTS:
-            self._requests.popitem(last=False)
+            del self._requests[next(iter(self._requests))]
         self._requests[context.request_id] = context
 
     # Everything below runs on the recorder's own thread.
@@ -213,16 +229,15 @@ class Recorder:
             self._wake.clear()
             closing, ticket = self._closing, self._last_ticket  # read first: what came before them is in the ring
             sent, least = True, 1
-            while sent and (unsent or (unsent := self._take(least)) or (unsent := self._beat(closing))):
+            while sent and (
+                unsent or (unsent := self._ring.take(HAND_OVER, least=least)) or (unsent := self._beat(closing))
+            ):
                 sent = self._send(unsent)
                 if sent:
                     unsent = []
-                    least = 1 if closing or ticket != self._tickets else self._wake_at  # a few may wait for more
-            if not sent and (closing or len(self._ring) >= self._limit):
-                self.dropped += len(unsent)  # old news make room for new ones
-                unsent = []
+                    least = 1 if closing or ticket != self._tickets else self._many  # a few may wait for more
             if not sent and closing:
-                self._give_up()
+                self._given_up += len(unsent) + len(self._ring.take(len(self._ring.waiting)))
             if sent:
                 with self._flushed:
                     self._tickets = ticket
@@ -230,19 +245,14 @@ class Recorder:
             if closing:
                 return
 
-    def _take(self, least: int) -> list[Recorded]:
-        """The oldest events, as many as a batch holds; none where there are fewer than `least`."""
-        held = len(self._ring)
-        return [] if held < least else [self._ring.popleft() for _ in range(min(held, self._batch))]
-
     def _send(self, events: list[Recorded]) -> bool:
         try:
             sent = self._outlet.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", len(events))
-            self.dropped += len(events)
+            self._given_up += len(events)
             return True
-        self._recorded += len(events) if sent else 0
+        self._sent += len(events) if sent else 0
         now = time.monotonic()
         if not sent and now - self._complained_s > COMPLAIN_EVERY_S:
             self._complained_s = now
@@ -250,37 +260,21 @@ class Recorder:
                 "kvtrail: no tracer answers at %s; %d events wait, %d were dropped. The engine goes on undisturbed."
                 " Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
                 self._outlet.endpoint,
-                len(self._ring) + len(events),
+                len(self._ring.waiting) + len(events),
                 self.dropped,
             )
         return sent
 
-    def _give_up(self) -> None:
-        self.dropped += len(self._ring)
-        self._ring.clear()
-
     def _beat(self, closing: bool) -> list[Recorded]:
+        """A sign of life, if it is time for one."""
         now = time.monotonic()
         if now - self._beat_s < (0.0 if closing and not self._said_goodbye else HEARTBEAT_S):
             return []
         self._beat_s, self._said_goodbye = now, closing
         self.level.read()
-        at_ns = time.time_ns()
-        context, values = self._no_request, (self._recorded + self.dropped, self.dropped, closing)
-        return [
-            (
-                Kind.HEARTBEAT.value,
-                b"",
-                context.identity,
-                self._next_sequence(),
-                context.next_sequence(),
-                0,
-                at_ns,
-                at_ns,
-                None,
-                values,
-            )
-        ]
+        at_ns, dropped = time.time_ns(), self.dropped
+        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, (self._sent + dropped, dropped, closing))
+        return self._ring.take(HAND_OVER)
 
 
 def _reference(request: Any) -> Callable[[], Any] | None:

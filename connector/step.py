@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from time import time_ns
 from typing import Any
 
@@ -10,23 +10,32 @@ from connector.context import RequestContext
 from connector.recorder import Recorder
 from tracer.semconv import Kind
 
-Tell = Callable[[Kind, RequestContext | None, int, tuple[Any, ...]], None]
+_PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
 
 
-def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> None:
-    """Tell what a `SchedulerOutput` of vLLM says about its requests."""
-    running = output.scheduled_cached_reqs
+def tell(recorder: Recorder, source: bytes, connector: Any, output: Any) -> None:
+    """Tell what a `SchedulerOutput` of vLLM says about its requests; `source` are the encoded attributes that say who
+    recorded."""
     at_ns = time_ns()
-    scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
     if output.preempted_req_ids:
-        _tell_preemptions(tell_one, recorder, connector, output, at_ns)
+        free = _left_free(connector, output) if recorder.level.detailed else None
+        for request_id in output.preempted_req_ids:
+            recorder.record(_PREEMPT, source, recorder.context_of_id(request_id), at_ns, at_ns, (free,))
+    running, scheduled, drafts = (
+        output.scheduled_cached_reqs,
+        output.num_scheduled_tokens,
+        output.scheduled_spec_decode_tokens,
+    )
     for new in output.scheduled_new_reqs:
-        context = known(recorder, new.req_id)
-        table = first_group(new.block_ids) if context.detailed else None
-        drafted = len(drafts.get(new.req_id, ())) if context.detailed else None
-        values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, table)
-        tell_one(Kind.SCHEDULE, context, at_ns, values)
-        _tell_statistics(tell_one, context, at_ns)
+        request_id = new.req_id
+        context = recorder.context_of_id(request_id)
+        table = drafted = None
+        if context.detailed:
+            table, drafted = first_group(new.block_ids), len(drafts.get(request_id, ()))
+        values = (new.num_computed_tokens, scheduled[request_id], context.epoch > 0, drafted, table)
+        recorder.record(_SCHEDULE, source, context, at_ns, at_ns, values)
+        if told := _statistics(context.request):
+            recorder.record(_STATS, source, context, at_ns, at_ns, told)
     resumed_ids, tells_steps = running.resumed_req_ids, recorder.level.tells_steps
     if not (resumed_ids or tells_steps):
         return
@@ -34,12 +43,12 @@ def tell(tell_one: Tell, recorder: Recorder, connector: Any, output: Any) -> Non
         resumed = request_id in resumed_ids
         if not (resumed or tells_steps):
             continue
-        context = known(recorder, request_id)
+        context = recorder.context_of_id(request_id)
         if resumed or context.detailed:
             added = first_group(running.new_block_ids[number]) if context.detailed else None
             drafted = len(drafts.get(request_id, ())) if context.detailed else None
             values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
-            tell_one(Kind.SCHEDULE, context, at_ns, values)
+            recorder.record(_SCHEDULE, source, context, at_ns, at_ns, values)
 
 
 def holders(
@@ -54,14 +63,6 @@ def holders(
                 yield context, held
 
 
-def known(recorder: Recorder, request_id: str) -> RequestContext:
-    """The context of a request, brought to its current epoch."""
-    context = recorder.context_of_id(request_id)
-    if context.request is not None:
-        context.epoch = context.request.num_preemptions
-    return context
-
-
 def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
     """Block ids of the first KV cache group; of no group if there are several, whose ids mean different pools."""
     if blocks is None:
@@ -69,22 +70,17 @@ def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | Non
     return tuple(blocks[0]) if len(blocks) == 1 else None
 
 
-def _tell_preemptions(tell_one: Tell, recorder: Recorder, connector: Any, output: Any, at_ns: int) -> None:
-    """Preemptions; in detail with the blocks that they left free: those that are free after the step, and those it used."""
-    free = None
-    if recorder.level.detailed:
-        used = [new.block_ids for new in output.scheduled_new_reqs]
-        used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
-        free = connector._kv_cache_manager.block_pool.get_num_free_blocks() + sum(
-            len(first_group(b) or ()) for b in used
-        )
-    for request_id in output.preempted_req_ids:
-        tell_one(Kind.PREEMPT, known(recorder, request_id), at_ns, (free,))
+def _left_free(connector: Any, output: Any) -> int:
+    """The blocks that preemptions left free: those that are free after the step, and those that it used."""
+    used = [new.block_ids for new in output.scheduled_new_reqs]
+    used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
+    free: int = connector._kv_cache_manager.block_pool.get_num_free_blocks()
+    return free + sum(len(first_group(blocks) or ()) for blocks in used)
 
 
-def _tell_statistics(tell_one: Tell, context: RequestContext, at_ns: int) -> None:
+def _statistics(request: Any) -> tuple[int, int, int, None] | None:
     """What vLLM will report of the request's prefill, set when it is scheduled for the first time."""
-    stats = getattr(context.request, "prefill_stats", None)
-    if stats is not None and stats.num_prompt_tokens:
-        values = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
-        tell_one(Kind.STATS, context, at_ns, values)
+    stats = getattr(request, "prefill_stats", None)
+    if stats is None or not stats.num_prompt_tokens:
+        return None
+    return stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from time import time_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from connector import guard, step
 from connector.context import RequestContext
+from connector.level import LevelSwitch
 from connector.probes import Moved, Probe, Seen
 from connector.recorder import Recorder
 from connector.transfers import Transfers
@@ -44,24 +45,38 @@ def _never_breaks(method: Method) -> Method:
     return telling  # type: ignore[return-value]  # the same signature
 
 
+@cache  # an enum's own way to a name is slow
+def _outcome(status: Any) -> str:
+    """How a request ended, by its `RequestStatus`."""
+    name: str = status.name
+    return name.removeprefix("FINISHED_").lower()
+
+
 class Teller:
     """Tells a recorder about one connector object; without a recorder it tells nobody."""
 
     def __init__(
-        self, recorder: Recorder | None = None, *, name: str = "", source: bytes = b"", probe: Probe | None = None
+        self,
+        recorder: Recorder | None = None,
+        *,
+        name: str = "",
+        source: bytes = b"",
+        probe: Probe | None = None,
+        guarded: bool = False,
     ) -> None:
-        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded."""
+        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guarded`, whether
+        answers that break the contract are refused."""
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
+        self._level = LevelSwitch() if recorder is None else recorder.level
         self._name = name
         self._source = source
         self._probe = probe or Probe()
+        self._guarded = guarded
         self._steps = 0
         self._pool: Any = _NO_POOL
         self._prefix_cache: Any = _NO_POOL.cached_block_hash_to_block
         self._transfers = Transfers(self._recorder, source)
         self.sees_ends = recorder is not None and self._probe.sees_ends
-        self.sees_transfers = recorder is not None and self._probe.sees_transfers
-        """Whether there is anything to tell of a worker's step."""
 
     def bound(self, kv_cache_manager: Any) -> None:
         """Know vLLM's block pool, whose map of cached blocks is a new one after each reset. Another vLLM's may have none."""
@@ -87,27 +102,25 @@ class Teller:
         computed: int,
         start_ns: int,
         answer: tuple[int | None, bool],
-        guarded: bool = False,
     ) -> str | None:
-        """Tell a lookup that has just been answered. Returns why the answer is refused, if it is `guarded` and breaks the
-        contract. The most frequent of all calls, and so in one piece."""
+        """Tell a lookup that has just been answered. Returns why the answer is refused, if lookups are guarded and it breaks
+        the contract. The most frequent of all calls, and so in one piece."""
         end_ns = time_ns()
-        recorder, (returned, is_async), total = self._recorder, answer, request.num_tokens
-        matched, cached, keys, refused = None, None, None, None
+        total, (returned, is_async) = request.num_tokens, answer
+        matched = cached = keys = instead = refused = None
         try:
             matched, cached = self._probe.lookup(connector, request)
-            if recorder is not None and recorder.level.detailed:
+            if self._level.detailed:
                 keys = self._probe.keys(connector, request)
         except Exception:
             self._blind()
-        given, instead = returned, None
-        if guarded and guard.breaks(total, computed, matched, returned, is_async):
+        if self._guarded and guard.breaks(total, computed, matched, returned, is_async):
             refused = guard.message(request.request_id, total, computed, matched, returned)
-            given, instead = guard.SAFE_ANSWER[0], returned
-        if recorder is not None:
-            values = (total, computed, matched, given, is_async, cached, instead, keys)
+            returned, instead = guard.SAFE_ANSWER[0], returned
+        if self._recorder is not None:
+            values = (total, computed, matched, returned, is_async, cached, instead, keys)
             try:
-                recorder.record(_LOOKUP, self._source, recorder.context(request), start_ns, end_ns, values)
+                self._recorder.record_call(_LOOKUP, self._source, request, start_ns, end_ns, values)
             except Exception:
                 self._give_up()
         return refused
@@ -163,9 +176,9 @@ class Teller:
                 out.scheduled_new_reqs
                 or out.preempted_req_ids
                 or out.scheduled_cached_reqs.resumed_req_ids
-                or self._recorder.level.tells_steps
+                or self._level.tells_steps
             ):
-                step.tell(self._tell, self._recorder, connector, out)
+                step.tell(self._recorder, self._source, connector, out)
             self._steps += 1
         except Exception:
             self._give_up()
@@ -180,20 +193,15 @@ class Teller:
 
     def ending(self, connector: Any, connector_output: Any) -> Sequence[int]:
         """The numbers of planned transfers that a report of the workers ends; asked before the connector hears it."""
-        return self._seen_by(self._probe.ended, connector, connector_output)
-
-    def completions(self, connector: Any, connector_output: Any, ended: Sequence[int]) -> None:
-        """What the workers reported: transfers that ended, and blocks that could not be loaded."""
-        out = connector_output
         try:
-            told = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
-        except AttributeError:
-            told = True  # another vLLM's report: told as far as it is understood
-        if told:
-            self._completions(connector, out, ended)
+            return self._probe.ended(connector, connector_output)
+        except Exception:
+            self._blind()
+            return ()
 
     @_never_breaks
-    def _completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
+    def completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
+        """What the workers reported: transfers that ended, and blocks that could not be loaded."""
         at_ns = time_ns()
         for number in ended:
             self._transfers.over(Kind.TRANSFER_END, number, (False, self._steps))
@@ -212,9 +220,8 @@ class Teller:
     def ended(self, request: Any, delayed: bool) -> None:
         context = self._recorder.context(request)
         if context.ended is None:  # another child of a MultiConnector may have told it
-            outcome = request.status.name.removeprefix("FINISHED_").lower()
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
-            values = (*counts, outcome, delayed, None, self._steps, self._hashes(context, request))
+            values = (*counts, _outcome(request.status), delayed, None, self._steps, self._hashes(context, request))
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, time_ns(), values)
             self._recorder.end(context)
 
@@ -224,13 +231,11 @@ class Teller:
 
     def loaded(self, connector: Any, start_ns: int) -> None:
         """What this step has loaded."""
-        if moved := self._seen_by(self._probe.loads, connector):
-            self._moved(Kind.LOAD, connector, start_ns, moved)
+        self._moved(Kind.LOAD, self._probe.loads, connector, start_ns)
 
     def stored(self, connector: Any, start_ns: int) -> None:
         """What this step has stored."""
-        if moved := self._seen_by(self._probe.stores, connector):
-            self._moved(Kind.STORE, connector, start_ns, moved)
+        self._moved(Kind.STORE, self._probe.stores, connector, start_ns)
 
     @_never_breaks
     def flush(self) -> None:
@@ -240,25 +245,26 @@ class Teller:
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """What the probe saw of a step, in the order in which it happens: what is evicted makes room for what is stored."""
         at_ns = time_ns()
-        for plan in seen.planned:
-            if not plan.is_store:
-                self._transfers.plan(plan, at_ns)
+        contexts = [self._transfers.plan(plan, at_ns) for plan in seen.planned if not plan.is_store]
         for evicted in seen.evicted:
             self._tell(Kind.EVICT, None, at_ns, tuple(evicted))
-        for plan in seen.planned:
-            if plan.is_store:
-                self._transfers.plan(plan, at_ns)
-        if seen.planned:
-            self._transfers.hand_over(seen.planned, metadata)
+        contexts += [self._transfers.plan(plan, at_ns) for plan in seen.planned if plan.is_store]
+        self._transfers.hand_over(contexts, metadata)
         for number in seen.flushed:
             self._transfers.over(Kind.FLUSH, number, ())
         for kind, request_id, values in seen.signs:
-            context = None if request_id is None else step.known(self._recorder, request_id)
+            context = None if request_id is None else self._recorder.context_of_id(request_id)
             self._tell(kind, context, at_ns, values)
 
     @_never_breaks
-    def _moved(self, kind: Kind, connector: Any, start_ns: int, moved: Sequence[Moved]) -> None:
-        self._transfers.moved(kind, connector._connector_metadata, start_ns, moved)
+    def _moved(self, kind: Kind, look: Callable[[Any], Sequence[Moved]], connector: Any, start_ns: int) -> None:
+        try:
+            moved = look(connector)
+        except Exception:
+            self._blind()
+            return
+        if moved:
+            self._transfers.moved(kind, connector._connector_metadata, start_ns, moved)
 
     def _tell(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
@@ -276,14 +282,6 @@ class Teller:
         context.hashed += len(fresh)
         return b"".join(bytes(block_hash)[:HASH_BYTES] for block_hash in fresh).hex() or None
 
-    def _seen_by(self, look: Callable[..., Sequence[Any]], *about: Any) -> Sequence[Any]:
-        """What a method of the probe sees."""
-        try:
-            return look(*about)
-        except Exception:
-            self._blind()
-            return ()
-
     def _give_up(self) -> None:
         logger.exception("kvtrail: %s could not be told; nothing more is recorded of it", self._name)
         recorder, self._recorder = self._recorder, None
@@ -296,6 +294,6 @@ class Teller:
             self._name,
         )
         self._probe = Probe()
-        self.sees_ends = self.sees_transfers = False
+        self.sees_ends = False
         if self._recorder is not None:
             self._recorder.lose()

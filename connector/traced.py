@@ -2,7 +2,7 @@
 
 A subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
 `get_required_kvcache_layout`, `build_prom_metrics`, ...): a subclass answers all of it as X does, today's questions and
-tomorrow's. The per-layer calls are not touched at all.
+tomorrow's. Of a worker's calls only those that copy are touched, where a probe sees what they copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from itertools import count
 from time import time_ns
 from typing import Any
@@ -40,12 +40,24 @@ class Tracing:
     """
 
     _kvtrail_plain: Any
-    """The connector class. A method is called as its, since `super()` takes three times as long to find it at every step."""
-
-    # A connector's constructor may call its own methods, and its destructor runs even if the constructor failed.
-    _kvtrail = Teller()
+    """The connector class. A method is called as its, and not by way of `super()`, which takes three times as long."""
+    _kvtrail: Teller
+    _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
+    _kvtrail_build: Callable[..., Any]
+    _kvtrail_update: Callable[..., Any]
     _kvtrail_guard = Guard.OBSERVE
     _kvtrail_finishing = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What the methods of every step need, before the constructor: that may call methods, and the destructor runs even
+        if it fails. Attributes of the object that no class has one like, since CPython finds these soonest."""
+        self: Any = super().__new__(cls)
+        plain = cls._kvtrail_plain
+        self._kvtrail = Teller()
+        self._kvtrail_look_up = plain.get_num_new_matched_tokens
+        self._kvtrail_build = plain.build_connector_meta
+        self._kvtrail_update = plain.update_connector_output
+        return self
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
@@ -76,9 +88,8 @@ class Tracing:
             name=name,
             source=b"".join(wire.attribute(key, value) for key, value in source.items()),
             probe=probe,
+            guarded=settings.guard is not Guard.OBSERVE,
         )
-
-    # Scheduler's side.
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> Any:
         result = self._kvtrail_plain.bind_kv_cache_manager(self, kv_cache_manager)
@@ -91,18 +102,14 @@ class Tracing:
         return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns = time_ns()
+        start_ns, look_up = time_ns(), self._kvtrail_look_up
         try:
-            answer: tuple[int | None, bool] = self._kvtrail_plain.get_num_new_matched_tokens(
-                self, request, num_computed_tokens
-            )
+            answer = look_up(self, request, num_computed_tokens)
         except BaseException as error:
             asked = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
             self._kvtrail.failed(Kind.LOOKUP, request, start_ns, asked, error)
             raise
-        refused = self._kvtrail.lookup(
-            self, request, num_computed_tokens, start_ns, answer, self._kvtrail_guard is not Guard.OBSERVE
-        )
+        refused = self._kvtrail.lookup(self, request, num_computed_tokens, start_ns, answer)
         if refused is None:
             return answer
         if self._kvtrail_guard is Guard.RAISE:
@@ -120,15 +127,22 @@ class Tracing:
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        metadata = self._kvtrail_plain.build_connector_meta(self, scheduler_output)
+        build = self._kvtrail_build
+        metadata = build(self, scheduler_output)
         self._kvtrail.step(self, scheduler_output, metadata)
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        teller = self._kvtrail
+        teller, update = self._kvtrail, self._kvtrail_update
         ended = teller.ending(self, connector_output) if teller.sees_ends else ()
-        result = self._kvtrail_plain.update_connector_output(self, connector_output)
-        teller.completions(self, connector_output, ended)
+        result = update(self, connector_output)
+        out = connector_output
+        try:
+            told = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
+        except AttributeError:
+            told = True  # another vLLM's report: told as far as it is understood
+        if told:
+            teller.completions(self, out, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
@@ -138,26 +152,6 @@ class Tracing:
         succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
         self._kvtrail.reset(succeeded)
         return succeeded
-
-    # Worker's side.
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> Any:
-        if not self._kvtrail.sees_transfers:
-            return self._kvtrail_plain.start_load_kv(self, forward_context, **kwargs)
-        start_ns = time_ns()
-        result = self._kvtrail_plain.start_load_kv(self, forward_context, **kwargs)
-        self._kvtrail.loaded(self, start_ns)
-        return result
-
-    def wait_for_save(self) -> Any:
-        if not self._kvtrail.sees_transfers:
-            return self._kvtrail_plain.wait_for_save(self)
-        start_ns = time_ns()
-        result = self._kvtrail_plain.wait_for_save(self)
-        self._kvtrail.stored(self, start_ns)
-        return result
-
-    # Both.
 
     def shutdown(self) -> Any:
         try:
@@ -199,8 +193,30 @@ def traced(cls: type) -> type:
         return cls
     mixin = TracingHMA if supports_hma(cls) else Tracing
     name = cls.__name__.removeprefix(UNTRACED) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
-    own = {"__module__": "connector", "__qualname__": name, "__doc__": cls.__doc__, "_kvtrail_plain": cls}
+    own: dict[str, Any] = {
+        "__module__": "connector",
+        "__qualname__": name,
+        "__doc__": cls.__doc__,
+        "_kvtrail_plain": cls,
+    }
+    probe = probe_for(cls)
+    for call, tell in ((probe.load_call, Teller.loaded), (probe.store_call, Teller.stored)):
+        if call is not None:
+            own[call] = _moving(getattr(cls, call), tell)
     return type(name, (mixin, cls), own)
+
+
+def _moving(plain: Callable[..., Any], tell: Callable[[Teller, Any, int], None]) -> Callable[..., Any]:
+    """A worker's method that copies, and tells what it has copied."""
+
+    @wraps(plain)
+    def moving(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start_ns = time_ns()
+        result = plain(self, *args, **kwargs)
+        tell(self._kvtrail, self, start_ns)
+        return result
+
+    return moving
 
 
 def _chunk_size(probe: Probe, connector: Any) -> int | None:

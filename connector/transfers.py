@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import time_ns
 from typing import Any
 
-from connector import step
+from connector.context import RequestContext
 from connector.probes import Moved, Planned
 from connector.recorder import Recorder
 from tracer.semconv import Kind
@@ -32,17 +32,21 @@ class Transfers:
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers; those that have ended are kept for a while, for a second report of them."""
 
-    def plan(self, plan: Planned, at_ns: int) -> None:
-        """What the workers are told to copy."""
-        context = step.known(self._recorder, plan.request_id)
-        if plan.job is not None:
-            self._jobs[plan.job] = plan.request_id
+    def plan(self, plan: Planned, at_ns: int) -> RequestContext:
+        """What the workers are told to copy; returns whose tokens they are."""
+        request_id, is_store, start, tokens, blocks, keys, job, present = plan
+        context: RequestContext = self._recorder.context_of_id(request_id)
+        if job is not None:
+            self._jobs[job] = request_id
             if len(self._jobs) > MOST_JOBS:
                 self._jobs.popitem(last=False)
-        values: tuple[Any, ...] = (plan.start, plan.tokens, plan.blocks if context.detailed else None)
-        values += (plan.keys, plan.job, plan.present) if plan.is_store else (plan.keys, plan.job)
-        kind = _STORE_PLAN if plan.is_store else _LOAD_PLAN
+        table = blocks if context.detailed else None
+        values: tuple[Any, ...] = (start, tokens, table, keys, job)
+        if is_store:
+            values = (*values, present)
+        kind = _STORE_PLAN if is_store else _LOAD_PLAN
         self._recorder.record(kind, self._source, context, at_ns, at_ns, values)
+        return context
 
     def over(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
         """A numbered transfer has ended, or is waited for; nothing is known of one that was not planned."""
@@ -59,9 +63,8 @@ class Transfers:
             context = self._recorder.context_of_id(request_id)
             self._recorder.record(kind.value, self._source, context, start_ns, end_ns, (*values, None))
 
-    def hand_over(self, planned: Sequence[Planned], metadata: Any) -> None:
+    def hand_over(self, contexts: Iterable[RequestContext], metadata: Any) -> None:
         """Tell workers in other processes the traces of what they copy that are a caller's; others they can derive."""
-        contexts = [self._recorder.context_of_id(plan.request_id) for plan in planned]
         places = {context.request_id: (context.root, context.sampled) for context in contexts if context.has_caller}
         if places:
             try:

@@ -73,8 +73,7 @@ class Kept:
     def spans(self) -> list[Span]:
         """The spans, as a tracer would have received them."""
         encoder = Encoder(self._resource, self._span_id_base)
-        batches = (self._held[first : first + BATCH] for first in range(0, len(self._held), BATCH))
-        payloads = (encoder.request([encoder.spans(batch)]) for batch in batches)
+        payloads = encoder.requests(self._held, BATCH)
         return [span for p in payloads for span in otlp.spans(ExportTraceServiceRequest.FromString(p))]
 
     def _event(self, recorded: Recorded) -> Event:

@@ -71,7 +71,9 @@ class AsyncDeclaration:
 class PhantomHit:
     """An evicted chunk stays in the index: lookups go on claiming it."""
 
-    tells_more = True
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self.tells_more = True
 
     def take_evicted(self) -> list[Evicted]:
         evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]

@@ -148,10 +148,9 @@ class EvictedHit:
     https://github.com/vllm-project/vllm/pull/42289.
     """
 
-    tells_more = True
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self.tells_more = True
         self._found: list[str] = []
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -13,10 +13,9 @@ from tracer.semconv import Kind
 class _Telling:
     """Hears of lookups and ends, and tells signs of them."""
 
-    tells_more = True
-
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        self.tells_more = True
         self._signs: list[Sign] = []
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:

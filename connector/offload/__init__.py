@@ -7,7 +7,7 @@ traced, in the same way as any other connector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -29,14 +29,13 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """Chunks of KV in host memory, looked up by the longest stored prefix and saved as soon as they are computed."""
 
     _cache_hit_source = CacheHitSource.HOST
-    answered_from_memory = False
-    """Whether the last lookup was answered without looking. Never here; a known fault (`connector.faults`) does it."""
-
-    tells_more = False
-    """Whether there are signs, or evictions without a store. Never here; known faults have them."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        self.answered_from_memory = False
+        """Whether the last lookup was answered without looking. Never here; a known fault (`connector.faults`) does it."""
+        self.tells_more = False
+        """Whether there are signs, or evictions without a store. Never here; known faults have them."""
         config = from_vllm(vllm_config, kv_cache_config)
         self._chunk_size = config.chunk_size
         if role is KVConnectorRole.SCHEDULER:
@@ -79,7 +78,8 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._memory.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._memory.load(self._bound_plan().loads)
+        if copies := self._bound_plan().loads:
+            self.load_chunks(copies)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """All layers are loaded before the forward pass begins."""
@@ -88,7 +88,16 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """All layers are stored when the forward pass has ended."""
 
     def wait_for_save(self) -> None:
-        self._memory.store(self._bound_plan().stores)
+        if copies := self._bound_plan().stores:
+            self.store_chunks(copies)
+
+    def load_chunks(self, copies: Sequence[Copy]) -> None:
+        """Copy from host memory into KV blocks."""
+        self._memory.load(copies)
+
+    def store_chunks(self, copies: Sequence[Copy]) -> None:
+        """Copy from KV blocks into host memory."""
+        self._memory.store(copies)
 
     # What a probe may read.
 

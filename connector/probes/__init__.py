@@ -76,11 +76,13 @@ class Probe:
     """Sees nothing. Subclasses read the connector's own state, and must not change it.
 
     Attributes:
-        sees_transfers: whether `loads` and `stores` are worth asking.
+        load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are
+            asked; None where they would see nothing.
         sees_ends: whether `ended` is.
     """
 
-    sees_transfers = False
+    load_call: str | None = None
+    store_call: str | None = None
     sees_ends = False
 
     def chunk_size(self, connector: Any) -> int | None:
@@ -105,11 +107,11 @@ class Probe:
         return ()
 
     def loads(self, connector: Any) -> Sequence[Moved]:
-        """On a worker, after `start_load_kv`: what this step loaded."""
+        """On a worker, after its `load_call`: what this step loaded."""
         return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        """On a worker, after `wait_for_save`: what this step stored."""
+        """On a worker, after its `store_call`: what this step stored."""
         return ()
 
 

@@ -20,7 +20,7 @@ _FOREIGN = (AttributeError, TypeError)
 class LMCacheProbe(Probe):
     """Of one connector object, since it remembers what it has seen."""
 
-    sees_transfers = True
+    load_call, store_call = "start_load_kv", "wait_for_save"
 
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -9,7 +9,7 @@ from connector.probes import Moved, Planned, Probe, Seen
 
 
 class OffloadProbe(Probe):
-    sees_transfers = True
+    load_call, store_call = "load_chunks", "store_chunks"  # not called in a step that copies nothing
 
     def chunk_size(self, connector: Any) -> int | None:
         return connector.chunk_size  # type: ignore[no-any-return]  # the connector is known by name only
@@ -26,16 +26,15 @@ class OffloadProbe(Probe):
         loads = [_planned(copy, is_store=False) for copy in metadata.loads]
         stores = [_planned(copy, is_store=True) for copy in metadata.stores]
         stores += [_planned(copy, is_store=True, present=True) for copy in metadata.present]
-        stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
+        if len(stores) > 1:
+            stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
         return Seen(loads + stores, connector.take_evicted(), (), connector.take_signs())
 
     def loads(self, connector: Any) -> Sequence[Moved]:
-        plan = connector._connector_metadata
-        return connector.moved(plan.loads) if plan.loads else ()
+        return connector.moved(connector._connector_metadata.loads)  # type: ignore[no-any-return]  # known by name only
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        plan = connector._connector_metadata
-        return connector.moved(plan.stores) if plan.stores else ()
+        return connector.moved(connector._connector_metadata.stores)  # type: ignore[no-any-return]  # known by name only
 
 
 def _planned(copy: Any, *, is_store: bool, present: bool | None = None) -> Planned:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import until
 
 from connector import outlet
 from connector import recorder as recorder_module
@@ -124,40 +125,79 @@ def test_a_refused_batch_is_sent_again() -> None:
 
 
 class Busy(Memory):
-    """While the first batch is sent, two more events are recorded; the first sign of life comes when there is no more to
-    send."""
+    """While the first batch is sent, two more events are recorded."""
 
     recorder: Recorder
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = True
-        self.beaten = threading.Event()
-        self.at_the_beat = 0
+    first = True
 
     def send(self, payload: bytes) -> bool:
         sent = super().send(payload)
-        if self.first:
+        if self.first and lookups(self):
             self.first = False
             record(self.recorder, a_request(), 2)
-        if not self.beaten.is_set() and any(isinstance(event, Heartbeat) for event in self.events()):
-            self.at_the_beat = len(lookups(self))
-            self.beaten.set()
         return sent
 
 
 def test_what_comes_while_a_batch_is_sent_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an engine at work would have every few events sent on their own."""
-    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    monkeypatch.setattr(recorder_module, "HAND_OVER", 8)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     line = Busy()
-    line.recorder = a_recorder(line)
-    record(line.recorder, a_request(), 5)
-    assert line.beaten.wait(60)
-    assert line.at_the_beat == 4
-    assert line.recorder.flush(60)
-    assert len(lookups(line)) == 7
-    line.recorder.close()
+    line.recorder = recorder = a_recorder(line)
+    assert recorder.flush(60)  # the first sign of life, number 0
+    done, beat = threading.Event(), recorder._beat
+
+    def when_all_is_sent(closing: bool) -> Any:
+        if lookups(line):
+            done.set()
+        return beat(closing)
+
+    monkeypatch.setattr(recorder, "_beat", when_all_is_sent)
+    record(recorder, a_request(), 8)  # the last of them wakes the thread
+    assert done.wait(60)
+    assert len(lookups(line)) == 8
+    assert recorder.flush(60)
+    assert len(lookups(line)) == 10
+    recorder.close()
+
+
+def test_many_events_are_sent_before_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a short ring would run over in an engine that tells much."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    line = Memory()
+    recorder = a_recorder(line)
+    for _ in range(20):
+        record(recorder, a_request(), 16)
+        until(lambda: len(recorder._ring.waiting) < 48)
+    assert recorder.dropped == 0
+    recorder.close()
+
+
+def test_a_full_ring_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an engine does before it dies is told, and not what it did when the tracer was lost."""
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    line = Memory()
+    line.open.clear()
+    recorder = a_recorder(line)
+    record(recorder, a_request(), 1000)
+    line.open.set()
+    recorder.close()
+    last = [e.sequence for e in lookups(line)][-9:]
+    assert last == list(range(last[0], last[0] + 9))
+    assert last[-1] >= 998
+
+
+def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
+    line = Memory()
+    recorder = a_recorder(line)
+    record(recorder, a_request(), 450)
+    recorder.close()
+    sizes = [len(list(otlp.spans(ExportTraceServiceRequest.FromString(each)))) for each in line.payloads]
+    assert max(sizes) == 100
+    assert len(lookups(line)) == 450
 
 
 def test_an_absent_tracer_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

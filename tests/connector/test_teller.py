@@ -70,6 +70,7 @@ def test_what_could_not_be_told_is_missing_in_the_numbers(what: str) -> None:
     second.lookup(None, request, 0, 3, ANSWER)
     recorder.close()
     assert [(e.sequence, e.request_sequence) for e in lookups(line)] == [(0, 0), (2, 2)]
+    assert recorder.dropped == 0, "nothing came too late or too fast"
 
 
 class Copying(Probe):
