@@ -18,7 +18,7 @@ from connector.context import RequestContext
 from connector.level import LevelSwitch
 from connector.probes import Moved, Probe, Seen
 from connector.recorder import Recorder
-from connector.transfers import Transfers
+from connector.transfers import Places, Transfers
 from tracer.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -244,15 +244,20 @@ class Teller:
     @_never_breaks
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """What the probe saw of a step, in the order in which it happens: what is evicted makes room for what is stored."""
-        at_ns = time_ns()
-        contexts = [self._transfers.plan(plan, at_ns) for plan in seen.planned if not plan.is_store]
-        for evicted in seen.evicted:
-            self._tell(Kind.EVICT, None, at_ns, tuple(evicted))
-        contexts += [self._transfers.plan(plan, at_ns) for plan in seen.planned if plan.is_store]
-        self._transfers.hand_over(contexts, metadata)
-        for number in seen.flushed:
-            self._transfers.over(Kind.FLUSH, number, ())
-        for kind, request_id, values in seen.signs:
+        at_ns, transfers = time_ns(), self._transfers
+        loads, stores, evicted, flushed, signs = seen
+        places: Places = {}
+        if loads:
+            transfers.plan_loads(loads, at_ns, places)
+        for chunk in evicted:
+            self._tell(Kind.EVICT, None, at_ns, tuple(chunk))
+        if stores:
+            transfers.plan_stores(stores, at_ns, places)
+        if places:
+            transfers.hand_over(places, metadata)
+        for number in flushed:
+            transfers.over(Kind.FLUSH, number, ())
+        for kind, request_id, values in signs:
             context = None if request_id is None else self._recorder.context_of_id(request_id)
             self._tell(kind, context, at_ns, values)
 

@@ -21,6 +21,9 @@ MOST_JOBS = 65_536
 HANDED_OVER = "_kvtrail_places"
 """Attribute of a connector's metadata by which the scheduler's side tells the workers of callers' traces."""
 
+Places = dict[str, tuple[bytes, bool]]
+"""By request: its root in its caller's trace, and whether that is sampled."""
+
 
 class Transfers:
     """Those of one connector object. Whoever calls it sees to it that what fails here breaks nothing."""
@@ -32,21 +35,19 @@ class Transfers:
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers; those that have ended are kept for a while, for a second report of them."""
 
-    def plan(self, plan: Planned, at_ns: int) -> RequestContext:
-        """What the workers are told to copy; returns whose tokens they are."""
-        request_id, is_store, start, tokens, blocks, keys, job, present = plan
-        context: RequestContext = self._recorder.context_of_id(request_id)
-        if job is not None:
-            self._jobs[job] = request_id
-            if len(self._jobs) > MOST_JOBS:
-                self._jobs.popitem(last=False)
-        table = blocks if context.detailed else None
-        values: tuple[Any, ...] = (start, tokens, table, keys, job)
-        if is_store:
-            values = (*values, present)
-        kind = _STORE_PLAN if is_store else _LOAD_PLAN
-        self._recorder.record(kind, self._source, context, at_ns, at_ns, values)
-        return context
+    def plan_loads(self, plans: Iterable[Planned], at_ns: int, places: Places) -> None:
+        """What the workers are told to load. Adds to `places` those requests whose trace is a caller's."""
+        for request_id, start, tokens, blocks, keys, job, _ in plans:
+            context = self._planned(request_id, job, places)
+            values = (start, tokens, blocks if context.detailed else None, keys, job)
+            self._recorder.record(_LOAD_PLAN, self._source, context, at_ns, at_ns, values)
+
+    def plan_stores(self, plans: Iterable[Planned], at_ns: int, places: Places) -> None:
+        """The same, to store."""
+        for request_id, start, tokens, blocks, keys, job, present in plans:
+            context = self._planned(request_id, job, places)
+            values = (start, tokens, blocks if context.detailed else None, keys, job, present)
+            self._recorder.record(_STORE_PLAN, self._source, context, at_ns, at_ns, values)
 
     def over(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
         """A numbered transfer has ended, or is waited for; nothing is known of one that was not planned."""
@@ -63,11 +64,19 @@ class Transfers:
             context = self._recorder.context_of_id(request_id)
             self._recorder.record(kind.value, self._source, context, start_ns, end_ns, (*values, None))
 
-    def hand_over(self, contexts: Iterable[RequestContext], metadata: Any) -> None:
+    def hand_over(self, places: Places, metadata: Any) -> None:
         """Tell workers in other processes the traces of what they copy that are a caller's; others they can derive."""
-        places = {context.request_id: (context.root, context.sampled) for context in contexts if context.has_caller}
-        if places:
-            try:
-                setattr(metadata, HANDED_OVER, places)
-            except (AttributeError, TypeError):
-                logger.debug("kvtrail: %s takes no note of callers' traces for its workers", type(metadata))
+        try:
+            setattr(metadata, HANDED_OVER, places)
+        except (AttributeError, TypeError):
+            logger.debug("kvtrail: %s takes no note of callers' traces for its workers", type(metadata))
+
+    def _planned(self, request_id: str, job: int | None, places: Places) -> RequestContext:
+        context: RequestContext = self._recorder.context_of_id(request_id)
+        if job is not None:
+            self._jobs[job] = request_id
+            if len(self._jobs) > MOST_JOBS:
+                self._jobs.popitem(last=False)
+        if context.has_caller:
+            places[request_id] = (context.root, context.sampled)
+        return context

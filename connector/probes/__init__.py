@@ -45,7 +45,6 @@ class Planned(NamedTuple):
     number of the transfer if it runs between steps. `present` chunks are in the store already and are not copied."""
 
     request_id: str
-    is_store: bool
     start: int | None
     tokens: int
     blocks: tuple[int, ...] | None
@@ -63,10 +62,11 @@ class Sign(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a scheduling step has brought: what the workers are told to copy, what was evicted, the numbers of transfers that
-    the workers must wait for, and whatever else happened."""
+    """What a scheduling step has brought: what the workers are told to load and to store, what was evicted, the numbers of
+    transfers that the workers must wait for, and whatever else happened."""
 
-    planned: Sequence[Planned] = ()
+    loads: Sequence[Planned] = ()
+    stores: Sequence[Planned] = ()
     evicted: Sequence[Evicted] = ()
     flushed: Sequence[int] = ()
     signs: Sequence[Sign] = ()

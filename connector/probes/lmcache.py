@@ -50,11 +50,11 @@ class LMCacheProbe(Probe):
         try:
             engine = connector._lmcache_engine
             size = engine._block_size
-            loads = [_planned(r, False, start, end, size) for r, start, end in _to_load(metadata)]
-            planned = loads + [_planned(r, True, start, end, size) for r, start, end in _to_save(engine, metadata)]
+            loads = [_planned(r, start, end, size) for r, start, end in _to_load(metadata)]
+            stores = [_planned(r, start, end, size) for r, start, end in _to_save(engine, metadata)]
         except _FOREIGN:
             return None
-        return Seen(planned) if planned else None
+        return Seen(loads, stores) if loads or stores else None
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond the tokens that vLLM had: up to the first block that LMCache reports as failed."""
@@ -125,11 +125,11 @@ def _to_save(engine: Any, metadata: Any) -> list[tuple[Any, int, int]]:
     return found
 
 
-def _planned(request: Any, is_store: bool, start: int, end: int, block_size: int) -> Planned:
+def _planned(request: Any, start: int, end: int, block_size: int) -> Planned:
     """The blocks stand in the order of their tokens; one that stands twice in LMCache's list stands twice here."""
     first = start // block_size * block_size
     blocks = (request.slot_mapping[first:end:block_size] // block_size).tolist()
-    return Planned(request.req_id, is_store, start, end - start, tuple(blocks))
+    return Planned(request.req_id, start, end - start, tuple(blocks))
 
 
 def _moved(request: Any, start: int, end: int, block_size: int) -> Moved:

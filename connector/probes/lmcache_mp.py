@@ -38,10 +38,11 @@ class LMCacheMPProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         """The tokens that are copied. The first of a retrieval may be in vLLM's cache already, and are then skipped."""
         try:
-            planned = [_planned(request) for request in metadata.requests]
+            loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
+            stores = [_planned(request) for request in metadata.requests if request.direction == "STORE"]
         except _FOREIGN:
             return None
-        return Seen(planned) if planned else None
+        return Seen(loads, stores) if loads or stores else None
 
 
 def blocks_of(op: Any) -> tuple[int, ...] | None:
@@ -54,7 +55,7 @@ def blocks_of(op: Any) -> tuple[int, ...] | None:
 
 def _planned(request: Any) -> Planned:
     op = request.op
-    return Planned(request.request_id, request.direction == "STORE", op.start, op.end - op.start, blocks_of(op))
+    return Planned(request.request_id, op.start, op.end - op.start, blocks_of(op))
 
 
 PROBE = LMCacheMPProbe

@@ -23,12 +23,13 @@ class OffloadProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or connector.tells_more):
             return None  # nothing is evicted but for a store
-        loads = [_planned(copy, is_store=False) for copy in metadata.loads]
-        stores = [_planned(copy, is_store=True) for copy in metadata.stores]
-        stores += [_planned(copy, is_store=True, present=True) for copy in metadata.present]
+        loads = [_planned(copy) for copy in metadata.loads]
+        stores = [_planned(copy) for copy in metadata.stores]
+        if metadata.present:
+            stores += [_planned(copy, present=True) for copy in metadata.present]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
-        return Seen(loads + stores, connector.take_evicted(), (), connector.take_signs())
+        return Seen(loads, stores, connector.take_evicted(), (), connector.take_signs())
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         return connector.moved(connector._connector_metadata.loads)  # type: ignore[no-any-return]  # known by name only
@@ -37,8 +38,8 @@ class OffloadProbe(Probe):
         return connector.moved(connector._connector_metadata.stores)  # type: ignore[no-any-return]  # known by name only
 
 
-def _planned(copy: Any, *, is_store: bool, present: bool | None = None) -> Planned:
-    return Planned(copy.request_id, is_store, copy.start, copy.count, copy.blocks or None, (copy.key,), None, present)
+def _planned(copy: Any, present: bool | None = None) -> Planned:
+    return Planned(copy.request_id, copy.start, copy.count, copy.blocks or None, (copy.key,), None, present)
 
 
 PROBE = OffloadProbe

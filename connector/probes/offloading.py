@@ -18,10 +18,9 @@ class OffloadingProbe(Probe):
         if not (metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush):
             return None
         size = connector._vllm_config.cache_config.block_size
-        jobs = [(number, job, False) for number, job in metadata.load_jobs.items()]
-        jobs += [(number, job, True) for number, job in metadata.store_jobs.items()]
-        planned = [_planned(number, job, is_store, size) for number, job, is_store in jobs]
-        return Seen(planned, flushed=tuple(metadata.jobs_to_flush or ()))
+        loads = [_planned(number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
+        stores = [_planned(number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
+        return Seen(loads, stores, flushed=tuple(metadata.jobs_to_flush or ()))
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         meta = getattr(output, "kv_connector_worker_meta", None)
@@ -35,13 +34,12 @@ class OffloadingProbe(Probe):
         ]
 
 
-def _planned(number: int, job: Any, is_store: bool, size: int) -> Planned:
-    """Blocks of the only KV cache group. Those that need no copy are left out between them, so it is not known whose tokens
-    the others hold."""
-    blocks_of = job.src_spec if is_store else job.dst_spec
-    one_group = len(blocks_of.group_sizes) == 1
-    blocks = tuple(int(block) for block in blocks_of.block_ids)
-    return Planned(job.req_id, is_store, None, len(blocks) * size, blocks if one_group else None, None, number)
+def _planned(number: int, job: Any, in_vllm: Any, size: int) -> Planned:
+    """`in_vllm` names the blocks of the only KV cache group. Those that need no copy are left out between them, so it is not
+    known whose tokens the others hold."""
+    one_group = len(in_vllm.group_sizes) == 1
+    blocks = tuple(int(block) for block in in_vllm.block_ids)
+    return Planned(job.req_id, None, len(blocks) * size, blocks if one_group else None, None, number)
 
 
 PROBE = OffloadingProbe

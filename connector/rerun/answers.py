@@ -62,8 +62,8 @@ def planned(probe: Probe, connector: Any, metadata: Any, recorded: Sequence[Even
     like = recorded[-1]
     epochs = {event.request: event.epoch for event in recorded if event.request}
     seen = probe.stepped(connector, metadata) or Seen()
-    loads = [_plan(plan, like, epochs) for plan in seen.planned if not plan.is_store]
-    stores = [_plan(plan, like, epochs) for plan in seen.planned if plan.is_store]
+    loads = [LoadPlan(**_plan(plan, like, epochs)) for plan in seen.loads]
+    stores = [StorePlan(**_plan(plan, like, epochs), chunk_present=plan.present) for plan in seen.stores]
     return [*loads, *(_evict(each, like) for each in seen.evicted), *stores]
 
 
@@ -78,18 +78,15 @@ def _like(event: Event, request: str | None, epoch: int) -> dict[str, Any]:
     return {**common, "request": request, "epoch": epoch, "error": None, "span_id": f"again-{next(_numbers)}"}
 
 
-def _plan(plan: Planned, like: Event, epochs: dict[str, int]) -> Event:
-    values: dict[str, Any] = {
+def _plan(plan: Planned, like: Event, epochs: dict[str, int]) -> dict[str, Any]:
+    """What the event of a plan says, to load or to store."""
+    return _like(like, plan.request_id, epochs.get(plan.request_id, 0)) | {
         "start": plan.start,
         "count": plan.tokens,
         "blocks_ids": plan.blocks,
         "chunk_keys": plan.keys,
         "transfer_id": plan.job,
     }
-    common = _like(like, plan.request_id, epochs.get(plan.request_id, 0))
-    if plan.is_store:
-        return StorePlan(**common, **values, chunk_present=plan.present)
-    return LoadPlan(**common, **values)
 
 
 def _evict(evicted: Evicted, like: Event) -> Event:

@@ -130,9 +130,8 @@ def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
     connector._connector_metadata.requests.append(a_request(512, table, load_spec=LoadSpec(400, 512)))
     seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
     assert seen is not None
-    load, store = seen.planned
-    assert load == Planned("r", False, 400, 112, (62, 63, 23, 23))
-    assert store == Planned("r", True, 256, 256, tuple(table[8:]))
+    assert seen.loads == [Planned("r", 400, 112, (62, 63, 23, 23))]
+    assert seen.stores == [Planned("r", 256, 256, tuple(table[8:]))]
 
 
 def test_a_block_that_stands_twice_counts_once() -> None:

@@ -77,7 +77,7 @@ class Copying(Probe):
     """One that sees a store of every request, planned and carried out."""
 
     def stepped(self, connector: Any, metadata: Any) -> Seen:
-        return Seen([Planned(REQUEST, True, 0, 256, (1, 2))])
+        return Seen(stores=[Planned(REQUEST, 0, 256, (1, 2))])
 
     def stores(self, connector: Any) -> list[Moved]:
         return [Moved(REQUEST, 0, 256, 2, None)]
