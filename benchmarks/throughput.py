@@ -1,6 +1,7 @@
 """What tracing costs vLLM: the same OffloadConnector traced and untraced, round by round in turn.
 
-`bare`: the bare scheduler, thousands of steps a second, where each microsecond shows. `engine`: the real engine on the CPU.
+`bare`: the bare scheduler, thousands of steps a second, where each microsecond shows. `thread`: the same, but only the CPU of
+the scheduler's thread, and nothing is sent. `engine`: the real engine on the CPU.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import rounds
 
@@ -22,33 +25,51 @@ TURNS = 10
 """Turns of the bare scheduler in a round."""
 
 
-def bare(folder: Path, count: int) -> None:
+class Nowhere:
+    """Takes what is recorded, and sends it nowhere."""
+
+    endpoint = "nowhere"
+
+    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None: ...
+
+    def send(self, events: Sequence[Any]) -> bool:
+        return True
+
+    def close(self) -> None: ...
+
+
+def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     """Steps a second, in one process, in turns of about 50 ms, since a shared machine changes its speed from one second to
-    the next. A turn's time is its wall time, and the CPU that it takes to send what it has recorded."""
+    the next. A turn's time is its wall time, and the CPU that it takes to send what it has recorded; or, `of_thread`, the CPU
+    of the scheduler's thread."""
     from connector.drive.bare import BareScheduler
     from connector.drive.workload import shared_prefixes
     from connector.recorder import recorders
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
+    clock = time.thread_time if of_thread else time.perf_counter
     gc.disable()  # between the turns instead
     for number in range(count * TURNS + 1):
         for side in SIDES if number % 2 else SIDES[::-1]:
             scheduler = schedulers[side]
             gc.collect(1)
-            before, started = scheduler.steps, time.perf_counter()
+            before, started = scheduler.steps, clock()
             for job in shared_prefixes(seed=number):
                 scheduler.add(f"{number}-{job.id}", list(job.prompt), job.max_tokens)
             scheduler.run()
-            spent = time.perf_counter() - started
+            spent = clock() - started
             cpu = time.process_time()
             for recorder in recorders():
                 recorder.flush()
-            spent += time.process_time() - cpu
+            spent += 0 if of_thread else time.process_time() - cpu
             scheduler.scheduler.reset_prefix_cache()
             if number:  # the first turn warms up
                 rates[side].append((scheduler.steps - before) / spent)
-    rounds.tell("bare scheduler", rates[SIDES[0]], rates[SIDES[1]], "steps/s", ("traced", "untraced"))
+    what, names = "bare scheduler" + (", its thread's CPU" if of_thread else ""), ("traced", "untraced")
+    rounds.tell(what, rates[SIDES[0]], rates[SIDES[1]], "steps/s", names)
+    each = {side: [1e6 / rate for rate in rates[side]] for side in SIDES}
+    rounds.tell("a step", each[SIDES[0]], each[SIDES[1]], "us", names)
 
 
 def engine(folder: Path, count: int, layers: int) -> None:
@@ -105,7 +126,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bare", "engine"])
+    parser.add_argument("what", choices=["bare", "thread", "engine"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
@@ -113,15 +134,20 @@ def main() -> None:
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if arguments.tracer != "absent":
+        if arguments.what == "thread":
+            from connector.recorder import handing_to
+
+            stack.enter_context(handing_to(Nowhere))
+        elif arguments.tracer != "absent":
             process = stack.enter_context(rounds.tracer(folder, GRPC_PORT, HTTP_PORT))
             if arguments.tracer == "hung":
                 process.send_signal(signal.SIGSTOP)
-        print(f"tracer: {arguments.tracer}")
-        if arguments.what == "bare":
-            bare(folder, arguments.rounds)
-        else:
+        if arguments.what != "thread":
+            print(f"tracer: {arguments.tracer}")
+        if arguments.what == "engine":
             engine(folder, arguments.rounds, arguments.layers)
+        else:
+            bare(folder, arguments.rounds, of_thread=arguments.what == "thread")
 
 
 if __name__ == "__main__":
