@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from opentelemetry.propagate import extract
@@ -62,6 +63,9 @@ is one, and the request's id."""
 Recorded = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
 """kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in Unix nanoseconds,
 error, and the values of `semconv.FIELDS[kind]`. Nothing but what `marshal` knows, so that it can leave the process."""
+
+number_of = itemgetter(3)
+"""An event's number among its recorder's."""
 
 
 def root_ids(engine_id: str, request_id: str, incarnation: int = 0) -> bytes:

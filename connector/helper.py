@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from connector.context import Recorded
+from connector.context import Recorded, number_of
 from connector.encode import Encoder, spans_in_a_request
 from connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
-from connector.transport import from_environment
+from connector.transport import Delivery, from_environment
 from tracer.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 1.5
@@ -43,6 +43,7 @@ def main() -> None:
         return
     resource, span_id_base = first
     encoder, sender, most = Encoder(resource, span_id_base), from_environment(), spans_in_a_request()
+    delivery = Delivery(sender)
     last: Recorded | None = None
     heartbeat: Recorded | None = None
     for events in _batches(pipe):
@@ -53,7 +54,7 @@ def main() -> None:
             continue
         last = events[-1]
         heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
-        os.write(answers, SENT if all(map(sender.send, payloads)) else NOT_SENT)
+        os.write(answers, SENT if delivery.send(number_of(events[0]), payloads) else NOT_SENT)
     if last is not None and heartbeat is not None and not heartbeat[-1][_CLOSED]:
         sender.send(*encoder.requests([_goodbye(last, heartbeat)], most))
     sender.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from connector import transport
-from connector.context import Recorded
+from connector.context import Recorded, number_of
 from connector.encode import Encoder, batches, spans_in_a_request
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -57,6 +57,7 @@ class InProcess:
     def __init__(self, sender: transport.Transport) -> None:
         self.endpoint = sender.endpoint
         self._sender = sender
+        self._delivery = transport.Delivery(sender)
         self._most = spans_in_a_request()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
@@ -64,7 +65,7 @@ class InProcess:
 
     def send(self, events: Sequence[Recorded]) -> bool:
         requests = [self._encoder.request(self._spans(batch)) for batch in batches(events, self._most)]
-        return all(map(self._sender.send, requests))
+        return self._delivery.send(number_of(events[0]), requests)
 
     def _spans(self, batch: Sequence[Recorded]) -> Iterator[bytes]:
         for few in batches(batch, SLICE):

@@ -236,8 +236,11 @@ class Recorder:
                 if sent:
                     unsent = []
                     least = 1 if closing or ticket != self._tickets else self._many  # a few may wait for more
+            if not sent and (closing or self._ring.is_full):
+                self._given_up += len(unsent)  # perhaps it is these that nobody takes: let others try
+                unsent = []
             if not sent and closing:
-                self._given_up += len(unsent) + len(self._ring.take(len(self._ring.waiting)))
+                self._given_up += len(self._ring.take(len(self._ring.waiting)))
             if sent:
                 with self._flushed:
                     self._tickets = ticket

@@ -5,12 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from itertools import count
-from operator import itemgetter
 
-from connector.context import Recorded
-
-_number_of = itemgetter(3)
-"""An event's number among its recorder's."""
+from connector.context import Recorded, number_of
 
 
 class Ring:
@@ -34,7 +30,7 @@ class Ring:
             if held < least:
                 return []
             events = [self.waiting.popleft() for _ in range(min(held, most))]
-            up_to = _number_of(events[-1]) + 1
+            up_to = number_of(events[-1]) + 1
             self._dropped += up_to - self._taken_up_to - len(events)
             self._taken_up_to = up_to
             return events
@@ -46,7 +42,12 @@ class Ring:
             self._taken_up_to += 1
 
     @property
+    def is_full(self) -> bool:
+        """Whether the next event drops one."""
+        return len(self.waiting) == self.waiting.maxlen
+
+    @property
     def dropped(self) -> int:
         """How many events made room for others."""
         with self._taking:
-            return max(0, self._dropped + (_number_of(self.waiting[0]) - self._taken_up_to if self.waiting else 0))
+            return max(0, self._dropped + (number_of(self.waiting[0]) - self._taken_up_to if self.waiting else 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from opentelemetry.sdk.environment_variables import (
@@ -34,6 +34,26 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give up what is being sent."""
+
+
+class Delivery:
+    """Sends the requests of one batch after another. Of a batch that comes again, only those that were not acknowledged."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._batch: int | None = None
+        self._acknowledged = 0
+
+    def send(self, batch: int, requests: Sequence[bytes]) -> bool:
+        """True once all requests are acknowledged. `batch` is a number that no other batch has, and its requests are always
+        the same."""
+        if batch != self._batch:
+            self._batch, self._acknowledged = batch, 0
+        for request in requests[self._acknowledged :]:
+            if not self._transport.send(request):
+                return False
+            self._acknowledged += 1
+        return True
 
 
 class _Grpc:

@@ -188,6 +188,49 @@ def test_a_full_ring_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert last[-1] >= 998
 
 
+class Moody(Memory):
+    """It refuses every third request."""
+
+    asked = 0
+
+    def send(self, payload: bytes) -> bool:
+        self.asked += 1
+        return self.asked % 3 != 0 and super().send(payload)
+
+
+def test_what_was_acknowledged_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    line = Moody()
+    recorder = a_recorder(line)
+    record(recorder, a_request(), 200)
+    assert recorder.flush(60)
+    recorder.close()
+    assert [event.sequence for event in line.events()] == list(range(len(line.events())))
+    assert len(lookups(line)) == 200
+
+
+class Picky(Memory):
+    """It refuses what holds a certain request, for good."""
+
+    def send(self, payload: bytes) -> bool:
+        return b"unwanted" not in payload and super().send(payload)
+
+
+def test_what_is_refused_for_good_does_not_block_the_way_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    line = Picky()
+    recorder = a_recorder(line)
+    record(recorder, a_request("unwanted"))
+    assert not recorder.flush(timeout_s=0.2)
+    record(recorder, a_request("wanted"), 20)
+    until(lambda: lookups(line))
+    assert {event.request for event in lookups(line)} == {"wanted"}
+    recorder.close()
+    assert len(lookups(line)) + recorder.dropped == 21
+
+
 def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
