@@ -9,7 +9,7 @@ import os
 
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it when it is imported
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +20,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from tracer import __version__
 from tracer.efficiency import Admission, Wait
@@ -32,6 +34,20 @@ from tracer.work import CALL_SECONDS, Work, exemplar
 
 disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+
+Checks = Mapping[tuple[str, Verdict], int]
+"""How often each rule, by its id, gave each verdict."""
+
+
+class _ChecksCollector(Collector):
+    def __init__(self, read: Callable[[], Checks]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        family = CounterMetricFamily("kvtrail_checks", "Judgements of the rules.", labels=("rule", "verdict"))
+        for labels, count in self._read().items():
+            family.add_metric(labels, count)
+        yield family
 
 
 class Metrics:
@@ -55,7 +71,6 @@ class Metrics:
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
         self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that lack what their kind needs.")
         self.store_failures = counter("store_failures", "Writes that the store refused; the sender tries again.")
-        self.checks = counter("checks", "Judgements of the rules.", ("rule", "verdict"))
         self.findings = counter(
             "findings",
             "Contradictions found: one for each rule, request and epoch.",
@@ -100,6 +115,10 @@ class Metrics:
         gauge = self._watched[name] = Gauge(f"kvtrail_{name}", text, registry=self.registry)
         gauge.set_function(read)
 
+    def watch_checks(self, read: Callable[[], Checks]) -> None:
+        """Add the counter of judgements, which is read when Prometheus asks."""
+        self.registry.register(_ChecksCollector(read))
+
     def received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
         """Count an engine's events in a batch: the oldest ended then, and the batch was stored at that moment of this
         machine's clock."""
@@ -127,10 +146,6 @@ class Metrics:
         connector = self._series.connectors.name(finding.connector)
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
         series.inc(1, exemplar(finding.trace_id))
-
-    def judged(self, rule: str, verdict: Verdict, count: int) -> None:
-        """Count judgements."""
-        self.checks.labels(rule, verdict).inc(count)
 
     def stand(self, state: EngineState) -> None:
         """Show how an engine stands."""

@@ -22,11 +22,11 @@ from tracer.account import Account
 from tracer.detect import GRACE_NS, Detector
 from tracer.efficiency import Efficiency
 from tracer.events import Event, Heartbeat
-from tracer.findings import Finding, Verdict
+from tracer.findings import Finding
 from tracer.gaps import Gaps
 from tracer.lanes import lane_of
 from tracer.ledger import MOST_REQUESTS, Ledger
-from tracer.metrics import Metrics
+from tracer.metrics import Checks, Metrics
 from tracer.spans import Span
 from tracer.standing import Sender, standings
 from tracer.store import Batch, StoreError, Writer
@@ -117,10 +117,10 @@ class Pipeline:
         self._changed: dict[str, Finding] = {}
         self._reported: set[str] = set()
         self._summed: set[tuple[str, str]] = set()
-        self._counted: Counter[tuple[str, Verdict]] = Counter()
         self._lost: Counter[str] = Counter()
         self._read_back(writer.open_spans())
-        self._counted.update(self.detector.verdicts)
+        self._recalled = self.detector.verdicts
+        metrics.watch_checks(self._checks)
         metrics.watch("requests_open", "Requests that have begun and not ended.", self._open_requests)
         metrics.watch("last_received_timestamp_seconds", "When the last batch came.", self._last_received_s)
 
@@ -260,9 +260,6 @@ class Pipeline:
                 metrics.spans_foreign.inc()
         for engine, (count, oldest_ns) in oldest.items():
             metrics.received(engine, events=count, oldest_ns=oldest_ns, stored_ns=self.last_received_ns or 0)
-        for (rule, verdict), count in (self.detector.verdicts - self._counted).items():
-            metrics.judged(rule, verdict, count)
-        self._counted = Counter(self.detector.verdicts)
 
     def _hear(self, event: Event, resource: Mapping[str, Any]) -> None:
         state = self.recorders.get(event.recorder)
@@ -301,6 +298,9 @@ class Pipeline:
                 self._metrics.retire(state.engine)
             else:
                 self._metrics.stand(state)
+
+    def _checks(self) -> Checks:
+        return self.detector.verdicts - self._recalled
 
     def _open_requests(self) -> int:
         return len(self.detector.ledger.accounts) - len(self.detector.ledger.finished)

@@ -249,3 +249,24 @@ def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sideca
     events = history("L 749 c0 h0 -> 0\n" * 40)
     sidecar.hear([odd(event, n) for n, event in enumerate(events)])
     assert (sidecar.value("kvtrail_lookups_total", answer="miss", connector=OTHER) or 0) > 0
+
+
+def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_path: Path) -> None:
+    told = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nL 749 c336 h256 -> 0\nA 0")
+
+    def checks(sidecar: Sidecar) -> dict[str, float | None]:
+        return {
+            verdict: sidecar.value("kvtrail_checks_total", rule="stale-lookup", verdict=verdict)
+            for verdict in ("ok", "drift", "unknown")
+        }
+
+    first = Sidecar(tmp_path)
+    assert checks(first) == {"ok": None, "drift": None, "unknown": None}
+    first.hear(told[:2], told[2:])
+    assert checks(first) == {"ok": 2, "drift": 1, "unknown": None}
+    first.pipeline.close()
+    again = Sidecar(tmp_path)
+    assert checks(again) == {"ok": None, "drift": None, "unknown": None}
+    again.hear(told)  # what an exporter sends twice
+    assert checks(again) == {"ok": None, "drift": None, "unknown": None}
+    again.pipeline.close()

@@ -9,7 +9,6 @@ every update, and the guilty are all in it unless they alone are too many.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 import zlib
@@ -19,6 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tracer.lanes import Lane, Lanes, Window
+from tracer.store.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS lanes (
@@ -40,7 +40,7 @@ GUILTY_TIER = LOTS
 """The lowest of requests with findings, or that failed; the others are below."""
 OPEN_REACH = 63
 """Of requests that have not ended: they reach to the present."""
-_REACHES = json.dumps([[n, 2**n * 10**9] for n in range(26)])
+_REACHES = to_text([[n, 2**n * 10**9] for n in range(26)])
 """26 powers of two seconds are more than a year."""
 NAMED = 20_000
 """So many requests can be looked up one by one."""
@@ -52,7 +52,7 @@ def row(lane: Lane) -> tuple[Any, ...]:
     """The row of a lane, as `UPSERT` takes it."""
     values = (
         lane.request, lane.engine, lane.external, lane.connector, lane.status, lane.verdict, lane.findings, lane.complete,
-        lane.started_ns, lane.last_ns, lane.ended_ns, json.dumps(lane.changes), json.dumps(lane.transfers),
+        lane.started_ns, lane.last_ns, lane.ended_ns, to_text(lane.changes), to_text(lane.transfers),
     )  # fmt: skip
     return (*values, tier(lane), reach(lane))
 
@@ -139,11 +139,11 @@ def _sample(tiers: Tiers, base: int, *, room: int) -> _Sample:
 def marks(db: sqlite3.Connection, window: Window, lanes: Iterable[Lane], *, limit: int) -> list[dict[str, Any]]:
     """The findings of these lanes, and those of the window that concern no request."""
     guilty = {(lane.engine, lane.request) for lane in lanes if lane.findings}
-    named = json.dumps(sorted({request for _, request in guilty}))
+    named = to_text(sorted({request for _, request in guilty}))
     of_requests = "SELECT body FROM findings WHERE request IN (SELECT value FROM json_each(?)) LIMIT ?"
     of_none = "SELECT body FROM findings WHERE last_ns BETWEEN ? AND ? AND request = '' LIMIT ?"
     bodies = [*db.execute(of_requests, (named, limit)), *db.execute(of_none, (window.from_ns, window.to_ns, limit))]
-    found = [json.loads(body) for (body,) in bodies]
+    found = [from_text(body) for (body,) in bodies]
     return [f for f in found if not f["request"] or (f["engine"], f["request"]) in guilty][:limit]
 
 
@@ -158,9 +158,7 @@ def _tiers_of(
         f" AND (last_ns >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
     )
     held: dict[int, list[Sequence[Any]]] = {}
-    for number, *row in db.execute(
-        query, (json.dumps(named), window.to_ns, window.from_ns, json.dumps(list(live)), *values)
-    ):
+    for number, *row in db.execute(query, (to_text(named), window.to_ns, window.from_ns, to_text(list(live)), *values)):
         held.setdefault(number, []).append(row)
     return lambda number, *, most: held.get(number, [])[:most]
 
@@ -182,7 +180,7 @@ def _tier(
         f"SELECT {columns} FROM lanes INDEXED BY lanes_by_time WHERE tier = ? AND reach = ? AND started_ns <= ?"
         f" AND (last_ns >= ? OR engine IN (SELECT value FROM json_each(?))){conditions} LIMIT ?"
     )
-    yield from db.execute(still_open, (number, OPEN_REACH, to_ns, from_ns, json.dumps(list(live)), *values, most))
+    yield from db.execute(still_open, (number, OPEN_REACH, to_ns, from_ns, to_text(list(live)), *values, most))
 
 
 def _filters(window: Window) -> tuple[str, list[Any]]:
@@ -198,5 +196,5 @@ def _filters(window: Window) -> tuple[str, list[Any]]:
 def _lane(found: Sequence[Any]) -> Lane:
     fields = dict(zip(_COLUMNS, found, strict=True))
     for name in ("changes", "transfers"):
-        fields[name] = tuple(json.loads(fields[name]))
+        fields[name] = tuple(from_text(fields[name]))
     return Lane(**{**fields, "complete": bool(fields["complete"])})

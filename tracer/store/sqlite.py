@@ -8,7 +8,6 @@ One connection writes and checkpoints; all others are read-only. That is also ho
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import sqlite3
 import threading
@@ -27,6 +26,7 @@ from tracer.store import sqlite_findings as findings
 from tracer.store import sqlite_requests as requests
 from tracer.store import sqlite_sums as sums
 from tracer.store.sqlite_engines import engines
+from tracer.store.texts import from_text, to_text
 from tracer.worth import Row
 
 logger = logging.getLogger("kvtrail")
@@ -94,7 +94,7 @@ class SqliteWriter:
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
-        ids = json.dumps([span.span_id for span in spans])
+        ids = to_text([span.span_id for span in spans])
         query = "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT value FROM json_each(?))"
         return set(self._db.execute(query, (ids,)))
 
@@ -170,11 +170,11 @@ class SqliteWriter:
             resource = resources[id(span.resource)] = self._resource(span)
         return (
             span.span_id, span.trace_id, span.parent_id, span.name, span.scope, span.start_ns, span.end_ns, *whose,
-            span.error, resource, json.dumps(span.attributes), json.dumps(span.events),
+            span.error, resource, to_text(span.attributes), to_text(span.events),
         )  # fmt: skip
 
     def _resource(self, span: Span) -> int:
-        body = json.dumps(dict(span.resource), sort_keys=True)
+        body = to_text(span.resource)
         number = self._resources.get(body)
         if number is None:
             self._db.execute("INSERT OR IGNORE INTO resources (body) VALUES (?)", (body,))
@@ -291,7 +291,7 @@ def _span(row: Sequence[Any]) -> Span:
         start_ns=start_ns,
         end_ns=end_ns,
         error=error,
-        attributes=json.loads(attributes),
-        events=json.loads(events),
-        resource=json.loads(resource),
+        attributes=from_text(attributes),
+        events=from_text(events),
+        resource=from_text(resource),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from tracer import semconv
+from tracer.store.texts import from_text
 
 _SAID = {
     "model": semconv.MODEL.key,
@@ -20,7 +20,7 @@ def engines(query: Callable[..., list[Any]]) -> dict[str, dict[str, Any]]:
     """See `Reader.engines`. What a later recorder says counts, where it says something."""
     known: dict[str, dict[str, Any]] = {}
     for (body,) in query("SELECT body FROM resources ORDER BY id", [], []):
-        resource = json.loads(body)
+        resource = from_text(body)
         if (name := resource.get(semconv.ENGINE_ID.key)) is not None:
             of_engine = known.setdefault(name, _nothing_said())
             of_engine.update({key: str(resource[said]) for key, said in _SAID.items() if resource.get(said)})

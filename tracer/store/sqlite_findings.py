@@ -6,7 +6,6 @@ which has all that they are told apart by, and their places are kept beside them
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tracer.findings import Finding
 from tracer.store import Which
 from tracer.store.sqlite_ids import Query
+from tracer.store.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (
@@ -46,10 +46,7 @@ def put(db: sqlite3.Connection, findings: Iterable[Finding]) -> None:
     db.executemany(
         "INSERT OR REPLACE INTO findings (id, rule, severity, request, engine, last_ns, body, connector)"
         " VALUES (?,?,?,?,?,?,?,?)",
-        (
-            (f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, json.dumps(f.as_dict()), f.connector)
-            for f in listed
-        ),
+        ((f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, to_text(f.as_dict()), f.connector) for f in listed),
     )
     places = {(kind, getattr(f, column)) for f in listed for kind, column in _PLACES.items()}
     db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
@@ -63,7 +60,7 @@ def find(query: Query, which: Which, *, limit: int) -> list[dict[str, Any]]:
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
     rows = query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
-    return [json.loads(body) for (body,) in rows]
+    return [from_text(body) for (body,) in rows]
 
 
 def trend(query: Query, which: Which, *, step_ns: int) -> list[dict[str, Any]]:
@@ -91,7 +88,7 @@ def _narrowed(which: Which) -> tuple[list[str], list[Any]]:
         "rule = ?": which.rule,
         "severity = ?": which.severity,
         "connector = ?": which.connector,
-        "engine IN (SELECT value FROM json_each(?))": None if which.engines is None else json.dumps([*which.engines]),
+        "engine IN (SELECT value FROM json_each(?))": None if which.engines is None else to_text([*which.engines]),
         "last_ns >= ?": which.since_ns,
         "last_ns < ?": which.until_ns,
     }

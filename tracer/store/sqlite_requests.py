@@ -7,13 +7,13 @@ are those of the rows. They are told apart by status and verdict, so they also s
 from __future__ import annotations
 
 import heapq
-import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tracer.store import sqlite_ids as ids
 from tracer.store.sqlite_ids import Query
+from tracer.store.texts import from_text, to_text
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
@@ -138,7 +138,7 @@ def upgrade(db: sqlite3.Connection) -> None:
 def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
     """Store accounts, new ones and changed ones, within the transaction that is open."""
     for account in accounts:
-        row = {**{name: account[name] for name in _COLUMNS}, "account": json.dumps(account)}
+        row = {**{name: account[name] for name in _COLUMNS}, "account": to_text(account)}
         if not db.execute(_UPDATE, row).rowcount:
             db.execute(_UPSERT, row)
 
@@ -167,7 +167,7 @@ def find(
             [until_ns],
             f"ORDER BY started_ns DESC LIMIT {int(limit)}",
         )
-        return [json.loads(account) for (account,) in rows]
+        return [from_text(account) for (account,) in rows]
     where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
     kinds = query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
     if where and (not search or _is_frequent(query, search, kinds, until_ns)):
@@ -177,10 +177,10 @@ def find(
     rows = query(
         "SELECT account FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
         [],
-        [json.dumps(numbers)],
+        [to_text(numbers)],
         f"ORDER BY started_ns DESC LIMIT {int(limit)}",
     )
-    return [json.loads(account) for (account,) in rows]
+    return [from_text(account) for (account,) in rows]
 
 
 def _is_frequent(query: Query, search: str, kinds: Sequence[tuple[str, str, int]], until_ns: int) -> bool:
@@ -215,10 +215,10 @@ def one(query: Query, request: str, *, engine: str = "") -> dict[str, Any] | Non
     ):
         values = [request, engine]
         if "?3" in condition:
-            values.append(json.dumps(_of_prompts(query, request, engine)))
+            values.append(to_text(_of_prompts(query, request, engine)))
         rows = query("SELECT account FROM requests", [condition, "(engine = ?2 OR ?2 = '')"], values, latest)
         if rows:
-            return dict(json.loads(rows[0][0]))
+            return dict(from_text(rows[0][0]))
     return None
 
 
@@ -252,4 +252,4 @@ def few(query: Query, *, search: str, status: str, until_ns: int, most: int) -> 
     if len(numbers) > most:
         return None
     found = "SELECT request, engine FROM json_each(?) AS n CROSS JOIN requests ON number = n.value"
-    return query(found, [], [json.dumps(numbers)])
+    return query(found, [], [to_text(numbers)])

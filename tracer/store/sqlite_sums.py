@@ -5,13 +5,13 @@ Both are written with the batch that they sum up. A window of a week so reads ho
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracer.efficiency import MINUTE_S, Cell
+from tracer.store.texts import from_text
 from tracer.worth import HOUR_S, Row, step_of
 
 SCHEMA = (
@@ -67,6 +67,6 @@ def read(
         "GROUP BY at_s, engine, connector, epoch",
     )
     return [
-        Row(at_s=at_s, engine=whose, connector=name, epoch=epoch, measures=json.loads(measures))
+        Row(at_s=at_s, engine=whose, connector=name, epoch=epoch, measures=from_text(measures))
         for at_s, whose, name, epoch, measures in rows
     ]

@@ -1,0 +1,103 @@
+"""What the sidecar's processor does for an event, from the request's bytes to its acknowledgement, without the servers.
+
+The history is that of `read.py`; it comes in requests of few and of many events, as slow and fast engines send them.
+
+    python benchmarks/ingest.py                    few events a request, beside many
+    python benchmarks/ingest.py --against OTHER    this checkout, beside another one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from rounds import tell
+
+from tracer import otlp
+from tracer.metrics import Metrics
+from tracer.pipeline import Pipeline
+from tracer.store.sqlite import SqliteWriter
+
+ROOT = Path(__file__).parents[1]
+FEW, MANY = 16, 512
+
+
+def ingest(history: Path, size: int) -> None:
+    """Print what an event takes, in microseconds, when so many come in a request."""
+    logging.disable()
+    payloads = list(requests(history, size))
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = Pipeline(SqliteWriter(Path(folder) / "bench.db"), Metrics())
+        began = time.process_time()
+        for payload in payloads:
+            pipeline.ingest(ExportTraceServiceRequest.FromString(payload), transport="grpc")
+        took_s = time.process_time() - began
+        print(took_s / pipeline.spans_stored * 1e6)
+        pipeline.close()
+
+
+def requests(history: Path, size: int) -> Iterator[bytes]:
+    """The history's spans in requests of this size."""
+    for line in history.open():
+        whole = otlp.from_json(json.loads(line))
+        (told,) = whole.resource_spans
+        (scope,) = told.scope_spans
+        spans = list(scope.spans)
+        for first in range(0, len(spans), size):
+            del scope.spans[:]
+            scope.spans.extend(spans[first : first + size])
+            yield whole.SerializeToString()
+
+
+def compare(history: Path, rounds: int, other: Path | None) -> None:
+    """Measure both sides by turns, each in a process of its own."""
+    few, many = (f"{size} a request" for size in (FEW, MANY))
+    if other is None:
+        turns(history, "ingesting", {few: (ROOT, FEW), many: (ROOT, MANY)}, rounds)
+        return
+    for what, size in ((few, FEW), (many, MANY)):
+        turns(history, f"ingesting, {what}", {"this": (ROOT, size), "the other": (other, size)}, rounds)
+
+
+def turns(history: Path, what: str, sides: Mapping[str, tuple[Path, int]], rounds: int) -> None:
+    held: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, (root, size) in sides.items():
+            command = [sys.executable, __file__, "--history", str(history), "--size", str(size)]
+            environment = {**os.environ, "PYTHONPATH": str(root)}
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            held[name].append(float(run.stdout))
+    ours, theirs = held
+    tell(what, held[ours], held[theirs], "us of a processor per event", (ours, theirs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--against", type=Path, help="the root of another checkout")
+    parser.add_argument("--history", type=Path, help="a trace file of one recorder, instead of a new one")
+    parser.add_argument("--size", type=int, help="only print what an event takes in requests of so many")
+    options = parser.parse_args()
+    if options.size is not None:
+        ingest(options.history, options.size)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        history = options.history or Path(folder) / "history.jsonl"
+        if options.history is None:
+            from read import record  # vLLM, which the measured processes need not have
+
+            record(history, "basic", 500)
+        compare(history, options.rounds, options.against)
+
+
+if __name__ == "__main__":
+    main()
