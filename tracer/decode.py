@@ -9,10 +9,6 @@ from tracer import semconv
 from tracer.events import CLASSES, Event
 from tracer.spans import LATEST_NS, Span
 
-_KEYS: dict[str, tuple[tuple[str, str, type], ...]] = {
-    kind: tuple((a.key, a.field, a.type) for a in attributes) for kind, attributes in semconv.FIELDS.items()
-}
-
 COMMON = (
     (semconv.SEQUENCE.key, "sequence", int),
     (semconv.CONNECTOR.key, "connector", str),
@@ -25,10 +21,15 @@ COMMON = (
     (semconv.EPOCH.key, "epoch", int),
     (semconv.CHUNK_SIZE.key, "chunk_size", int),
 )
-_FIELDS: dict[str, tuple[str, type]] = {
-    key: (field, type_) for keys in (COMMON, *_KEYS.values()) for key, field, type_ in keys
+_FIELDS: dict[str, dict[str, tuple[str, type]]] = {
+    kind: {
+        **{key: (field, type_) for key, field, type_ in COMMON},
+        **{a.key: (a.field, a.type) for a in attributes},
+    }
+    for kind, attributes in semconv.FIELDS.items()
 }
-_KNOWN = {kind: {key for key, _, _ in (*keys, *COMMON)} for kind, keys in _KEYS.items()}
+"""By kind and attribute: the field that it fills, and its type."""
+_FIELDS_OF_ANY = {key: told for fields in _FIELDS.values() for key, told in fields.items()}
 _RESOURCE = {a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED)}
 _NAMESPACE = f"{semconv.SCOPE}."
 _MAY_BE_NEGATIVE = {
@@ -39,7 +40,7 @@ _MAY_BE_NEGATIVE = {
     )
 }  # fmt: skip
 """What a connector or an engine says of itself is recorded as it is, however wrong."""
-_OPTIONAL = {"connector": "", "role": "", "rank": 0}
+_OPTIONAL: dict[str, Any] = {"connector": "", "role": "", "rank": 0}
 """What a heartbeat, and the spans of no connector, leave out."""
 MOST = 2**50
 """Counts beyond this are taken for damage, and so sums of them always fit into 64 bits."""
@@ -65,22 +66,23 @@ def from_span(span: Span) -> Event | None:
     cls = CLASSES.get(span.name)
     if cls is None:
         return None
-    attributes, resource = span.attributes, span.resource
+    attributes, resource, known = span.attributes, span.resource, _FIELDS[span.name]
     try:
-        fields = {field: _typed(attributes, key, type_) for key, field, type_ in _KEYS[span.name] if key in attributes}
-        known = {field: _typed(attributes, key, type_) for key, field, type_ in COMMON if key in attributes}
+        fields = dict(_OPTIONAL)
+        for key, value in attributes.items():
+            if (told := known.get(key)) is not None:
+                fields[told[0]] = _typed(key, value, told[1])
         if not (span.span_id and 0 <= span.start_ns < LATEST_NS and 0 <= span.end_ns < LATEST_NS):
             raise TypeError(f"id {span.span_id!r} or time {span.start_ns} to {span.end_ns} is none")
         return cls(
-            engine=_typed(resource, semconv.ENGINE_ID.key, str),
-            recorder=_typed(resource, semconv.RECORDER_ID.key, str),
+            engine=_id(resource, semconv.ENGINE_ID.key),
+            recorder=_id(resource, semconv.RECORDER_ID.key),
             start_ns=span.start_ns,
             end_ns=span.end_ns,
             span_id=span.span_id,
             trace_id=span.trace_id,
             error=span.error,
             block_size=resource.get(semconv.BLOCK_SIZE.key),
-            **{**_OPTIONAL, **known},
             **fields,
         )
     except KeyError as missing:
@@ -92,7 +94,7 @@ def from_span(span: Span) -> Event | None:
 def unknown_attributes(span: Span) -> list[str]:
     """The attributes in kvtrail's name that `from_span` passes over in an event's span, the resource's among them: a newer
     kvtrail's. Those in other names are others' business."""
-    return _unknown(span.attributes, _KNOWN[span.name]) + _unknown(span.resource, _RESOURCE)
+    return _unknown(span.attributes, _FIELDS[span.name].keys()) + _unknown(span.resource, _RESOURCE)
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -102,8 +104,8 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         return {
-            "engine": _typed(resource, semconv.ENGINE_ID.key, str),
-            "recorder": _typed(resource, semconv.RECORDER_ID.key, str),
+            "engine": _id(resource, semconv.ENGINE_ID.key),
+            "recorder": _id(resource, semconv.RECORDER_ID.key),
             "block_size": resource.get(semconv.BLOCK_SIZE.key),
             **_OPTIONAL,
         }
@@ -118,16 +120,19 @@ def field(key: str, value: Any) -> tuple[str, Any]:
         KeyError: no event has such an attribute.
         TypeError: the value is none that it can have.
     """
-    name, type_ = _FIELDS[key]
-    return name, _typed({key: value}, key, type_)
+    name, type_ = _FIELDS_OF_ANY[key]
+    return name, _typed(key, value, type_)
 
 
 def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
     return [key for key in attributes if key.startswith(_NAMESPACE) and key not in known]
 
 
-def _typed(values: Mapping[str, Any], key: str, type_: type) -> Any:
-    value: Any = values[key]
+def _id(resource: Mapping[str, Any], key: str) -> Any:
+    return _typed(key, resource[key], str)
+
+
+def _typed(key: str, value: Any, type_: type) -> Any:
     if type_ is tuple:
         return _array(key, value)
     if type(value) is not type_:

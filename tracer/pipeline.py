@@ -281,7 +281,7 @@ class Pipeline:
         state.highest = max(state.highest, event.sequence)
         state.heard_ns = self.last_received_ns or 0
         if event.end_ns >= state.last_ns:
-            state.last_ns, state.lag_ns = event.end_ns, max(0, time.time_ns() - event.end_ns)
+            state.last_ns, state.lag_ns = event.end_ns, max(0, state.heard_ns - event.end_ns)
         if event.connector:
             state.connectors.add(event.connector)
         if isinstance(event, Heartbeat):
