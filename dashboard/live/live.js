@@ -112,8 +112,14 @@ class Live {
   change(view) {
     this.view = view;
     clearTimeout(this.telling);
-    this.telling = setTimeout(() => this.setStateValue("view", this.view), TELL_AFTER_MS);
+    this.telling = setTimeout(() => this.tell(), TELL_AFTER_MS);
     this.redraw();
+  }
+
+  tell() {
+    clearTimeout(this.telling);
+    this.telling = null;
+    this.setStateValue("view", this.view);
   }
 
   zoom(factor) {
@@ -162,6 +168,8 @@ class Live {
 
   open(number) {
     const { request, engine } = this.model.requests;
+    // Told later, the view would become the address of the page that opens.
+    if (this.telling) this.tell();
     this.setTriggerValue("open", { request: request[number], engine: engine[number] });
   }
 

@@ -1,4 +1,4 @@
-"""The live view's modules that only calculate, in the browser that runs them: pan and zoom, rows, clocks."""
+"""The live view's modules in the browser, without a page: pan and zoom, rows, clocks, and what the page is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ask(page: playwright.Page) -> Any:
     from dashboard.live.component import joined
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, ticks, clock, lasting, count"
-    names += ", Rows, modelOf, requestAt, spent"
+    names += ", Rows, modelOf, requestAt, spent, Live"
     text = joined().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page.goto("about:blank")
     page.add_script_tag(content=text, type="module")
@@ -64,6 +64,24 @@ def test_clocks_and_lengths(ask: Any) -> None:
     assert said == ["9 µs", "2.31 ms", "1.24 s", "2 min 03 s", "5 min", "2 h 05 min"]
     assert ask("[m.count(1, 'request'), m.count(1234, 'request')]") == ["1 request", "1,234 requests"]
     assert ask("m.ticks(0, 300000, 10)") == {"step": 30_000, "found": list(range(0, 300_001, 30_000))}
+
+
+OPENED = """(() => {
+  const told = [];
+  const tell = (name, value) => told.push([name, value]);
+  const live = Object.create(m.Live.prototype);
+  Object.assign(live, { model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
+  Object.assign(live, { setStateValue: tell, setTriggerValue: tell });
+  live.change({ span_ms: 1 });
+  live.change({ span_ms: 2 });
+  live.open(0);
+  return new Promise((done) => setTimeout(() => done(told), 500));
+})()"""
+
+
+def test_a_view_is_told_before_a_request_opens_and_never_after(ask: Any) -> None:
+    """After it, the view would become the address of the request's page."""
+    assert ask(OPENED) == [["view", {"span_ms": 2}], ["open", {"request": "r", "engine": "e"}]]
 
 
 PLACE = """(() => {
