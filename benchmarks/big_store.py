@@ -14,18 +14,15 @@ over days, their spans, accounts, lanes, findings and sums.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from big_traffic import DAYS, ENGINES, S, batches
-from rounds import tell
+from rounds import printed, tell
 
 from tracer.lanes import Window
 from tracer.store import Batch
@@ -84,11 +81,7 @@ def compare_writing(path: Path, spans: int, other: Path) -> None:
         for root, times in zip(roots, held, strict=True):
             for file in path.parent.glob(f"{path.name}*"):
                 file.unlink()
-            command = [sys.executable, __file__, "write", str(path), "--spans", str(spans)]
-            run = subprocess.run(
-                command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
-            )
-            times.append(float(run.stdout))
+            times.append(printed(root, __file__, "write", str(path), "--spans", str(spans)))
     tell("writing", held[0], held[1], "us of a processor per span", ("this", "the other"))
 
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from rounds import tell
+from rounds import printed, tell
 
 from tracer import otlp
 from tracer.metrics import Metrics
@@ -72,10 +69,7 @@ def turns(history: Path, what: str, sides: Mapping[str, tuple[Path, int]], round
     held: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, (root, size) in sides.items():
-            command = [sys.executable, __file__, "--history", str(history), "--size", str(size)]
-            environment = {**os.environ, "PYTHONPATH": str(root)}
-            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            held[name].append(float(run.stdout))
+            held[name].append(printed(root, __file__, "--history", str(history), "--size", str(size)))
     ours, theirs = held
     tell(what, held[ours], held[theirs], "us of a processor per event", (ours, theirs))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import statistics
 import subprocess
@@ -22,6 +23,13 @@ def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, n
         f"{what}: {names[0]} {statistics.median(ours):,.2f} {unit}, {names[1]} {statistics.median(theirs):,.2f} {unit};"
         f" ratio {statistics.median(ratios):.3f} (quartiles {low:.3f} to {high:.3f}, {len(ratios)} pairs)"
     )
+
+
+def printed(checkout: Path, program: str, *arguments: str) -> float:
+    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    command = [sys.executable, program, *arguments]
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
 @contextmanager

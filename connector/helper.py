@@ -65,7 +65,7 @@ def _goodbye(last: Recorded, heartbeat: Recorded) -> Recorded:
     kind, source, identity, _, number, epoch, *_, values = heartbeat
     now_ns = time.time_ns()
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
-    return (kind, source, identity, last[3] + 1, number + 1, epoch, now_ns, now_ns, None, values)
+    return (kind, source, identity, number_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
 
 
 def _batches(pipe: BinaryIO) -> Iterator[list[Recorded]]:

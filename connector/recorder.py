@@ -236,15 +236,15 @@ class Recorder:
                 if sent:
                     unsent = []
                     least = 1 if closing or ticket != self._tickets else self._many  # a few may wait for more
-            if not sent and (closing or self._ring.is_full):
-                self._given_up += len(unsent)  # perhaps it is these that nobody takes: let others try
-                unsent = []
-            if not sent and closing:
-                self._given_up += len(self._ring.take(len(self._ring.waiting)))
             if sent:
                 with self._flushed:
                     self._tickets = ticket
                     self._flushed.notify_all()
+            elif closing:
+                self._given_up += len(unsent) + len(self._ring.take(len(self._ring.waiting)))
+            elif self._ring.is_full:
+                self._given_up += len(unsent)  # perhaps it is these that nobody takes: let others try
+                unsent = []
             if closing:
                 return
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from connector import recorder
-from connector.context import Identity, Recorded
+from connector.context import Identity, Recorded, number_of
 from connector.encode import Encoder
 from tracer import decode, otlp, semconv
 from tracer.events import CLASSES, Event
@@ -49,7 +49,7 @@ class Kept:
         self._sealed = True
         if self._held:
             root, _, _ = self._held[-1][2]
-            sequence = self._held[-1][3]
+            sequence = number_of(self._held[-1])
             at_ns = max(end_ns for _, _, _, _, _, _, _, end_ns, _, _ in self._held) + later_s * 10**9
             nobody = (root, b"", "")
             beat = (
