@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -26,6 +28,14 @@ class Memory:
         if self.accepts:
             self.payloads.append(payload)
         return self.accepts
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Nothing passes meanwhile, and so the recorder's thread waits. Else it may number a sign of life of its own between
+        two events."""
+        self.open.clear()
+        yield
+        self.open.set()
 
     def close(self) -> None:
         self.open.set()

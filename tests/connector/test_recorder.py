@@ -44,8 +44,9 @@ def record(recorder: Recorder, request: Any, count: int = 1) -> None:
 def test_what_is_recorded_arrives_numbered() -> None:
     line = Memory()
     recorder = a_recorder(line)
-    record(recorder, a_request(), 3)
-    record(recorder, a_request("other-0123abcd"), 1)
+    with line.held_up():
+        record(recorder, a_request(), 3)
+        record(recorder, a_request("other-0123abcd"), 1)
     assert recorder.flush()
     assert [(e.request, e.request_sequence) for e in lookups(line)] == [
         ("cmpl-1-0-0123abcd", 0),

@@ -62,12 +62,13 @@ def test_what_could_not_be_told_is_missing_in_the_numbers(what: str) -> None:
     line = Memory()
     recorder, request = a_recorder(line), a_request(num_tokens=700)
     first, second = Teller(recorder, name="Some", probe=Broken()), Teller(recorder, name="Other")
-    second.lookup(None, request, 0, 1, ANSWER)
-    if what == "probe":
-        first.loaded(SimpleNamespace(_connector_metadata=None), 0)
-    else:
-        first.step(None, SimpleNamespace(renamed=()), None)
-    second.lookup(None, request, 0, 3, ANSWER)
+    with line.held_up():
+        second.lookup(None, request, 0, 1, ANSWER)
+        if what == "probe":
+            first.loaded(SimpleNamespace(_connector_metadata=None), 0)
+        else:
+            first.step(None, SimpleNamespace(renamed=()), None)
+        second.lookup(None, request, 0, 3, ANSWER)
     recorder.close()
     assert [(e.sequence, e.request_sequence) for e in lookups(line)] == [(0, 0), (2, 2)]
     assert recorder.dropped == 0, "nothing came too late or too fast"
