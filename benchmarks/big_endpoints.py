@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import rounds
 
-from dashboard.client import Row, Tracer
-from dashboard.live.address import View
-from dashboard.live.payload import question
+from kvtrail.dashboard.client import Row, Tracer
+from kvtrail.dashboard.live.address import View
+from kvtrail.dashboard.live.payload import question
 
 PORT = 18_600
 S = 10**9

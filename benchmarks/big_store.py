@@ -24,9 +24,9 @@ from pathlib import Path
 from big_traffic import DAYS, ENGINES, S, batches
 from rounds import printed, tell
 
-from tracer.lanes import Window
-from tracer.store import Batch
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.lanes import Window
+from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 A_BATCH = 2000
 """Requests that are written at once."""

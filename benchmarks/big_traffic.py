@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tracer import semconv
-from tracer.account import Account
-from tracer.efficiency import Efficiency
-from tracer.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
-from tracer.events import Store as Stored
-from tracer.findings import Finding, Severity, witnesses
-from tracer.importers.export import span_of
-from tracer.lanes import lane_of
-from tracer.spans import Span
-from tracer.store import Batch
+from kvtrail.tracer import semconv
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
+from kvtrail.tracer.events import Store as Stored
+from kvtrail.tracer.findings import Finding, Severity, witnesses
+from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.lanes import lane_of
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.store import Batch
 
 ENGINES = 8
 MODELS = ("small", "large")

@@ -19,10 +19,10 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import printed, tell
 
-from tracer import otlp
-from tracer.metrics import Metrics
-from tracer.pipeline import Pipeline
-from tracer.store.sqlite import SqliteWriter
+from kvtrail.tracer import otlp
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.store.sqlite import SqliteWriter
 
 ROOT = Path(__file__).parents[1]
 FEW, MANY = 16, 512

@@ -9,7 +9,6 @@ main thread did not get to it: that is what a person feels as a page that hangs.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
 import subprocess
@@ -18,7 +17,6 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -101,9 +99,8 @@ def serve() -> subprocess.Popen[bytes]:
         "--server.headless=true",
         "--server.fileWatcherType=none",
     ]
-    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, "-m", "streamlit", "run", str(HERE / "live_view_page.py"), *options]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from dashboard.live.address import View
-from dashboard.live.component import component
-from dashboard.live.payload import payload
-from tracer.phases import WORDS
+from kvtrail.dashboard.live.address import View
+from kvtrail.dashboard.live.component import component
+from kvtrail.dashboard.live.payload import payload
+from kvtrail.tracer.phases import WORDS
 
 EVERY_S = 3
 OF_ONE = 5

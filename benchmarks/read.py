@@ -20,19 +20,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import tell
 from test_bare_scheduler import storm
 
-from connector import outlet, recorder
-from connector.drive.bare import BareScheduler
-from tracer import decode, otlp
-from tracer.audit import audit
-from tracer.detect import Detector
-from tracer.tracefile import TraceReader, TraceWriter
+from kvtrail.connector import outlet, recorder
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.tracefile import TraceReader, TraceWriter
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20
@@ -44,7 +43,7 @@ def most_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tracer.audit import audit
+from kvtrail.tracer.audit import audit
 before = most_kib()
 events = audit([Path(path) for path in sys.argv[1:]]).events if sys.argv[1:] else 0
 after = most_kib()

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from history import rules_found
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident
 
-from connector.faults import FAULTS
-from tracer.rules import all_rules, as_markdown
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.rules import all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 RULES = Path(__file__).parents[1] / "docs" / "rules.md"

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 from rounds import tell
 
-from connector import wire
-from connector.outlet import Helper
-from connector.recorder import Recorder
-from tracer import semconv
-from tracer.semconv import Kind
+from kvtrail.connector import wire
+from kvtrail.connector.outlet import Helper
+from kvtrail.connector.recorder import Recorder
+from kvtrail.tracer import semconv
+from kvtrail.tracer.semconv import Kind
 
 BURST = 500
 REQUESTS = 40

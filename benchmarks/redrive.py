@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from rounds import tell
 
-from connector.check.profiles import scenario_of
-from connector.drive import tiny
-from connector.drive.bare import BareScheduler
-from connector.drive.play import drive, play
-from connector.drive.scenario import Scenario
-from connector.names import configuration
-from connector.redrive.redrive import redrive
-from tracer import otlp
-from tracer.replay.history import History, load
+from kvtrail.connector.check.profiles import scenario_of
+from kvtrail.connector.drive import tiny
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.play import drive, play
+from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.connector.names import configuration
+from kvtrail.connector.redrive.redrive import redrive
+from kvtrail.tracer import otlp
+from kvtrail.tracer.replay.history import History, load
 
 EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 
@@ -33,7 +30,7 @@ EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 def alone(scenario: Scenario) -> float:
     """Seconds of the bare run."""
     with tempfile.TemporaryDirectory() as folder:
-        connector = configuration("UntracedOffloadConnector", EXTRA) | {"kv_connector_module_path": "connector"}
+        connector = configuration("UntracedOffloadConnector", EXTRA) | {"kv_connector_module_path": "kvtrail.connector"}
         started = time.perf_counter()
         bare = BareScheduler(
             Path(folder), connector, num_blocks=scenario.num_blocks, seed=scenario.seed, **scenario.settings

@@ -26,8 +26,9 @@ def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, n
 
 
 def printed(checkout: Path, program: str, *arguments: str) -> float:
-    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail, in which
+    `make` has laid its `.venv/src`."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / ".venv" / "src")}
     command = [sys.executable, program, *arguments]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
@@ -35,7 +36,7 @@ def printed(checkout: Path, program: str, *arguments: str) -> float:
 @contextmanager
 def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A real `kvtrail` with these arguments, from when it answers at an address until it is ended."""
-    command = [sys.executable, "-m", "tracer.cli", *arguments]
+    command = [sys.executable, "-m", "kvtrail", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         while True:

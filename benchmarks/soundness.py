@@ -17,14 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from history import heartbeats
 from memory import Memory
 from test_bare_scheduler import scheduler, storm
 
-from connector import outlet, recorder
-from tracer.detect import Detector
+from kvtrail.connector import outlet, recorder
+from kvtrail.tracer.detect import Detector
 
 NATIVE = "TracedOffloadingConnector"
 MUCH_LATER_S = 3600.0

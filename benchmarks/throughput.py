@@ -42,9 +42,9 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     """Steps a second, in one process, in turns of about 50 ms, since a shared machine changes its speed from one second to
     the next. A turn's time is its wall time, and the CPU that it takes to send what it has recorded; or, `of_thread`, the CPU
     of the scheduler's thread."""
-    from connector.drive.bare import BareScheduler
-    from connector.drive.workload import shared_prefixes
-    from connector.recorder import recorders
+    from kvtrail.connector.drive.bare import BareScheduler
+    from kvtrail.connector.drive.workload import shared_prefixes
+    from kvtrail.connector.recorder import recorders
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -79,15 +79,15 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
     One process and not two, since two processes of the same program differ by some per cent from their start to their end.
     """
-    from connector.drive import tiny, workload
+    from kvtrail.connector.drive import tiny, workload
 
     tiny.prepare_environment()  # before torch is loaded
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from connector.drive.workload import Job
-    from connector.names import resolve
-    from connector.recorder import recorders
-    from connector.traced import Tracing, TracingHMA
+    from kvtrail.connector.drive.workload import Job
+    from kvtrail.connector.names import resolve
+    from kvtrail.connector.recorder import recorders
+    from kvtrail.connector.traced import Tracing, TracingHMA
 
     llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
@@ -135,7 +135,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if arguments.what == "thread":
-            from connector.recorder import handing_to
+            from kvtrail.connector.recorder import handing_to
 
             stack.enter_context(handing_to(Nowhere))
         elif arguments.tracer != "absent":

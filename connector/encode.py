@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SIZE
 
-from connector import wire
-from connector.context import Identity, Recorded
-from connector.environment import positive
-from tracer import __version__, semconv
-from tracer.semconv import Kind
+from kvtrail import __version__
+from kvtrail.connector import wire
+from kvtrail.connector.context import Identity, Recorded
+from kvtrail.connector.environment import positive
+from kvtrail.tracer import semconv
+from kvtrail.tracer.semconv import Kind
 
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer import contract
+from kvtrail.tracer import contract
 
 
 class ContractBreach(RuntimeError):

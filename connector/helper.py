@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from connector.context import Recorded, number_of
-from connector.encode import Encoder, spans_in_a_request
-from connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
-from connector.transport import Delivery, from_environment
-from tracer.semconv import CLOSED, FIELDS, Kind
+from kvtrail.connector.context import Recorded, number_of
+from kvtrail.connector.encode import Encoder, spans_in_a_request
+from kvtrail.connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
+from kvtrail.connector.transport import Delivery, from_environment
+from kvtrail.tracer.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 1.5
 """How long the last batch and the goodbye may take after the engine has ended."""

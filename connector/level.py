@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from connector.settings import Level
+from kvtrail.connector.settings import Level
 
 
 class LevelSwitch:

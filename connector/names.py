@@ -20,8 +20,8 @@ def resolve(name: str) -> Any:
         AttributeError: no such connector, or no such fault; the text says what is known. It is an AttributeError because
             vLLM, like Python, asks for the class as an attribute of the module.
     """
-    from connector import faults
-    from connector.traced import traced
+    from kvtrail.connector import faults
+    from kvtrail.connector.traced import traced
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
@@ -39,7 +39,7 @@ def _plain(name: str) -> type:
     if colon:
         return _member(module, attribute)
     if name in OURS:
-        return _member("connector.offload", PLAIN_OFFLOAD)
+        return _member("kvtrail.connector.offload", PLAIN_OFFLOAD)
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     try:
@@ -48,7 +48,7 @@ def _plain(name: str) -> type:
         known = ", ".join(sorted(KVConnectorFactory._registry))
         raise AttributeError(
             f"kvtrail: vLLM knows no connector {name!r}. It knows: {known}. For a class of your own, say"
-            f" 'Traced:<module>:<class>' with kv_connector_module_path 'connector'."
+            f" 'Traced:<module>:<class>' with kv_connector_module_path 'kvtrail.connector'."
         ) from None
 
 
@@ -65,7 +65,7 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     own = ":" in name and not name.startswith((f"{TRACED}:", "Faulty:"))
     return {
         "kv_connector": f"{TRACED}:{name}" if own else name,
-        "kv_connector_module_path": "connector",
+        "kv_connector_module_path": "kvtrail.connector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": dict(extra),
@@ -81,6 +81,6 @@ def register() -> None:
     names = ["OffloadConnector", *(TRACED + name for name in plain)]
     for name in names:
         if name not in registry:
-            KVConnectorFactory.register_connector(name, "connector", name)
+            KVConnectorFactory.register_connector(name, "kvtrail.connector", name)
     if PLAIN_OFFLOAD not in registry:
-        KVConnectorFactory.register_connector(PLAIN_OFFLOAD, "connector.offload", PLAIN_OFFLOAD)
+        KVConnectorFactory.register_connector(PLAIN_OFFLOAD, "kvtrail.connector.offload", PLAIN_OFFLOAD)

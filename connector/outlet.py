@@ -18,9 +18,10 @@ from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
-from connector import transport
-from connector.context import Recorded, number_of
-from connector.encode import Encoder, batches, spans_in_a_request
+import kvtrail
+from kvtrail.connector import transport
+from kvtrail.connector.context import Recorded, number_of
+from kvtrail.connector.encode import Encoder, batches, spans_in_a_request
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -77,7 +78,7 @@ class InProcess:
 
 
 class Helper:
-    """A process that encodes and sends; see `connector.helper`. It ends when the engine does, however that comes."""
+    """A process that encodes and sends; see `kvtrail.connector.helper`. It ends when the engine does, however that comes."""
 
     def __init__(self) -> None:
         transport.check_environment()
@@ -129,10 +130,10 @@ class Helper:
             return NOT_SENT
 
     def _start(self) -> None:
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from connector.helper import main; main()"
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from kvtrail.connector.helper import main; main()"
         self._closed = False
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(Path(__file__).parents[1])],
+            [sys.executable, "-P", "-c", code, str(Path(kvtrail.__file__).parents[1])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -29,13 +29,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
-from connector import outlet, transport
-from connector.context import Recorded, RequestContext, caller_of, root_ids
-from connector.environment import positive, resource_of
-from connector.level import LevelSwitch
-from connector.ring import Ring
-from tracer import semconv
-from tracer.semconv import Kind
+from kvtrail.connector import outlet, transport
+from kvtrail.connector.context import Recorded, RequestContext, caller_of, root_ids
+from kvtrail.connector.environment import positive, resource_of
+from kvtrail.connector.level import LevelSwitch
+from kvtrail.connector.ring import Ring
+from kvtrail.tracer import semconv
+from kvtrail.tracer.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
 

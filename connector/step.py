@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from time import time_ns
 from typing import Any
 
-from connector.context import RequestContext
-from connector.recorder import Recorder
-from tracer.semconv import Kind
+from kvtrail.connector.context import RequestContext
+from kvtrail.connector.recorder import Recorder
+from kvtrail.tracer.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
 

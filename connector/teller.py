@@ -13,13 +13,13 @@ from time import time_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from connector import guard, step
-from connector.context import RequestContext
-from connector.level import LevelSwitch
-from connector.probes import Moved, Probe, Seen
-from connector.recorder import Recorder
-from connector.transfers import Places, Transfers
-from tracer.semconv import Kind
+from kvtrail.connector import guard, step
+from kvtrail.connector.context import RequestContext
+from kvtrail.connector.level import LevelSwitch
+from kvtrail.connector.probes import Moved, Probe, Seen
+from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.transfers import Places, Transfers
+from kvtrail.tracer.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

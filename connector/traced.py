@@ -16,13 +16,13 @@ from itertools import count
 from time import time_ns
 from typing import Any
 
-from connector import guard, wire
-from connector.probes import Probe, probe_for
-from connector.recorder import of_process
-from connector.settings import Guard, Settings
-from connector.teller import Teller
-from tracer import semconv
-from tracer.semconv import Kind
+from kvtrail.connector import guard, wire
+from kvtrail.connector.probes import Probe, probe_for
+from kvtrail.connector.recorder import of_process
+from kvtrail.connector.settings import Guard, Settings
+from kvtrail.connector.teller import Teller
+from kvtrail.tracer import semconv
+from kvtrail.tracer.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -67,7 +67,7 @@ class Tracing:
         if transfer.kv_connector == f"Traced{name}" and NAME_BOUND.search(name):
             logger.warning(
                 "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
-                " with kv_connector_module_path 'connector'",
+                " with kv_connector_module_path 'kvtrail.connector'",
                 *(name, transfer.kv_connector, name),
             )
         source = {
@@ -194,7 +194,7 @@ def traced(cls: type) -> type:
     mixin = TracingHMA if supports_hma(cls) else Tracing
     name = cls.__name__.removeprefix(UNTRACED) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
     own: dict[str, Any] = {
-        "__module__": "connector",
+        "__module__": "kvtrail.connector",
         "__qualname__": name,
         "__doc__": cls.__doc__,
         "_kvtrail_plain": cls,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from time import time_ns
 from typing import Any
 
-from connector.context import RequestContext
-from connector.probes import Moved, Planned
-from connector.recorder import Recorder
-from tracer.semconv import Kind
+from kvtrail.connector.context import RequestContext
+from kvtrail.connector.probes import Moved, Planned
+from kvtrail.connector.recorder import Recorder
+from kvtrail.tracer.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import altair as alt
 
-from dashboard import worth
-from dashboard.client import Row
-from dashboard.figures import AMBER, BLUE, GREEN, GREY, PINK, RED, VIOLET, Chart
-from dashboard.found import SEVERITIES, trend_rows
-from dashboard.wording import SEVERITY_COLORS
+from kvtrail.dashboard import worth
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.figures import AMBER, BLUE, GREEN, GREY, PINK, RED, VIOLET, Chart
+from kvtrail.dashboard.found import SEVERITIES, trend_rows
+from kvtrail.dashboard.wording import SEVERITY_COLORS
 
 _COLORS = {"red": RED, "orange": AMBER, "yellow": "#c9a400", "gray": GREY}
 _TIERS = [GREEN, VIOLET, AMBER, PINK, "#0ea5b7", "#7c8f3a"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from dashboard.client import DEFAULT_URL
+from kvtrail.dashboard.client import DEFAULT_URL
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """How the pages, which run in Streamlit's process, get to know the tracer's address."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from dashboard import wording
-from dashboard.client import Row
-from dashboard.replay import NUMBERS
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.replay import NUMBERS
 
 _OWN = {
     "blocks_ids", "chunk_keys", "chunk_key", "transfer_id", "block_hashes", "scheduler_step", "blocks_free", "bytes",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dashboard import tables, wording
-from dashboard.client import Row
+from kvtrail.dashboard import tables, wording
+from kvtrail.dashboard.client import Row
 
 
 def counts(fleet: Row, *, now_ns: int) -> list[tuple[str, str, str]]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from dashboard import wording
-from dashboard.client import Row
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
 
 SEVERITIES = list(wording.SEVERITY_COLORS)
 """Worst first."""

@@ -5,8 +5,8 @@ Steps are counted from 1, as everywhere on the pages.
 
 from __future__ import annotations
 
-from dashboard import wording
-from dashboard.client import Row
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
 
 NUMBERS = (
     "status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored", "lookups",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dashboard import wording
-from dashboard.client import Row
-from tracer.semconv import Kind
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
+from kvtrail.tracer.semconv import Kind
 
 MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
 """The account's numbers that are drawn."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from dashboard import wording
-from dashboard.client import Row
-from dashboard.series import witness_labels
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.series import witness_labels
 
 LIVE_NS = 30 * 10**9
 """A recorder gives a sign of life every 5 s; one that has been silent for longer than this is taken for gone."""

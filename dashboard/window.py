@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dashboard import wording
+from kvtrail.dashboard import wording
 
 RANGES = {"15 min": 15 * 60, "1 h": 3600, "6 h": 6 * 3600, "24 h": 24 * 3600, "7 d": 7 * 24 * 3600}
 """What can be chosen, in seconds back from now."""

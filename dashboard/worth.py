@@ -5,8 +5,8 @@ A `worth` is the api's: docs and units are in the tracer's `/docs`, and in trace
 
 from __future__ import annotations
 
-from dashboard import wording
-from dashboard.client import Row
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.client import Row
 
 LOCAL, COMPUTED = "vLLM's own cache", "computed"
 """Where tokens came from that no tier of the connector brought."""

@@ -9,8 +9,8 @@ from typing import Any
 import zstandard
 from wire import as_request, encoded
 
-from tracer import otlp
-from tracer.events import Event
+from kvtrail.tracer import otlp
+from kvtrail.tracer.events import Event
 
 
 def line(events: Sequence[Event], *foreign: dict[str, Any]) -> str:

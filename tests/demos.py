@@ -27,12 +27,11 @@ class Demo:
         ports += ["--metrics-port", metrics_port] if metrics_port else []
         with self.out.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tracer.cli", "demo", *map(str, ports), *arguments],
+                [sys.executable, "-m", "kvtrail", "demo", *map(str, ports), *arguments],
                 cwd=folder,
                 stdout=file,
                 stderr=file,
                 # From the demo's folder the package would be the installed one, wherever these tests stand.
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             )
 
     @property

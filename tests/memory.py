@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import decode, otlp
-from tracer.events import Event
+from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.events import Event
 
 
 class Memory:

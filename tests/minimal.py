@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.findings import Finding
-from tracer.replay.grounds import grounds
-from tracer.replay.minimize import Minimized, minimize
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.replay.grounds import grounds
+from kvtrail.tracer.replay.minimize import Minimized, minimize
 
 
 def findings(events: Sequence[Event]) -> dict[str, Finding]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from tracer import semconv
-from tracer.events import Event
-from tracer.importers.export import span_of
-from tracer.replay.history import History, Moment, in_order
+from kvtrail.tracer import semconv
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.replay.history import History, Moment, in_order
 
 
 def loaded(events: Sequence[Event]) -> History:

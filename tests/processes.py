@@ -69,7 +69,7 @@ def serve(folder: Path, *arguments: str, store: Path | None = None, grpc_port: i
             [
                 sys.executable,
                 "-m",
-                "tracer.cli",
+                "kvtrail",
                 "serve",
                 "--store",
                 str(store),

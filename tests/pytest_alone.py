@@ -7,16 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 RUN_S = 120
 
 
 def run_pytest(path: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run it in its own folder, with the checkout's kvtrail."""
+    """Run it in its own folder, with the kvtrail that is installed here."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path.name],
         cwd=path.parent,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,

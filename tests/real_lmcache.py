@@ -107,10 +107,10 @@ def run(
     **extra: Any,
 ) -> Run:
     """Run an engine in a process that is ended hard; without a version, an engine that has no connector."""
-    environment = os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | SETTINGS
     connector = None
     if version is not None:
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *folders(version)]))
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, folders(version)))
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
     task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}

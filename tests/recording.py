@@ -10,8 +10,8 @@ from unittest.mock import patch
 from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from connector import outlet, recorder
-from tracer import otlp
+from kvtrail.connector import outlet, recorder
+from kvtrail.tracer import otlp
 
 
 @contextmanager

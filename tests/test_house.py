@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from connector.faults import FAULTS
-from connector.settings import Settings
-from tracer.rules import all_rules, as_markdown
+from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.settings import Settings
+from kvtrail.tracer import semconv
+from kvtrail.tracer.rules import all_rules, as_markdown
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for room in ("connector", "tracer", "dashboard") for path in (ROOT / room).rglob("*.py")]
@@ -32,14 +33,14 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
     return names
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_arrows_run_one_way(path: Path) -> None:
     room = path.relative_to(ROOT).parts[0]
-    ours = {name.partition(".")[0] for name in imports_of(path)} & set(MAY_IMPORT)
+    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("kvtrail.")} & set(MAY_IMPORT)
     assert ours <= MAY_IMPORT[room]
 
 
@@ -53,7 +54,7 @@ DRIVERS = {"drive", "check", "redrive", "rerun", "replay"}
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_nobody_but_the_drivers_looks_into_the_drivers_rooms(path: Path) -> None:
-    rooms = tuple(f"connector.{room}" for room in DRIVERS)
+    rooms = tuple(f"kvtrail.connector.{room}" for room in DRIVERS)
     assert not any(name.startswith(rooms) for name in imports_of(path))
 
 
@@ -69,13 +70,25 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import connector, connector.recorder, connector.traced", ["vllm", "torch", "grpc", "fastapi", "streamlit"]),
-        ("import tracer.serve, tracer.commands, tracer.audit", ["vllm", "torch", "streamlit", "connector"]),
-        ("import tracer.commands, tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
-        ("import tracer.replay.minimize_command", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
-        ("import tracer.cli", ["vllm", "torch", "streamlit", "connector", "fastapi", "grpc"]),
-        ("import connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
-        ("import dashboard.client, dashboard.figures", ["vllm", "torch", "connector", "grpc", "fastapi"]),
+        (
+            "import kvtrail.connector.recorder, kvtrail.connector.traced",
+            ["vllm", "torch", "grpc", "fastapi", "streamlit"],
+        ),
+        (
+            "import kvtrail.tracer.serve, kvtrail.tracer.commands, kvtrail.tracer.audit",
+            ["vllm", "torch", "streamlit", "kvtrail.connector"],
+        ),
+        ("import kvtrail.tracer.commands, kvtrail.tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
+        (
+            "import kvtrail.tracer.replay.minimize_command",
+            ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
+        ),
+        ("import kvtrail", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
+        ("import kvtrail.connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
+        (
+            "import kvtrail.dashboard.client, kvtrail.dashboard.figures",
+            ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi"],
+        ),
     ],
 )
 def test_imports_stay_light(statement: str, absent: list[str]) -> None:
@@ -104,7 +117,8 @@ def test_rules_settings_and_faults_are_documented() -> None:
 
 
 def test_attribute_names_exist_once() -> None:
-    written = re.compile(r"[\"']kvtrail\.(?:tokens|request|recorder|connector|blocks|chunk|engine|vllm)[\w.]*[\"']")
+    names = "|".join(re.escape(each.key) for each in vars(semconv).values() if isinstance(each, semconv.Attribute))
+    written = re.compile(rf"[\"'](?:{names})[\"']")
     for path in SOURCES:
         if path.name != "semconv.py":
             assert not written.search(path.read_text()), f"{path} spells an attribute's name out"

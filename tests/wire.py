@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from connector.context import RequestContext, root_ids
-from connector.encode import Encoder
-from connector.wire import attribute
-from tracer import semconv
-from tracer.events import Event
+from kvtrail.connector.context import RequestContext, root_ids
+from kvtrail.connector.encode import Encoder
+from kvtrail.connector.wire import attribute
+from kvtrail.tracer import semconv
+from kvtrail.tracer.events import Event
 
 
 def encoded(events: Sequence[Event]) -> bytes:

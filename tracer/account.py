@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tracer.books import Books, grown
-from tracer.events import (
+from kvtrail.tracer.books import Books, grown
+from kvtrail.tracer.events import (
     Alloc,
     Event,
     Free,
@@ -34,8 +34,8 @@ from tracer.events import (
     TransferEnd,
     Unlock,
 )
-from tracer.phases import Phases
-from tracer.semconv import Kind
+from kvtrail.tracer.phases import Phases
+from kvtrail.tracer.semconv import Kind
 
 SCHEDULER = "scheduler"
 

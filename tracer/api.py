@@ -13,17 +13,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from tracer import __version__
-from tracer.live import lane_routes
-from tracer.metrics import Metrics
-from tracer.pipeline import Pipeline
-from tracer.receive import http_routes
-from tracer.rules import all_rules
-from tracer.spans import Span
-from tracer.store import Reader, Which
-from tracer.taken import taken
-from tracer.timeline import Timeline, timeline
-from tracer.windows import windows
+from kvtrail import __version__
+from kvtrail.tracer.live import lane_routes
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.receive import http_routes
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.store import Reader, Which
+from kvtrail.tracer.taken import taken
+from kvtrail.tracer.timeline import Timeline, timeline
+from kvtrail.tracer.windows import windows
 
 TAIL_EVERY_S = 0.5
 Limit = Annotated[int, Query(ge=1, le=10_000)]

@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tracer.detect import GRACE_NS
-from tracer.findings import Finding, Verdict, by_weight
-from tracer.hearing import Hearing, TooHasty
-from tracer.importers.reader import LogReader, files_of, readers
-from tracer.rules import Rule
-from tracer.tracefile import Batch, TraceReader, by_time
+from kvtrail.tracer.detect import GRACE_NS
+from kvtrail.tracer.findings import Finding, Verdict, by_weight
+from kvtrail.tracer.hearing import Hearing, TooHasty
+from kvtrail.tracer.importers.reader import LogReader, files_of, readers
+from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.tracefile import Batch, TraceReader, by_time
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans among which one that is there twice is told."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tracer.account import Account
-from tracer.events import Event
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event
 
 REMEMBERED_NUMBERS = 64
 """Numbers per request and recorder of which the span is remembered, to tell a repetition from a contradiction."""

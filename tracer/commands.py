@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tracer.options import Options
+from kvtrail.tracer.options import Options
 
 if TYPE_CHECKING:
-    from tracer.rules import Rule
+    from kvtrail.tracer.rules import Rule
 
 _DEFAULT = Options()
 PORT = click.IntRange(1, 65535)
@@ -85,9 +85,9 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from tracer.receive import PortTaken
-    from tracer.serve import serve as run
-    from tracer.store import StoreError
+    from kvtrail.tracer.receive import PortTaken
+    from kvtrail.tracer.serve import serve as run
+    from kvtrail.tracer.store import StoreError
 
     if grpc_port == http_port:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs one of its own")
@@ -107,15 +107,15 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     """Print a rule's page and end, as --help does."""
     if name is None or context.resilient_parsing:
         return
-    from tracer import terminal
-    from tracer.report import rule_page
+    from kvtrail.tracer import terminal
+    from kvtrail.tracer.report import rule_page
 
     terminal.echo(rule_page(_rule(name), columns=terminal.width()))
     context.exit(0)
 
 
 def _rule(name: str) -> Rule:
-    from tracer.rules import all_rules
+    from kvtrail.tracer.rules import all_rules
 
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:
@@ -169,10 +169,10 @@ def audit(
 
     Example: kvtrail audit --explain stale-lookup
     """
-    from tracer import terminal
-    from tracer.audit import audit as judge
-    from tracer.report import as_text
-    from tracer.tracefile import UnusableTrace
+    from kvtrail.tracer import terminal
+    from kvtrail.tracer.audit import audit as judge
+    from kvtrail.tracer.report import as_text
+    from kvtrail.tracer.tracefile import UnusableTrace
 
     try:
         with terminal.progress(files) as on_bytes:

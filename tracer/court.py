@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracer.account import Account
-from tracer.engine import Engine
-from tracer.findings import Judgement, Verdict
-from tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.engine import Engine
+from kvtrail.tracer.findings import Judgement, Verdict
+from kvtrail.tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule
+from kvtrail.tracer.semconv import Kind
 
 
 @dataclass(slots=True)

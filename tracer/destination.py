@@ -11,7 +11,7 @@ from typing import IO
 
 import click
 
-from tracer.tracefile import UnusableTrace
+from kvtrail.tracer.tracefile import UnusableTrace
 
 STDOUT = Path("-")
 

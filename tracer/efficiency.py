@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tracer.account import SCHEDULER, Account
-from tracer.events import Alloc, Event, Load, Lookup, Preempt, Received, RequestEnd, Schedule, Store
-from tracer.semconv import Kind
-from tracer.steps import Steps
+from kvtrail.tracer.account import SCHEDULER, Account
+from kvtrail.tracer.events import Alloc, Event, Load, Lookup, Preempt, Received, RequestEnd, Schedule, Store
+from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.steps import Steps
 
 MINUTE_S = 60
 MOST_OPEN = 100_000

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracer.account import SCHEDULER
-from tracer.books import grown
-from tracer.events import (
+from kvtrail.tracer.account import SCHEDULER
+from kvtrail.tracer.books import grown
+from kvtrail.tracer.events import (
     Alloc,
     Event,
     Evict,
@@ -30,7 +30,7 @@ from tracer.events import (
     StorePlan,
     TransferEnd,
 )
-from tracer.semconv import Kind
+from kvtrail.tracer.semconv import Kind
 
 MOST_KEYS = 100_000
 """Keys remembered with what they stand for."""

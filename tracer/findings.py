@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from tracer.events import Event
+from kvtrail.tracer.events import Event
 
 
 class Severity(StrEnum):

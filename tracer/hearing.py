@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from tracer.account import Account
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.findings import Finding, Verdict
-from tracer.ledger import MOST_REQUESTS, Ledger
-from tracer.rules import Rule
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
+from kvtrail.tracer.rules import Rule
 
 TIDY_EVERY = 10_000
 """Events after which what is over is let go."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tracer.account import Account
-from tracer.phases import Phase
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.phases import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

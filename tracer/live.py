@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from tracer.lanes import Lane, Lanes, Segment, Window, segments
-from tracer.phases import WORDS
-from tracer.pipeline import Pipeline, RecorderState
-from tracer.store import Reader
+from kvtrail.tracer.lanes import Lane, Lanes, Segment, Window, segments
+from kvtrail.tracer.phases import WORDS
+from kvtrail.tracer.pipeline import Pipeline, RecorderState
+from kvtrail.tracer.store import Reader
 
 SILENT_NS = 30 * 10**9
 """A recorder gives a sign of life every 5 s; what an engine left open that was silent for longer, does not go on."""

@@ -23,14 +23,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from tracer import __version__
-from tracer.efficiency import Admission, Wait
-from tracer.events import Event
-from tracer.findings import Finding, Verdict
-from tracer.rules import all_rules
-from tracer.series import Series
-from tracer.standing import INFO, EngineState
-from tracer.work import CALL_SECONDS, Work, exemplar
+from kvtrail import __version__
+from kvtrail.tracer.efficiency import Admission, Wait
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.series import Series
+from kvtrail.tracer.standing import INFO, EngineState
+from kvtrail.tracer.work import CALL_SECONDS, Work, exemplar
 
 disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)

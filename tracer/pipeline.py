@@ -17,20 +17,20 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import decode, otlp, semconv
-from tracer.account import Account
-from tracer.detect import GRACE_NS, Detector
-from tracer.efficiency import Efficiency
-from tracer.events import Event, Heartbeat
-from tracer.findings import Finding
-from tracer.gaps import Gaps
-from tracer.lanes import lane_of
-from tracer.ledger import MOST_REQUESTS, Ledger
-from tracer.metrics import Checks, Metrics
-from tracer.spans import Span
-from tracer.standing import Sender, standings
-from tracer.store import Batch, StoreError, Writer
-from tracer.tracefile import TraceWriter
+from kvtrail.tracer import decode, otlp, semconv
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect import GRACE_NS, Detector
+from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.events import Event, Heartbeat
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.gaps import Gaps
+from kvtrail.tracer.lanes import lane_of
+from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
+from kvtrail.tracer.metrics import Checks, Metrics
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.standing import Sender, standings
+from kvtrail.tracer.store import Batch, StoreError, Writer
+from kvtrail.tracer.tracefile import TraceWriter
 
 logger = logging.getLogger("kvtrail")
 

@@ -24,9 +24,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     add_TraceServiceServicer_to_server,
 )
 
-from tracer import otlp
-from tracer.pipeline import Pipeline
-from tracer.store import StoreError
+from kvtrail.tracer import otlp
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Largest request taken, after decompression; the limit of the OpenTelemetry SDK's own exporters."""

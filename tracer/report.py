@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from click import style
 
-from tracer import words
-from tracer.audit import Audit
-from tracer.findings import Finding, Severity, Verdict, Witness, clock
-from tracer.rules import Rule, page
-from tracer.terminal import plain, wrapped
+from kvtrail.tracer import words
+from kvtrail.tracer.audit import Audit
+from kvtrail.tracer.findings import Finding, Severity, Verdict, Witness, clock
+from kvtrail.tracer.rules import Rule, page
+from kvtrail.tracer.terminal import plain, wrapped
 
 COLORS = {
     Severity.CRASH: "red",

@@ -9,13 +9,13 @@ import threading
 
 import uvicorn
 
-from tracer.api import application
-from tracer.metrics import Metrics
-from tracer.options import Options
-from tracer.pipeline import Pipeline
-from tracer.receive import PortTaken, serve_grpc
-from tracer.store import StoreError
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.api import application
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.options import Options
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.receive import PortTaken, serve_grpc
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 

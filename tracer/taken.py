@@ -8,11 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Response
 
-from tracer import decode, otlp
-from tracer.findings import Finding, Severity, Witness
-from tracer.replay.history import History, Moment, in_order
-from tracer.replay.perfetto import trace_events
-from tracer.store import Reader, Which
+from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.findings import Finding, Severity, Witness
+from kvtrail.tracer.replay.history import History, Moment, in_order
+from kvtrail.tracer.replay.perfetto import trace_events
+from kvtrail.tracer.store import Reader, Which
 
 MOST_FINDINGS = 1000
 

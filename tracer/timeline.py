@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tracer import decode, events
-from tracer.account import Account
-from tracer.semconv import SCOPE
-from tracer.spans import Span
+from kvtrail.tracer import decode, events
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.semconv import SCOPE
+from kvtrail.tracer.spans import Span
 
 
 class Step(BaseModel):

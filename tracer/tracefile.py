@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tracer import decode, files, otlp, otlp_json
-from tracer.events import Event
-from tracer.messages import Message, messages
-from tracer.otlp_json import Odd
-from tracer.quick import Quick
-from tracer.spans import Span
+from kvtrail.tracer import decode, files, otlp, otlp_json
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.messages import Message, messages
+from kvtrail.tracer.otlp_json import Odd
+from kvtrail.tracer.quick import Quick
+from kvtrail.tracer.spans import Span
 
 _BACKSLASH = "\\"
 _BY_NUMBER = "u"

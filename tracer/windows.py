@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from tracer import __version__
-from tracer.findings import Severity
-from tracer.pipeline import Pipeline
-from tracer.store import Reader, Which
-from tracer.worth import Row, Worth, prefill_rates, step_of, worth
+from kvtrail import __version__
+from kvtrail.tracer.findings import Severity
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.store import Reader, Which
+from kvtrail.tracer.worth import Row, Worth, prefill_rates, step_of, worth
 
 DAY_NS = 24 * 3600 * 10**9
 STRETCHES = 60

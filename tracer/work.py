@@ -7,11 +7,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tracer.efficiency import Admission, Wait
-from tracer.events import Alloc, Event, Evict, Load, LoadError, Lookup, Preempt, Received, RequestEnd, Store
-from tracer.semconv import Kind
-from tracer.series import OTHER, Series
-from tracer.transfers import Transfers
+from kvtrail.tracer.efficiency import Admission, Wait
+from kvtrail.tracer.events import Alloc, Event, Evict, Load, LoadError, Lookup, Preempt, Received, RequestEnd, Store
+from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.series import OTHER, Series
+from kvtrail.tracer.transfers import Transfers
 
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

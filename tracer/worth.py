@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tracer.efficiency import MINUTE_S, TIER
+from kvtrail.tracer.efficiency import MINUTE_S, TIER
 
 HOUR_S = 3600
 BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9

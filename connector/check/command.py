@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from connector.check import profiles as profiles_of_check
-from connector.drive.needs import as_json_object, vllm_ready
+from kvtrail.connector.check import profiles as profiles_of_check
+from kvtrail.connector.drive.needs import as_json_object, vllm_ready
 
 if TYPE_CHECKING:
-    from connector.check.session import Checked
+    from kvtrail.connector.check.session import Checked
 
 PROFILES = tuple(profiles_of_check.PROFILES)
 
@@ -83,10 +83,10 @@ def check(
     Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
     """
     vllm_ready("kvtrail check")
-    from connector.check import report
-    from connector.check.session import NothingRecorded
-    from connector.check.session import check as torture
-    from connector.drive.play import Unbuildable
+    from kvtrail.connector.check import report
+    from kvtrail.connector.check.session import NothingRecorded
+    from kvtrail.connector.check.session import check as torture
+    from kvtrail.connector.drive.play import Unbuildable
 
     if seconds is None and steps is None and trials is None:
         seconds = 60.0

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Segment, Workers
+from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Segment, Workers
 
 MAX_LENGTH = 1024
 """The tiny model's; prompts and outputs of a scenario stay below it."""

@@ -7,9 +7,9 @@ import pprint
 import re
 import textwrap
 
-from connector.check.subject import Subject
-from connector.check.trial import Failure
-from connector.drive.scenario import Scenario
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.check.trial import Failure
+from kvtrail.connector.drive.scenario import Scenario
 
 VARIABLE = "KVTRAIL_CONNECTOR"
 """Where the written test looks for another connector's name."""
@@ -31,9 +31,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connector.check.subject import Subject
-from connector.check.trial import run
-from connector.drive.scenario import Scenario
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.check.trial import run
+from kvtrail.connector.drive.scenario import Scenario
 
 CONNECTOR = {connector}
 CONFIGURATION = json.loads({extra})

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from connector.check.profiles import PROFILES
-from connector.check.regression import as_pytest, slug
-from connector.check.session import Checked, Found
-from tracer import otlp
-from tracer.findings import Verdict
-from tracer.words import count, some
+from kvtrail.connector.check.profiles import PROFILES
+from kvtrail.connector.check.regression import as_pytest, slug
+from kvtrail.connector.check.session import Checked, Found
+from kvtrail.tracer import otlp
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.words import count, some
 
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 

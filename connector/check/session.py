@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from connector.check.profiles import PROFILES, scenario_of
-from connector.check.shrink import shrink
-from connector.check.subject import Subject, varied
-from connector.check.trial import Failure, run
-from connector.drive.play import Played
-from connector.drive.scenario import Scenario
-from tracer.events import Lookup
-from tracer.findings import Verdict
+from kvtrail.connector.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.check.shrink import shrink
+from kvtrail.connector.check.subject import Subject, varied
+from kvtrail.connector.check.trial import Failure, run
+from kvtrail.connector.drive.play import Played
+from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.tracer.events import Lookup
+from kvtrail.tracer.findings import Verdict
 
 SHRINK_S = 30.0
 """Seconds given to making one failure small."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from connector.drive.scenario import Arrival, Scenario, Segment, Workers
+from kvtrail.connector.drive.scenario import Arrival, Scenario, Segment, Workers
 
 Item = TypeVar("Item")
 Fails = Callable[[Scenario], bool]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from connector.drive.stands import SETTINGS
-from connector.names import configuration
+from kvtrail.connector.drive.stands import SETTINGS
+from kvtrail.connector.names import configuration
 
 
 @dataclass(frozen=True, slots=True)

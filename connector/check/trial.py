@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from connector.check.subject import Subject
-from connector.drive.play import Played, play
-from connector.drive.scenario import Scenario
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.drive.play import Played, play
+from kvtrail.connector.drive.scenario import Scenario
 
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
 

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from connector.drive import stands, tiny
-from connector.drive.scenario import Workers
-from connector.drive.worker import MadeUpWorker
+from kvtrail.connector.drive import stands, tiny
+from kvtrail.connector.drive.scenario import Workers
+from kvtrail.connector.drive.worker import MadeUpWorker
 
 
 class BareScheduler:

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import httpx
 
-from connector.drive import demo as driver
-from connector.drive.children import ChildDied
-from connector.faults import FAULTS
-from connector.settings import Guard
+from kvtrail.connector.drive import demo as driver
+from kvtrail.connector.drive.children import ChildDied
+from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.settings import Guard
 
 PORT = click.IntRange(1, 65535)
 

@@ -18,8 +18,8 @@ from typing import Any
 import click
 import httpx
 
-from connector.drive.children import Child, ChildDied
-from connector.drive.engine import Order
+from kvtrail.connector.drive.children import Child, ChildDied
+from kvtrail.connector.drive.engine import Order
 
 READY_WITHIN_S = 60.0
 JUDGED_WITHIN_S = 15.0
@@ -146,14 +146,14 @@ def _start_servers(options: Options, stack: ExitStack) -> tuple[Child, Child]:
     trace = ["--trace-file", str(options.trace_file)] if options.trace_file else []
     tracer = Child(
         "tracer",
-        ["-m", "tracer.cli", "serve", "--store", str(folder / "kvtrail.db"), *ports, *trace],
+        ["-m", "kvtrail", "serve", "--store", str(folder / "kvtrail.db"), *ports, *trace],
         log=folder / "tracer.log",
         env=os.environ,
     )
     stack.callback(tracer.end)
     dashboard = Child(
         "dashboard",
-        ["-m", "tracer.cli", "dashboard", "--tracer", options.api, "--port", str(options.dashboard_port)],
+        ["-m", "kvtrail", "dashboard", "--tracer", options.api, "--port", str(options.dashboard_port)],
         log=folder / "dashboard.log",
         env=os.environ,
     )
@@ -185,7 +185,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
     }
     child = Child(
         name,
-        ["-m", "connector.drive.engine", order.to_json()],
+        ["-m", "kvtrail.connector.drive.engine", order.to_json()],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
         talks=True,

@@ -1,7 +1,7 @@
 """The demo's engine, a process of its own, since the bug that it may be given kills it.
 
-`python -m connector.drive.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output, and runs
-until it is done, or until its standard input closes.
+`python -m kvtrail.connector.drive.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output,
+and runs until it is done, or until its standard input closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from connector.drive import tiny, workload
+from kvtrail.connector.drive import tiny, workload
 
 GENTLY_S = 5.0
 """Pause between two rounds."""
@@ -30,7 +30,7 @@ class Order:
 
     Attributes:
         model: folder for the model.
-        bug: a fault of `connector.faults`, or empty.
+        bug: a fault of `kvtrail.connector.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
         plain: without any connector: the tokens to compare with.
         rounds: how often; 0 is until standard input closes.
@@ -56,7 +56,7 @@ class Order:
             return {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
         return {
             "kv_connector": f"Faulty:{self.bug}:OffloadConnector",
-            "kv_connector_module_path": "connector",
+            "kv_connector_module_path": "kvtrail.connector",
             "kv_connector_extra_config": extra,
         }
 
@@ -101,7 +101,7 @@ def _served(tell: _Teller, before: int, now: int) -> None:
 
 
 def _flush() -> None:
-    from connector.recorder import recorders
+    from kvtrail.connector.recorder import recorders
 
     for recorder in recorders():
         recorder.flush()

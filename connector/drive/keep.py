@@ -10,12 +10,12 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from connector import recorder
-from connector.context import Identity, Recorded, number_of
-from connector.encode import Encoder
-from tracer import decode, otlp, semconv
-from tracer.events import CLASSES, Event
-from tracer.spans import Span
+from kvtrail.connector import recorder
+from kvtrail.connector.context import Identity, Recorded, number_of
+from kvtrail.connector.encode import Encoder
+from kvtrail.tracer import decode, otlp, semconv
+from kvtrail.tracer.events import CLASSES, Event
+from kvtrail.tracer.spans import Span
 
 BATCH = 512
 """Spans of one request, as a recorder would send them."""

@@ -21,7 +21,7 @@ def vllm_ready(command: str) -> None:
     Raises:
         click.ClickException: it is not installed; the text says so.
     """
-    from connector.drive import tiny
+    from kvtrail.connector.drive import tiny
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     tiny.prepare_environment()

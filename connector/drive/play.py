@@ -12,16 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from connector import names
-from connector.drive import keep
-from connector.drive.bare import BareScheduler
-from connector.drive.scenario import Reset, Scenario, tokens
-from connector.drive.whole import WholeEngine
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.findings import Finding, Severity, Verdict
-from tracer.rules import Rule
-from tracer.spans import Span
+from kvtrail.connector import names
+from kvtrail.connector.drive import keep
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.scenario import Reset, Scenario, tokens
+from kvtrail.connector.drive.whole import WholeEngine
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding, Severity, Verdict
+from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.spans import Span
 
 MUCH_LATER_S = 3600
 """After the last step of a scenario nothing comes any more: what is still awaited is overdue."""
@@ -186,7 +186,7 @@ def _build(
     stage: type[BareScheduler] | type[WholeEngine],
 ) -> Stage:
     try:
-        if connector is not None and connector.get("kv_connector_module_path") == "connector":
+        if connector is not None and connector.get("kv_connector_module_path") == "kvtrail.connector":
             names.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
         return stage(
             folder,

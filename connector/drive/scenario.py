@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from connector.drive.tiny import BLOCK_SIZE, VOCABULARY
+from kvtrail.connector.drive.tiny import BLOCK_SIZE, VOCABULARY
 
 Segment = tuple[str, int]
 """A seed, and how many tokens are drawn from it: segments of the same seed begin with the same tokens."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector.drive import tiny
-from connector.drive.scenario import Workers
+from kvtrail.connector.drive import tiny
+from kvtrail.connector.drive.scenario import Workers
 
 
 class WholeEngine:

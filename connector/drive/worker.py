@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from connector.drive.scenario import Workers, job, wait
-from connector.drive.stands import Job, Stand
+from kvtrail.connector.drive.scenario import Workers, job, wait
+from kvtrail.connector.drive.stands import Job, Stand
 
 
 class MadeUpWorker:

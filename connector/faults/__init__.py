@@ -6,7 +6,7 @@ know the OffloadConnector or vLLM's OffloadingConnector from inside; `FAULTS` sa
 
 from __future__ import annotations
 
-from connector.faults import lookups, plans, told, transfers
+from kvtrail.connector.faults import lookups, plans, told, transfers
 
 FAULTS: dict[str, type] = {
     "stale-lookup": lookups.StaleLookup,
@@ -50,4 +50,4 @@ FAULTS: dict[str, type] = {
 
 def inject(fault: type, cls: type) -> type:
     """A subclass of a connector class with the fault in front of it."""
-    return type(cls.__name__, (fault, cls), {"__module__": "connector", "__doc__": fault.__doc__})
+    return type(cls.__name__, (fault, cls), {"__module__": "kvtrail.connector", "__doc__": fault.__doc__})

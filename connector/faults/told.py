@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from connector.faults.plans import BLOCK_SIZE, Planner
-from connector.probes import Sign
-from tracer.semconv import Kind
+from kvtrail.connector.faults.plans import BLOCK_SIZE, Planner
+from kvtrail.connector.probes import Sign
+from kvtrail.tracer.semconv import Kind
 
 
 class _Telling:

@@ -1,6 +1,6 @@
 """Wrong handling of transfers, blocks and the workers' reports.
 
-`garble` changes what the workers report, before the scheduler sees it: `connector.drive.worker` asks for it.
+`garble` changes what the workers report, before the scheduler sees it: `kvtrail.connector.drive.worker` asks for it.
 """
 
 from __future__ import annotations

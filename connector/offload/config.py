@@ -10,7 +10,7 @@ DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
 KEYS = ("chunk_size", "cpu_bytes_to_use")
 SHARED_KEYS = ("kvtrail",)
-"""Read by `connector.settings`, and therefore allowed beside ours."""
+"""Read by `kvtrail.connector.settings`, and therefore allowed beside ours."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from connector.offload.config import OffloadConfig
-from connector.offload.plan import Copy
+from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.plan import Copy
 
 
 class HostMemory:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from connector.offload.config import OffloadConfig
-from connector.offload.index import ChunkIndex
-from connector.offload.plan import Copy, OffloadPlan
-from connector.probes import Evicted
+from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.index import ChunkIndex
+from kvtrail.connector.offload.plan import Copy, OffloadPlan
+from kvtrail.connector.probes import Evicted
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class OffloadScheduler:
         return list(islice(request.block_hashes, per_chunk - 1, None, per_chunk))
 
     def _loadable(self, tracked: _Tracked) -> int:
-        """The lookup's contract: max(0, min(h, N - 1) - c); see `tracer.contract`."""
+        """The lookup's contract: max(0, min(h, N - 1) - c); see `kvtrail.tracer.contract`."""
         total: int = tracked.request.num_tokens
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 

@@ -7,15 +7,15 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tracer.semconv import Kind
+from kvtrail.tracer.semconv import Kind
 
 _BY_CLASS = {
-    "UntracedOffloadConnector": "connector.probes.offload",
-    "LMCacheConnectorV1": "connector.probes.lmcache",
-    "LMCacheConnectorV1Dynamic": "connector.probes.lmcache",
-    "LMCacheMPConnector": "connector.probes.lmcache_mp",
-    "LMCacheMPConnectorUpstream": "connector.probes.lmcache_mp",
-    "OffloadingConnector": "connector.probes.offloading",
+    "UntracedOffloadConnector": "kvtrail.connector.probes.offload",
+    "LMCacheConnectorV1": "kvtrail.connector.probes.lmcache",
+    "LMCacheConnectorV1Dynamic": "kvtrail.connector.probes.lmcache",
+    "LMCacheMPConnector": "kvtrail.connector.probes.lmcache_mp",
+    "LMCacheMPConnectorUpstream": "kvtrail.connector.probes.lmcache_mp",
+    "OffloadingConnector": "kvtrail.connector.probes.offloading",
 }
 """The probe's module, by the name of a class among the connector's bases."""
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from connector.drive.needs import as_json_object, vllm_ready
-from tracer import destination, terminal
-from tracer.replay.history import load
-from tracer.tracefile import UnusableTrace
+from kvtrail.connector.drive.needs import as_json_object, vllm_ready
+from kvtrail.tracer import destination, terminal
+from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.tracefile import UnusableTrace
 
 if TYPE_CHECKING:
-    from connector.drive.scenario import Scenario
+    from kvtrail.connector.drive.scenario import Scenario
 
 
 @click.command("test")
@@ -66,9 +66,9 @@ def write_test(
     """
     destination.check(output, sources=traces, force=force)
     vllm_ready("kvtrail test")
-    from connector.drive.play import Unbuildable
-    from connector.redrive.regression import DoesNotAppear, regression
-    from connector.redrive.workload import NotDrivable
+    from kvtrail.connector.drive.play import Unbuildable
+    from kvtrail.connector.redrive.regression import DoesNotAppear, regression
+    from kvtrail.connector.redrive.workload import NotDrivable
 
     try:
         with terminal.progress(traces) as on_bytes:

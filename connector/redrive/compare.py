@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from connector.redrive.workload import Life, lives_of
-from tracer.events import Event, Lookup
-from tracer.findings import Finding
+from kvtrail.connector.redrive.workload import Life, lives_of
+from kvtrail.tracer.events import Event, Lookup
+from kvtrail.tracer.findings import Finding
 
 Told = tuple[int, int, int, int | None, int | None, bool, bool | None]
 """Of a lookup: epoch, total, computed, matched, the connector's own answer, asynchronous, remembered."""

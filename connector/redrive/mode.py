@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from connector.drive.needs import progress, vllm_ready
-from tracer import destination, otlp, terminal
-from tracer.replay.history import load
+from kvtrail.connector.drive.needs import progress, vllm_ready
+from kvtrail.tracer import destination, otlp, terminal
+from kvtrail.tracer.replay.history import load
 
 
 def drive_again(
@@ -32,8 +32,8 @@ def drive_again(
         OSError: `output` cannot be written.
     """
     vllm_ready("kvtrail replay --engine")
-    from connector.redrive import report
-    from connector.redrive.redrive import redrive
+    from kvtrail.connector.redrive import report
+    from kvtrail.connector.redrive.redrive import redrive
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)

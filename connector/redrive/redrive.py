@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from connector.drive.play import Played, play
-from connector.names import configuration
-from connector.redrive.compare import Closeness, compare
-from connector.redrive.workload import Workload, workload_of
-from tracer.replay.history import History
-from tracer.replay.judging import found_in
+from kvtrail.connector.drive.play import Played, play
+from kvtrail.connector.names import configuration
+from kvtrail.connector.redrive.compare import Closeness, compare
+from kvtrail.connector.redrive.workload import Workload, workload_of
+from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.replay.judging import found_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from connector.check.regression import as_pytest
-from connector.check.shrink import shrink
-from connector.check.subject import Subject
-from connector.check.trial import Failure, failures, run
-from connector.drive.scenario import Scenario
-from connector.redrive.redrive import Redriven, redrive
-from tracer.replay.history import History
+from kvtrail.connector.check.regression import as_pytest
+from kvtrail.connector.check.shrink import shrink
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.check.trial import Failure, failures, run
+from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.connector.redrive.redrive import Redriven, redrive
+from kvtrail.tracer.replay.history import History
 
 SHRINK_S = 60.0
 """Seconds given to making the scenario small."""

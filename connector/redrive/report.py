@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from connector.redrive.compare import in_words
-from connector.redrive.redrive import Redriven
-from tracer.report import finding_text
-from tracer.words import count, some
+from kvtrail.connector.redrive.compare import in_words
+from kvtrail.connector.redrive.redrive import Redriven
+from kvtrail.tracer.report import finding_text
+from kvtrail.tracer.words import count, some
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from connector.drive.scenario import Segment
+from kvtrail.connector.drive.scenario import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
-from connector.redrive.sharing import Known, prompts
-from tracer import semconv
-from tracer.account import SCHEDULER
-from tracer.events import (
+from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
+from kvtrail.connector.redrive.sharing import Known, prompts
+from kvtrail.tracer import semconv
+from kvtrail.tracer.account import SCHEDULER
+from kvtrail.tracer.events import (
     Alloc,
     CacheReset,
     Event,
@@ -25,9 +25,9 @@ from tracer.events import (
     Sent,
     TransferEnd,
 )
-from tracer.events import Reset as ConnectorReset
-from tracer.replay.hashes import split
-from tracer.replay.history import History
+from kvtrail.tracer.events import Reset as ConnectorReset
+from kvtrail.tracer.replay.hashes import split
+from kvtrail.tracer.replay.history import History
 
 SPARE_STEPS = 2000
 """Steps beyond the recorded ones, for what takes longer this time."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from connector.drive.needs import as_json_object
-from connector.replay.reading import step_through
-from tracer import destination
-from tracer.replay.player import NoSuchStep
-from tracer.replay.selection import NotInHistory
-from tracer.tracefile import UnusableTrace
+from kvtrail.connector.drive.needs import as_json_object
+from kvtrail.connector.replay.reading import step_through
+from kvtrail.tracer import destination
+from kvtrail.tracer.replay.player import NoSuchStep
+from kvtrail.tracer.replay.selection import NotInHistory
+from kvtrail.tracer.tracefile import UnusableTrace
 
 
 @click.command()
@@ -165,8 +165,8 @@ def _check(plain: bool, as_json: bool, again: bool, *, against: bool, reading: l
 def _run_again(
     traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
 ) -> int:
-    from connector.rerun.calls import Unusable
-    from connector.rerun.mode import run_against
+    from kvtrail.connector.rerun.calls import Unusable
+    from kvtrail.connector.rerun.mode import run_against
 
     try:
         return run_against(traces, against=against, config=config, request=request, as_json=as_json)
@@ -184,9 +184,9 @@ def _drive_again(
     force: bool,
     as_json: bool,
 ) -> int:
-    from connector.drive.play import Unbuildable
-    from connector.redrive.mode import drive_again
-    from connector.redrive.workload import NotDrivable
+    from kvtrail.connector.drive.play import Unbuildable
+    from kvtrail.connector.redrive.mode import drive_again
+    from kvtrail.connector.redrive.workload import NotDrivable
 
     if output is not None:
         destination.check(output, sources=traces, force=force)

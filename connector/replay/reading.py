@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from tracer import terminal
-from tracer.replay import machine, screen
-from tracer.replay.console import Console
-from tracer.replay.history import History, load
-from tracer.replay.player import Player
-from tracer.replay.selection import NotInHistory, moment, requests_named, through
+from kvtrail.tracer import terminal
+from kvtrail.tracer.replay import machine, screen
+from kvtrail.tracer.replay.console import Console
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
 
 MANY = 20_000
 """Events from which on judging them is worth a progress bar."""

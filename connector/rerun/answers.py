@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from connector.probes import Evicted, Planned, Probe, Seen
-from tracer.events import Event, Evict, LoadPlan, Plan, StorePlan
+from kvtrail.connector.probes import Evicted, Planned, Probe, Seen
+from kvtrail.tracer.events import Event, Evict, LoadPlan, Plan, StorePlan
 
 Answer = dict[str, Any]
 _COMMON = [f.name for f in fields(Event)]

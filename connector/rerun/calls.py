@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from tracer import semconv
-from tracer.events import (
+from kvtrail.tracer import semconv
+from kvtrail.tracer.events import (
     Alloc,
     Event,
     Evict,
@@ -29,7 +29,7 @@ from tracer.events import (
     StorePlan,
     TransferEnd,
 )
-from tracer.replay.history import History
+from kvtrail.tracer.replay.history import History
 
 
 class Unusable(ValueError):

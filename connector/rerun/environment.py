@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from connector.drive import tiny
-from connector.rerun.calls import Conversation, Unusable
-from connector.traced import UNTRACED, Tracing
-from tracer.events import Alloc, Lookup
+from kvtrail.connector.drive import tiny
+from kvtrail.connector.rerun.calls import Conversation, Unusable
+from kvtrail.connector.traced import UNTRACED, Tracing
+from kvtrail.tracer.events import Alloc, Lookup
 
 ASSUMED_BLOCK_SIZE = 16
 """vLLM's own, where the recording says nothing."""
@@ -24,10 +24,10 @@ ASSUMED_BLOCK_SIZE = 16
 HEADS = 2
 
 _BY_CLASS = {
-    "UntracedOffloadConnector": "connector.rerun.environments.offload",
-    "OffloadingConnector": "connector.rerun.environments.offloading",
-    "LMCacheConnectorV1": "connector.rerun.environments.lmcache",
-    "LMCacheConnectorV1Dynamic": "connector.rerun.environments.lmcache",
+    "UntracedOffloadConnector": "kvtrail.connector.rerun.environments.offload",
+    "OffloadingConnector": "kvtrail.connector.rerun.environments.offloading",
+    "LMCacheConnectorV1": "kvtrail.connector.rerun.environments.lmcache",
+    "LMCacheConnectorV1Dynamic": "kvtrail.connector.rerun.environments.lmcache",
 }
 """The environment's module, by the name of a class among the connector's bases."""
 
@@ -109,7 +109,7 @@ def resolve(against: str) -> type:
     Raises:
         Unusable: there is no such class here; the text says why.
     """
-    from connector.names import resolve as traced_class
+    from kvtrail.connector.names import resolve as traced_class
 
     tiny.prepare_environment()
     try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from connector.rerun.stand_ins import Rebuilt, Run
-from tracer.events import Alloc, Event, Lookup, Received, Schedule
+from kvtrail.connector.rerun.stand_ins import Rebuilt, Run
+from kvtrail.tracer.events import Alloc, Event, Lookup, Received, Schedule
 
 Told = tuple[int | None, bool]
 """What a lookup told the scheduler: new tokens, None for 'ask me later', and whether they come later."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.findings import Finding
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding
 
 
 class Judge:

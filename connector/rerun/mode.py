@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from connector.drive.needs import progress, vllm_ready
-from tracer import terminal
-from tracer.replay.history import load
+from kvtrail.connector.drive.needs import progress, vllm_ready
+from kvtrail.tracer import terminal
+from kvtrail.tracer.replay.history import load
 
 
 def run_against(
@@ -28,10 +28,10 @@ def run_against(
         UnusableTrace, Unusable: with what is wrong, and the reason.
     """
     vllm_ready("kvtrail replay --against")
-    from connector.rerun.calls import Unusable
-    from connector.rerun.outcome import Outcome
-    from connector.rerun.report import report
-    from connector.rerun.rerun import rerun
+    from kvtrail.connector.rerun.calls import Unusable
+    from kvtrail.connector.rerun.outcome import Outcome
+    from kvtrail.connector.rerun.report import report
+    from kvtrail.connector.rerun.rerun import rerun
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)

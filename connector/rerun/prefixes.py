@@ -14,9 +14,9 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from connector.rerun.calls import Call, Method
-from tracer.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
-from tracer.replay.hashes import DIGITS, split
+from kvtrail.connector.rerun.calls import Call, Method
+from kvtrail.tracer.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
+from kvtrail.tracer.replay.hashes import DIGITS, split
 
 TOKENS = range(3, 512)
 """The token ids that the made-up model knows as words."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
-from tracer.findings import clock
-from tracer.terminal import plain, wrapped
+from kvtrail.connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
+from kvtrail.tracer.findings import clock
+from kvtrail.tracer.terminal import plain, wrapped
 
 MOST_LISTED = 12
 """Numbers of calls that are listed one by one."""

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from connector.probes import probe_for
-from connector.rerun import environment
-from connector.rerun.calls import Conversation, conversation
-from connector.rerun.environment import Environment
-from connector.rerun.judge import Judge, Retold
-from connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
-from connector.rerun.prefixes import Prefixes
-from connector.rerun.runner import Made, Runner
-from connector.rerun.stand_ins import CacheManager, Requests
-from tracer.replay.history import History
+from kvtrail.connector.probes import probe_for
+from kvtrail.connector.rerun import environment
+from kvtrail.connector.rerun.calls import Conversation, conversation
+from kvtrail.connector.rerun.environment import Environment
+from kvtrail.connector.rerun.judge import Judge, Retold
+from kvtrail.connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
+from kvtrail.connector.rerun.prefixes import Prefixes
+from kvtrail.connector.rerun.runner import Made, Runner
+from kvtrail.connector.rerun.stand_ins import CacheManager, Requests
+from kvtrail.tracer.replay.history import History
 
 
 def rerun(

@@ -8,15 +8,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from connector.probes import Probe
-from connector.rerun import answers
-from connector.rerun.answers import Answer
-from connector.rerun.calls import Call, Conversation, Method
-from connector.rerun.environment import Environment
-from connector.rerun.forks import Forks
-from connector.rerun.outcome import Compared, Outcome
-from connector.rerun.stand_ins import NotRecorded, Rebuilt, Requests, Run
-from tracer.events import (
+from kvtrail.connector.probes import Probe
+from kvtrail.connector.rerun import answers
+from kvtrail.connector.rerun.answers import Answer
+from kvtrail.connector.rerun.calls import Call, Conversation, Method
+from kvtrail.connector.rerun.environment import Environment
+from kvtrail.connector.rerun.forks import Forks
+from kvtrail.connector.rerun.outcome import Compared, Outcome
+from kvtrail.connector.rerun.stand_ins import NotRecorded, Rebuilt, Requests, Run
+from kvtrail.tracer.events import (
     Alloc,
     Event,
     Evict,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from connector.rerun.prefixes import Life, Prefixes
-from tracer.events import RequestEnd, Schedule
+from kvtrail.connector.rerun.prefixes import Life, Prefixes
+from kvtrail.tracer.events import RequestEnd, Schedule
 
 UNLIMITED = 1 << 20
 """Tokens that a request may generate of which it is not recorded how many."""

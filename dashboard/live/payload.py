@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dashboard.client import Row
-from dashboard.live.address import View
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.live.address import View
 
 AROUND = 0.5
 """So much of the range is asked for on either side of it as well: then a small move needs no new answer."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import compare, wording
-from dashboard.client import Row, TracerAway
-from dashboard.figures import account_chart, highest, timeline_chart
-from dashboard.views.parts import EVERY_S, opening_table, read, tracer, unknown_request, which_request
+from kvtrail.dashboard import compare, wording
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.figures import account_chart, highest, timeline_chart
+from kvtrail.dashboard.views.parts import EVERY_S, opening_table, read, tracer, unknown_request, which_request
 
 PAGE = "views/compare.py"
 OFFERED = 50

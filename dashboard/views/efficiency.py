@@ -6,11 +6,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import tables, wording, worth
-from dashboard.charts import epochs_chart, sources_chart
-from dashboard.client import Row, TracerAway
-from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
-from dashboard.views.parts import cards, read, tracer
+from kvtrail.dashboard import tables, wording, worth
+from kvtrail.dashboard.charts import epochs_chart, sources_chart
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.views.narrowing import choose, choose_range, pinning, shown_window
+from kvtrail.dashboard.views.parts import cards, read, tracer
 
 EVERY_S = 5
 

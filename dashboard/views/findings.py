@@ -6,11 +6,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import found, tables, wording
-from dashboard.charts import findings_chart
-from dashboard.client import Row, TracerAway
-from dashboard.views.narrowing import choose, choose_range, pinning, shown_window
-from dashboard.views.parts import finding_card, opening_table, read, runbook_link, tracer
+from kvtrail.dashboard import found, tables, wording
+from kvtrail.dashboard.charts import findings_chart
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.views.narrowing import choose, choose_range, pinning, shown_window
+from kvtrail.dashboard.views.parts import finding_card, opening_table, read, runbook_link, tracer
 
 PAGE = "views/findings.py"
 EVERY_S = 5

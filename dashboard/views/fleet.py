@@ -6,9 +6,9 @@ import time
 
 import streamlit as st
 
-from dashboard import fleet, tables, wording
-from dashboard.client import Row
-from dashboard.views.parts import EVERY_S, cards, opening_table, read, tracer
+from kvtrail.dashboard import fleet, tables, wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.views.parts import EVERY_S, cards, opening_table, read, tracer
 
 
 @st.fragment(run_every=EVERY_S)

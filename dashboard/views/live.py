@@ -6,11 +6,11 @@ import time
 
 import streamlit as st
 
-from dashboard.client import Row, TracerAway
-from dashboard.live.address import View, as_query, of_component, of_query
-from dashboard.live.component import component
-from dashboard.live.payload import Question, payload, question
-from dashboard.views.parts import EVERY_S, tracer
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.live.address import View, as_query, of_component, of_query
+from kvtrail.dashboard.live.component import component
+from kvtrail.dashboard.live.payload import Question, payload, question
+from kvtrail.dashboard.views.parts import EVERY_S, tracer
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 

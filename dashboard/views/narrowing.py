@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from dashboard import wording
-from dashboard.window import RANGES, USUAL, Window, window
+from kvtrail.dashboard import wording
+from kvtrail.dashboard.window import RANGES, USUAL, Window, window
 
 ANY = "any"
 

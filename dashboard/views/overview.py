@@ -7,10 +7,10 @@ from collections import Counter
 
 import streamlit as st
 
-from dashboard import tables, wording
-from dashboard.client import Row
-from dashboard.figures import status_chart
-from dashboard.views.parts import EVERY_S, cards, finding_card, read, tracer
+from kvtrail.dashboard import tables, wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.figures import status_chart
+from kvtrail.dashboard.views.parts import EVERY_S, cards, finding_card, read, tracer
 
 # Rates are averages over so many seconds: short enough for 'now', long enough not to jump with every batch.
 WINDOW_S = 10

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import streamlit as st
 
-from dashboard import runbook, wording
-from dashboard.client import DEFAULT_URL, Row, Tracer, TracerAway
-from dashboard.command import TRACER_VARIABLE
+from kvtrail.dashboard import runbook, wording
+from kvtrail.dashboard.client import DEFAULT_URL, Row, Tracer, TracerAway
+from kvtrail.dashboard.command import TRACER_VARIABLE
 
 EVERY_S = 2
 """How often a page asks the tracer again."""

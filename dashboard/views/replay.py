@@ -7,10 +7,10 @@ from typing import Literal
 
 import streamlit as st
 
-from dashboard import replay, replay_keys, tables, wording
-from dashboard.client import Row
-from dashboard.figures import account_chart, timeline_chart
-from dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
+from kvtrail.dashboard import replay, replay_keys, tables, wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.figures import account_chart, timeline_chart
+from kvtrail.dashboard.views.parts import EVERY_S, finding_card, read, tracer, unknown_request, which_request
 
 STEP = "replay_step"
 """Where the session holds the step. The slider cannot: it is another slider as soon as the request has more steps."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import tables, wording
-from dashboard.client import Row
-from dashboard.command import PLACE, TRACES_VARIABLE
-from dashboard.figures import account_chart, timeline_chart
-from dashboard.replay import found_at
-from dashboard.views.parts import (
+from kvtrail.dashboard import tables, wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.command import PLACE, TRACES_VARIABLE
+from kvtrail.dashboard.figures import account_chart, timeline_chart
+from kvtrail.dashboard.replay import found_at
+from kvtrail.dashboard.views.parts import (
     EVERY_S,
     cards,
     finding_card,

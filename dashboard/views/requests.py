@@ -8,9 +8,9 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import tables, wording
-from dashboard.client import Row
-from dashboard.views.parts import EVERY_S, opening_table, read, tracer
+from kvtrail.dashboard import tables, wording
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.views.parts import EVERY_S, opening_table, read, tracer
 
 SHOWN = 200
 ANY = "any"

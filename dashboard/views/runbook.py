@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard import runbook, wording
+from kvtrail.dashboard import runbook, wording
 
 READABLE = 860
 """Pixels: lines that are longer are hard to follow."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from connector.offload import UntracedOffloadConnector
+from kvtrail.connector.offload import UntracedOffloadConnector
 
 
 class KeepingConnector(UntracedOffloadConnector):

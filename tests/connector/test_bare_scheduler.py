@@ -16,15 +16,15 @@ import pytest
 from history import heartbeats
 from memory import Memory
 
-from connector import outlet, recorder
-from connector.drive.bare import BareScheduler
-from connector.drive.scenario import Workers
-from connector.drive.workload import shared_prefixes, stale_lookup
-from connector.offload.config import OffloadConfig
-from connector.offload.scheduler import OffloadScheduler
-from tracer.detect import Detector
-from tracer.events import Alloc, Event
-from tracer.findings import Verdict
+from kvtrail.connector import outlet, recorder
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.scenario import Workers
+from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
+from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.scheduler import OffloadScheduler
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Alloc, Event
+from kvtrail.tracer.findings import Verdict
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Even
 def scheduler(folder: Path, name: str, extra: dict[str, Any] | None = None, **options: Any) -> BareScheduler:
     connector = {"kv_connector": name, "kv_connector_extra_config": extra or {}, "kv_load_failure_policy": "recompute"}
     if ":" in name:
-        connector["kv_connector_module_path"] = "connector"
+        connector["kv_connector_module_path"] = "kvtrail.connector"
     return BareScheduler(folder / "model", connector, **options)
 
 

@@ -12,11 +12,11 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from wire import as_request, encoded
 
-from connector import wire
-from connector.context import RequestContext, root_ids
-from connector.encode import Encoder
-from tracer import decode, otlp
-from tracer.semconv import Kind
+from kvtrail.connector import wire
+from kvtrail.connector.context import RequestContext, root_ids
+from kvtrail.connector.encode import Encoder
+from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.semconv import Kind
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
 LOST = {"span_id", "trace_id", "external"}  # made by the encoder

@@ -11,11 +11,11 @@ import pytest
 import torch
 from memory import Memory
 
-from connector import outlet
-from connector.drive import tiny, workload
-from connector.drive.workload import Job
-from connector.offload.host_memory import HostMemory
-from connector.offload.plan import Copy
+from kvtrail.connector import outlet
+from kvtrail.connector.drive import tiny, workload
+from kvtrail.connector.drive.workload import Job
+from kvtrail.connector.offload.host_memory import HostMemory
+from kvtrail.connector.offload.plan import Copy
 
 Tokens = dict[str, list[int]]
 JOBS = workload.shared_prefixes(requests=12)
@@ -33,7 +33,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         if name is not None:
             connector = {"kv_connector": name, "kv_connector_extra_config": extra}
             if ":" in name:
-                connector["kv_connector_module_path"] = "connector"
+                connector["kv_connector_module_path"] = "kvtrail.connector"
         built.append(tiny.build(tmp_path / "model", connector, **(overrides or {})))
         return built[-1]
 
@@ -209,7 +209,7 @@ def test_healed_it_finishes_with_the_same_tokens(engine: Callable[..., Any]) -> 
 
 
 def test_raise_stops_the_engine_at_the_first_breach(engine: Callable[..., Any]) -> None:
-    from connector.guard import ContractBreach
+    from kvtrail.connector.guard import ContractBreach
 
     llm = engine("Faulty:stale-lookup:OffloadConnector", kvtrail={"guard": "raise"})
     with pytest.raises(ContractBreach, match="at most 0 can be new"):

@@ -39,13 +39,13 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-import connector
-from connector import faults, names
-from connector.outlet import InProcess
-from connector.probes import Probe, probe_for
-from connector.recorder import Recorder
-from connector.traced import Tracing, TracingHMA, traced
-from tracer import decode, otlp
+from kvtrail import connector
+from kvtrail.connector import faults, names
+from kvtrail.connector.outlet import InProcess
+from kvtrail.connector.probes import Probe, probe_for
+from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.traced import Tracing, TracingHMA, traced
+from kvtrail.tracer import decode, otlp
 
 names.register()
 OURS = "UntracedOffloadConnector"
@@ -213,7 +213,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
     sender = Memory() if request.param == "recorded" else None
     recorder = None if sender is None else Recorder("engine", {}, InProcess(sender))
-    monkeypatch.setattr("connector.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.traced.of_process", lambda *_: recorder)
     yield sender
     if sender is not None and recorder is not None:
         recorder.close()
@@ -272,7 +272,7 @@ def outcome(call: Callable[[], Any]) -> tuple[type, str, Any]:
 def is_not_installed(error: ImportError) -> bool:
     """True when a third-party package is not there; an ImportError for any other reason is a failure."""
     package = (error.name or "").partition(".")[0]
-    known = ("", "vllm", "connector", "tracer")
+    known = ("", "vllm", "kvtrail")
     return package not in known and importlib.util.find_spec(package) is None
 
 
@@ -300,7 +300,7 @@ def test_the_traced_class_is_a_subclass_that_can_be_found(name: str, plain: type
     assert issubclass(cls, plain)
     assert cls is not plain
     assert cls is getattr(connector, traced_name(name))
-    assert cls.__module__ == "connector"
+    assert cls.__module__ == "kvtrail.connector"
     assert getattr(connector, cls.__name__) is cls
 
 
@@ -308,7 +308,7 @@ def test_the_factory_finds_it_by_name(name: str, cls: type) -> None:
     """By the registered name, by module path, and by the class's own name, which MultiConnector files its statistics
     under."""
     assert KVConnectorFactory.get_connector_class(transfer_config(traced_name(name))) is cls
-    by_module = transfer_config(traced_name(name), kv_connector_module_path="connector")
+    by_module = transfer_config(traced_name(name), kv_connector_module_path="kvtrail.connector")
     assert KVConnectorFactory.get_connector_class(by_module) is cls
     assert KVConnectorFactory.get_connector_class_by_name(cls.__name__) is cls
 
@@ -335,8 +335,8 @@ def test_hma_support_of_the_configuration_is_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in HERE if n != OURS])
 def test_a_connector_can_be_traced_under_its_own_name(name: str, cls: type) -> None:
     """vLLM asks some things by the configured name (`kv_connector == "MultiConnector"`, `has_connector("NixlConnector")`);
-    with the plain name and kv_connector_module_path "connector" it gets the traced class and the same answers."""
-    own_name = with_a_child_without_hma(name, kv_connector_module_path="connector")
+    with the plain name and kv_connector_module_path "kvtrail.connector" it gets the traced class and the same answers."""
+    own_name = with_a_child_without_hma(name, kv_connector_module_path="kvtrail.connector")
     assert KVConnectorFactory.get_connector_class(own_name) is cls
     plainly = KVConnectorFactory.supports_hma_config(with_a_child_without_hma(name))
     assert KVConnectorFactory.supports_hma_config(own_name) == plainly
@@ -468,7 +468,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     }
     sender = Memory()
     recorder = Recorder("engine", {}, InProcess(sender))
-    monkeypatch.setattr("connector.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.traced.of_process", lambda *_: recorder)
     for method in expected:
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
     recorder.close()
@@ -513,7 +513,9 @@ def test_registration_can_be_repeated(fresh_registry: dict[str, Any]) -> None:
 def test_a_class_is_traced_by_module_path(name: str, plain: type, cls: type) -> None:
     """`Traced:<module>:<class>` through vLLM's factory; the same class as by the registered name, but for ours, which
     has a name of its own."""
-    config = transfer_config(f"Traced:{plain.__module__}:{plain.__qualname__}", kv_connector_module_path="connector")
+    config = transfer_config(
+        f"Traced:{plain.__module__}:{plain.__qualname__}", kv_connector_module_path="kvtrail.connector"
+    )
     found = KVConnectorFactory.get_connector_class(config)
     assert found is (traced(plain) if name == OURS else cls)
     assert issubclass(found, plain)
@@ -521,7 +523,7 @@ def test_a_class_is_traced_by_module_path(name: str, plain: type, cls: type) -> 
 
 def test_a_fault_is_injected_below_the_tracing() -> None:
     """`Faulty:<fault>:<connector>` is the connector with the fault, and traced."""
-    config = transfer_config("Faulty:stale-lookup:OffloadConnector", kv_connector_module_path="connector")
+    config = transfer_config("Faulty:stale-lookup:OffloadConnector", kv_connector_module_path="kvtrail.connector")
     found = KVConnectorFactory.get_connector_class(config)
     order = [found.__mro__.index(c) for c in (Tracing, faults.FAULTS["stale-lookup"], plain_or_error(OURS))]
     assert order == sorted(order)
@@ -535,7 +537,7 @@ def test_a_fault_is_injected_below_the_tracing() -> None:
         ("Traced:collections:Thing", r"cannot trace collections:Thing: .*no attribute 'Thing'"),
         ("Faulty:no-such-fault:OffloadConnector", r"no fault 'no-such-fault'; known: .*stale-lookup"),
         ("Faulty:stale-lookup:NobodysConnector", r"vLLM knows no connector 'NobodysConnector'"),
-        ("nothing_of_ours", r"module 'connector' has no attribute 'nothing_of_ours'"),
+        ("nothing_of_ours", r"module 'kvtrail.connector' has no attribute 'nothing_of_ours'"),
     ],
 )
 def test_an_unknown_name_is_explained(asked: str, said: str) -> None:
@@ -543,13 +545,13 @@ def test_an_unknown_name_is_explained(asked: str, said: str) -> None:
     with pytest.raises(AttributeError, match=said):
         getattr(connector, asked)
     with pytest.raises(AttributeError, match="not found in connector") as caught:
-        KVConnectorFactory.get_connector_class(transfer_config(asked, kv_connector_module_path="connector"))
+        KVConnectorFactory.get_connector_class(transfer_config(asked, kv_connector_module_path="kvtrail.connector"))
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
 def test_what_is_no_connector_is_refused() -> None:
     """A class that is no KVConnectorBase_V1, or no class at all, is a TypeError, by name as by object."""
-    config = transfer_config("Traced:collections:OrderedDict", kv_connector_module_path="connector")
+    config = transfer_config("Traced:collections:OrderedDict", kv_connector_module_path="kvtrail.connector")
     with pytest.raises(TypeError, match=r"OrderedDict.*is no KVConnectorBase_V1 class"):
         KVConnectorFactory.get_connector_class(config)
     for thing in (object(), int, "NixlConnector"):

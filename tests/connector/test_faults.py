@@ -12,12 +12,12 @@ import pytest
 from history import heartbeats
 from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fixture is used by its name
 
-from connector.drive.bare import BareScheduler
-from connector.drive.workload import stale_lookup
-from connector.faults import FAULTS
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.rules import all_rules
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.workload import stale_lookup
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.rules import all_rules
 
 MUCH_LATER_S = 3600.0
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
@@ -119,7 +119,7 @@ def build(folder: Path, fault: str) -> BareScheduler:
     role = {"kv_role": "kv_both", "kv_connector_extra_config": {**chunk, **kvtrail}}
     children = [
         {"kv_connector": "OffloadConnector", **role},
-        {"kv_connector": f"Faulty:{fault}:OffloadConnector", "kv_connector_module_path": "connector", **role},
+        {"kv_connector": f"Faulty:{fault}:OffloadConnector", "kv_connector_module_path": "kvtrail.connector", **role},
     ]
     return scheduler(folder, "MultiConnector", {"connectors": children}, disable_hybrid_kv_cache_manager=True)
 

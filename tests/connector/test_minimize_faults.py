@@ -12,9 +12,9 @@ from moments import loaded
 from recording import recording
 from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
 
-from connector.faults import FAULTS
-from tracer.replay.history import History, in_order, load
-from tracer.replay.minimize import minimize
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.replay.history import History, in_order, load
+from kvtrail.tracer.replay.minimize import minimize
 
 MOST_EVENTS = 100
 """No fault needs more to be shown; the recordings have up to some thousands."""

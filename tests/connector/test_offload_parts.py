@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from connector import guard
-from connector.offload.config import OffloadConfig
-from connector.offload.index import ChunkIndex
-from connector.settings import Guard, Settings
+from kvtrail.connector import guard
+from kvtrail.connector.offload.config import OffloadConfig
+from kvtrail.connector.offload.index import ChunkIndex
+from kvtrail.connector.settings import Guard, Settings
 
 
 def test_the_defaults() -> None:

@@ -14,16 +14,16 @@ import pytest
 from processes import Tracer, until
 from test_recorder import a_request, record
 
-from connector import outlet
-from connector.outlet import Helper
-from connector.recorder import Recorder
-from tracer.semconv import Kind
+from kvtrail.connector import outlet
+from kvtrail.connector.outlet import Helper
+from kvtrail.connector.recorder import Recorder
+from kvtrail.tracer.semconv import Kind
 
 ENGINE = """
 import time
 from types import SimpleNamespace
-from connector import outlet, wire
-from connector.recorder import Recorder
+from kvtrail.connector import outlet, wire
+from kvtrail.connector.recorder import Recorder
 recorder = Recorder("engine", {}, outlet.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = wire.attribute("kvtrail.connector.role", "scheduler")

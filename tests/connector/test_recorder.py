@@ -13,13 +13,13 @@ from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import until
 
-from connector import outlet
-from connector import recorder as recorder_module
-from connector.outlet import InProcess
-from connector.recorder import Recorder
-from tracer import otlp
-from tracer.events import Event, Heartbeat
-from tracer.semconv import Kind
+from kvtrail.connector import outlet
+from kvtrail.connector import recorder as recorder_module
+from kvtrail.connector.outlet import InProcess
+from kvtrail.connector.recorder import Recorder
+from kvtrail.tracer import otlp
+from kvtrail.tracer.events import Event, Heartbeat
+from kvtrail.tracer.semconv import Kind
 
 
 def a_request(request_id: str = "cmpl-1-0-0123abcd", **changes: Any) -> Any:

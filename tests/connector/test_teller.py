@@ -10,9 +10,9 @@ import pytest
 from memory import Memory
 from test_recorder import a_recorder, a_request, lookups
 
-from connector.probes import Moved, Planned, Probe, Seen
-from connector.teller import Teller
-from tracer.events import Store
+from kvtrail.connector.probes import Moved, Planned, Probe, Seen
+from kvtrail.connector.teller import Teller
+from kvtrail.tracer.events import Store
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"

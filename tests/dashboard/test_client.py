@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from dashboard.client import Tracer, TracerAway
+from kvtrail.dashboard.client import Tracer, TracerAway
 
 URL = "http://tracer.test:4318"
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from processes import free_port, until
 
-from dashboard.command import arguments, dashboard
+from kvtrail.dashboard.command import arguments, dashboard
 
 
 def test_help_has_defaults_and_an_example() -> None:
@@ -60,7 +60,7 @@ def test_nothing_is_reported_to_anyone() -> None:
 def test_ctrl_c_ends_it_cleanly_and_frees_the_port() -> None:
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tracer.cli", "dashboard", "--port", str(port)],
+        [sys.executable, "-m", "kvtrail", "dashboard", "--port", str(port)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from test_figures import told
 
-from dashboard import compare, figures
+from kvtrail.dashboard import compare, figures
 
 HIT = "L 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 MISS = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"

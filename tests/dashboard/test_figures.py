@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from history import START_NS, history, judge
 
-from dashboard import figures, series, tables, wording
-from tracer import semconv
-from tracer.spans import Span
-from tracer.timeline import timeline
+from kvtrail.dashboard import figures, series, tables, wording
+from kvtrail.tracer import semconv
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.timeline import timeline
 
 STALE = """
 L 750 c0 h0 -> 0

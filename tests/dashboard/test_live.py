@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard.live.address import DEFAULT_SPAN_MS, FILTERS, LONGEST_MS, View, as_query, of_component, of_query
-from dashboard.live.component import FOLDER, MODULES, joined
-from dashboard.live.payload import payload, question
+from kvtrail.dashboard.live.address import DEFAULT_SPAN_MS, FILTERS, LONGEST_MS, View, as_query, of_component, of_query
+from kvtrail.dashboard.live.component import FOLDER, MODULES, joined
+from kvtrail.dashboard.live.payload import payload, question
 
 AT_MS = 1_764_725_076_123.5
 MOMENTS = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000).map(lambda us: us / 1000)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from test_figures import STALE, told
 
-from dashboard import figures, replay
-from dashboard.client import Row
+from kvtrail.dashboard import figures, replay
+from kvtrail.dashboard.client import Row
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from dashboard import runbook
-from tracer.rules import all_rules
+from kvtrail.dashboard import runbook
+from kvtrail.tracer.rules import all_rules
 
 RULES = {rule.id for rule in all_rules()}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from history import START_NS, history
 
-from dashboard import charts, fleet, found, wording, worth
-from dashboard.window import RANGES, Window, window
-from tracer.detect import Detector
-from tracer.efficiency import Efficiency
-from tracer.windows import told as efficiency_told
-from tracer.worth import Row
+from kvtrail.dashboard import charts, fleet, found, wording, worth
+from kvtrail.dashboard.window import RANGES, Window, window
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.windows import told as efficiency_told
+from kvtrail.tracer.worth import Row
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS

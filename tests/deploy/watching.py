@@ -44,7 +44,6 @@ class Loading:
         environment = {
             **os.environ,
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("served_engine.py")), str(folder), str(self.port)],

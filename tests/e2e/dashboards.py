@@ -19,7 +19,7 @@ def dashboards(folder: Path) -> Iterator[Callable[[str], str]]:
 
     def start(tracer_url: str) -> str:
         port, log = free_port(), folder / f"dashboard-{len(started)}.log"
-        command = [sys.executable, "-m", "tracer.cli", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+        command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)]
         with log.open("wb") as file:
             started.append(subprocess.Popen(command, stdout=file, stderr=file))
         url = f"http://127.0.0.1:{port}"

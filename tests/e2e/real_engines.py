@@ -44,10 +44,10 @@ def main() -> None:
 
 def drive(folder: Path, name: str) -> None:
     """One engine on the bare scheduler."""
-    from connector import recorder
-    from connector.drive.bare import BareScheduler
-    from connector.drive.scenario import Workers
-    from connector.drive.workload import stale_lookup
+    from kvtrail.connector import recorder
+    from kvtrail.connector.drive.bare import BareScheduler
+    from kvtrail.connector.drive.scenario import Workers
+    from kvtrail.connector.drive.workload import stale_lookup
 
     connector, extra, requests = ENGINES[name]
     transfer: dict[str, Any] = {
@@ -56,7 +56,7 @@ def drive(folder: Path, name: str) -> None:
         "kv_load_failure_policy": "recompute",
     }
     if ":" in connector:
-        transfer["kv_connector_module_path"] = "connector"
+        transfer["kv_connector_module_path"] = "kvtrail.connector"
     bare = BareScheduler(folder / name, transfer, workers=Workers(latest_steps=6, seed=1))
     jobs = [(j.id, list(j.prompt), j.max_tokens) for j in stale_lookup()] if not requests else prompts(name, requests)
     with contextlib.suppress(
@@ -80,8 +80,8 @@ def drive(folder: Path, name: str) -> None:
 
 def whole(folder: Path) -> None:
     """vLLM's whole engine on the CPU, with the connector's own worker."""
-    from connector import recorder
-    from connector.drive import tiny, workload
+    from kvtrail.connector import recorder
+    from kvtrail.connector.drive import tiny, workload
 
     extra = {"kvtrail": {"level": "detailed"}}
     llm = tiny.build(folder / "whole", {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra})

@@ -34,7 +34,7 @@ def test_once_ends_by_itself_with_a_summary(tmp_path: Path) -> None:
         assert number(said, what) > 0, said
     assert number(said, "findings") == 0
     assert "The generated tokens are the same as those of an engine without a connector." in said
-    audit = [sys.executable, "-m", "tracer.cli", "audit", "trace.jsonl"]
+    audit = [sys.executable, "-m", "kvtrail", "audit", "trace.jsonl"]
     result = subprocess.run(audit, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout
     assert "48 requests: 0 with drift, 48 ok, 0 unknown" in result.stdout
@@ -58,7 +58,7 @@ def test_the_bug_kills_the_engine_and_is_explained(tmp_path: Path) -> None:
     assert re.search(mismatch, failed["error"])
     assert re.search(r'kvtrail_findings_total{.*rule="stale-lookup",severity="crash"} 1.0', metrics)
     assert page.is_success
-    audit = [sys.executable, "-m", "tracer.cli", "audit", "trace.jsonl"]
+    audit = [sys.executable, "-m", "kvtrail", "audit", "trace.jsonl"]
     result = subprocess.run(audit, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert finding["explanation"] in result.stdout
@@ -127,7 +127,7 @@ def engines(run: Demo, plain: bool) -> list[int]:
     found = []
     for child in psutil.Process(run.process.pid).children():
         command = child.cmdline()
-        if "connector.drive.engine" in command and json.loads(command[-1])["plain"] == plain:
+        if "kvtrail.connector.drive.engine" in command and json.loads(command[-1])["plain"] == plain:
             found.append(child.pid)
     return found
 

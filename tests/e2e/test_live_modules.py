@@ -14,7 +14,7 @@ pytestmark = needs_chromium
 @pytest.fixture
 def ask(page: playwright.Page) -> Any:
     """Evaluates an expression over the modules."""
-    from dashboard.live.component import joined
+    from kvtrail.dashboard.live.component import joined
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, ticks, clock, lasting, count"
     names += ", Rows, modelOf, requestAt, spent, Live"

@@ -16,10 +16,10 @@ import pytest
 import real_lmcache
 from processes import Tracer
 
-from connector.drive import keep
-from connector.drive.bare import BareScheduler
-from connector.drive.workload import stale_lookup
-from tracer import otlp
+from kvtrail.connector.drive import keep
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.workload import stale_lookup
+from kvtrail.tracer import otlp
 
 LOG = """\
 (EngineCore_DP0 pid=7703) [2025-12-03 01:24:36,395] LMCache INFO: Reqid: cmpl-bench-97810623-16-0, Total tokens 10009, \
@@ -29,13 +29,13 @@ LMCache hit tokens: 256, need to load: -80, num_computed_tokens 336 (vllm_v1_ada
 """
 """What the log of LMCache #2158 shows of lookups; it ends before the fatal ones."""
 RERUN_S = 120
-REPLAY = (sys.executable, "-m", "tracer.cli", "replay")
+REPLAY = (sys.executable, "-m", "kvtrail", "replay")
 STALE = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm) - 0 (full"
 
 
 def against(version: str, trace: Path, **config: Any) -> tuple[int, dict[str, Any]]:
     """The exit code and the report of a re-run against this LMCache's connector."""
-    path = os.pathsep.join(map(str, [real_lmcache.ROOT, *real_lmcache.folders(version)]))
+    path = os.pathsep.join(map(str, real_lmcache.folders(version)))
     run = subprocess.run(
         [*REPLAY, str(trace), "--against", "LMCacheConnectorV1", "--json", "--config", json.dumps(config)],
         capture_output=True,
@@ -54,7 +54,7 @@ def from_the_bare_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     transfer = {
         "kv_connector": "Faulty:stale-lookup:OffloadConnector",
-        "kv_connector_module_path": "connector",
+        "kv_connector_module_path": "kvtrail.connector",
         "kv_connector_extra_config": {"kvtrail": {"level": "detailed"}},
     }
     with keep.keeping() as kept:

@@ -20,8 +20,8 @@ import json, os, sys
 from pathlib import Path
 channel = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-from connector.drive import tiny, workload
-from connector.recorder import recorders
+from kvtrail.connector.drive import tiny, workload
+from kvtrail.connector.recorder import recorders
 llm = tiny.build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 jobs = workload.shared_prefixes(requests=6)
 for number in range(2):

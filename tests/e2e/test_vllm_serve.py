@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from connector.drive import tiny
+from kvtrail.connector.drive import tiny
 
 START_WITHIN_S = 120.0
 STOP_WITHIN_S = 15.0

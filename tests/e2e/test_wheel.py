@@ -25,19 +25,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_holds_the_three_packages_and_the_entry_points(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {
-        "connector",
-        "tracer",
-        "dashboard",
-    }
-    live = {name.rpartition("/")[2] for name in names if name.startswith("dashboard/live/")}
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"kvtrail"}
+    live = {name.rpartition("/")[2] for name in names if name.startswith("kvtrail/dashboard/live/")}
     assert live >= {path.name for path in (ROOT / "dashboard" / "live").glob("*.*")}, "the live view's own files"
-    runbooks = {f"dashboard/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs" / "runbooks").glob("*.md")}
-    assert runbooks | {"dashboard/runbooks.md", "dashboard/style.css"} <= set(names), "links in a checkout, files here"
+    runbooks = {
+        f"kvtrail/dashboard/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs" / "runbooks").glob("*.md")
+    }
+    assert runbooks | {"kvtrail/dashboard/runbooks.md", "kvtrail/dashboard/style.css"} <= set(names), (
+        "links in a checkout, files here"
+    )
     (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
     text = zipfile.ZipFile(wheel).read(entry_points).decode()
-    assert "kvtrail = tracer.cli:main" in text
-    assert "[vllm.general_plugins]\nkvtrail = connector.names:register" in text
+    assert "kvtrail = kvtrail.__main__:main" in text
+    assert "[vllm.general_plugins]\nkvtrail = kvtrail.connector.names:register" in text
 
 
 def pip(python: Path, *arguments: str) -> str:
@@ -65,9 +65,9 @@ def test_in_an_environment_with_vllm_the_names_and_the_command_are_there(wheel: 
     code = (
         "import vllm.plugins; vllm.plugins.load_general_plugins()\n"
         "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F\n"
-        "import connector\n"
-        "print(connector.__file__)\n"
-        "from dashboard import runbook\n"
+        "import kvtrail.connector\n"
+        "print(kvtrail.connector.__file__)\n"
+        "from kvtrail.dashboard import runbook\n"
         "print(runbook.text('stale-lookup')[:15])\n"
         "print([F.get_connector_class_by_name(n).__mro__[0].__name__"
         " for n in ('OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1')])"
@@ -88,7 +88,7 @@ def test_the_tracer_alone_needs_neither(wheel: Path, tmp_path: Path) -> None:
     assert "vllm" not in installed
     assert "torch" not in installed
     assert "streamlit" not in installed
-    code = "import tracer.serve, connector.recorder, connector; print('ok')"
+    code = "import kvtrail.tracer.serve, kvtrail.connector.recorder; print('ok')"
     assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
     help_text = subprocess.run(
         [python.parent / "kvtrail", "serve", "--help"], capture_output=True, text=True, check=True

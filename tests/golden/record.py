@@ -15,20 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recording import recording
 
-from connector.drive.bare import BareScheduler
-from connector.drive.scenario import Workers
-from connector.drive.workload import stale_lookup
-from tracer import otlp
-from tracer.audit import audit
-from tracer.findings import Verdict
-from tracer.replay.history import load
-from tracer.replay.minimize import minimize
-from tracer.semconv import Kind
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.scenario import Workers
+from kvtrail.connector.drive.workload import stale_lookup
+from kvtrail.tracer import otlp
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.replay.minimize import minimize
+from kvtrail.tracer.semconv import Kind
 
 HERE = Path(__file__).parent
 HEAD = """# Golden traces
@@ -49,7 +48,7 @@ def scheduler(name: str, *, level: str = "basic", num_blocks: int = 64, seed: in
         "engine_id": "golden",
     }
     if ":" in name:
-        connector["kv_connector_module_path"] = "connector"
+        connector["kv_connector_module_path"] = "kvtrail.connector"
     return BareScheduler(Path("model"), connector, num_blocks=num_blocks, workers=Workers(seed=seed))
 
 

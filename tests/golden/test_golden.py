@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from minimal import assert_minimal, findings
 
-from tracer import otlp, semconv
-from tracer.audit import Audit, audit
-from tracer.findings import Verdict
-from tracer.replay.history import load
-from tracer.replay.minimize import minimize
+from kvtrail.tracer import otlp, semconv
+from kvtrail.tracer.audit import Audit, audit
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.replay.minimize import minimize
 
 HERE = Path(__file__).parent
 ORDERS = 100

@@ -8,9 +8,9 @@ from typing import Any
 
 from history import BLOCK_SIZE, history, judge
 
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.rules import Rule
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

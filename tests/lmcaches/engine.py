@@ -16,7 +16,7 @@ from typing import Any
 
 import cpu
 
-from connector.drive import tiny, workload
+from kvtrail.connector.drive import tiny, workload
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:

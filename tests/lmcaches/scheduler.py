@@ -13,12 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from connector.check.subject import Subject
-from connector.check.trial import run
-from connector.drive import tiny
-from connector.drive.scenario import Scenario
-from tracer import otlp
-from tracer.events import Lookup
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.check.trial import run
+from kvtrail.connector.drive import tiny
+from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.tracer import otlp
+from kvtrail.tracer.events import Lookup
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from history import history
 from wire import as_request
 
-from tracer import otlp
-from tracer.cli import COMMANDS, main
-from tracer.rules import Rule, all_rules, page
-from tracer.tracefile import TraceWriter
+from kvtrail.__main__ import COMMANDS, main
+from kvtrail.tracer import otlp
+from kvtrail.tracer.rules import Rule, all_rules, page
+from kvtrail.tracer.tracefile import TraceWriter
 
 ROOT = Path(__file__).parents[2]
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
@@ -109,7 +109,7 @@ def test_options_of_audit_can_be_set_in_the_environment(tmp_path: Path, monkeypa
 
 
 def test_a_report_that_cannot_be_written_is_no_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.report.as_text", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.report.as_text", lambda *_, **__: 1 / 0)
     result = run("audit", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert result.exit_code == 2
     assert "the audit failed: ZeroDivisionError" in result.output

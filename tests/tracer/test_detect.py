@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tracer.detect import Detector
-from tracer.events import Event, Lookup
-from tracer.findings import Verdict
-from tracer.ledger import Ledger
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event, Lookup
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.ledger import Ledger
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\nL 760 c288 h512 -> 224\nA 224\nS 512+48\nend"
 DRIFT = (

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 from history import history
 
-from tracer import efficiency
-from tracer.detect import Detector
-from tracer.efficiency import Efficiency
-from tracer.events import Alloc, Event
-from tracer.worth import Row, worth
+from kvtrail.tracer import efficiency
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.events import Alloc, Event
+from kvtrail.tracer.worth import Row, worth
 
 
 def heard(events: list[Event]) -> Efficiency:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tracer import decode, events, semconv
-from tracer.semconv import Kind
-from tracer.spans import Span
+from kvtrail.tracer import decode, events, semconv
+from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.spans import Span
 
 DOCS = Path(__file__).parents[2] / "docs"
 

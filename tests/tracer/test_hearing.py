@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import as_request
 
-from tracer import otlp
-from tracer.audit import audit
-from tracer.detect import GRACE_NS
-from tracer.events import Event
-from tracer.findings import Verdict
-from tracer.hearing import Hearing, Numbers, TooHasty
+from kvtrail.tracer import otlp
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.detect import GRACE_NS
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.hearing import Hearing, Numbers, TooHasty
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
@@ -37,7 +37,7 @@ def requests(*texts: str) -> list[Event]:
 
 @pytest.fixture(autouse=True)
 def _always_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.hearing.TIDY_EVERY", 1)
+    monkeypatch.setattr("kvtrail.tracer.hearing.TIDY_EVERY", 1)
 
 
 def heard(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> Hearing:

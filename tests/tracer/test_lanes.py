@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from processes import Tracer
 from wire import as_request
 
-from tracer.account import Account
-from tracer.lanes import Lane, Segment, Window, segments
-from tracer.metrics import Metrics
-from tracer.phases import Phase
-from tracer.pipeline import Pipeline
-from tracer.store import Batch, lanes
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.lanes import Lane, Segment, Window, segments
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.phases import Phase
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.store import Batch, lanes
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 S = 10**9
 

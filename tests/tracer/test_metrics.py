@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from wire import as_request
 
-from tracer import pipeline as pipelines
-from tracer.events import Alloc, Event, Heartbeat
-from tracer.metrics import Metrics
-from tracer.pipeline import Pipeline
-from tracer.series import MOST_ENGINES, OTHER, Series
-from tracer.store import StoreError
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer import pipeline as pipelines
+from kvtrail.tracer.events import Alloc, Event, Heartbeat
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.series import MOST_ENGINES, OTHER, Series
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -14,12 +14,12 @@ from minimal import assert_minimal, findings
 from moments import loaded
 from msgspec import structs
 
-from tracer import decode, otlp, semconv
-from tracer.audit import audit
-from tracer.events import Event
-from tracer.replay.history import History, load
-from tracer.replay.minimize import NoFinding, minimize
-from tracer.rules import all_rules
+from kvtrail.tracer import decode, otlp, semconv
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.minimize import NoFinding, minimize
+from kvtrail.tracer.rules import all_rules
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 NOISE = """

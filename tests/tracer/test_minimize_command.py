@@ -10,10 +10,10 @@ from history import history
 from test_commands import DRIFT, OK, run, write
 from wire import as_request
 
-from tracer import otlp
-from tracer.audit import audit
-from tracer.replay.history import load
-from tracer.rules import all_rules
+from kvtrail.tracer import otlp
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.rules import all_rules
 
 
 def test_a_drifting_trace_becomes_a_small_one_that_explains_itself(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path) -> 
 def test_a_defect_of_ours_is_not_taken_for_the_absence_of_findings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracer.replay.minimize.minimize", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.replay.minimize.minimize", lambda *_, **__: 1 / 0)
     result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", "-")
     assert (result.exit_code, "minimizing failed: ZeroDivisionError" in result.output) == (2, True)
 

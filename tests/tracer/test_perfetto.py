@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from history import history
 from wire import as_request
 
-from tracer import otlp
-from tracer.cli import main
+from kvtrail.__main__ import main
+from kvtrail.tracer import otlp
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+400 [1-24]\nS 656+93 []\nS 749+1 []\nP free 7\n"

@@ -12,12 +12,12 @@ import pytest
 from history import history
 from wire import as_request
 
-from tracer import decode, otlp, otlp_json
-from tracer.events import Event
-from tracer.otlp_json import Odd
-from tracer.quick import Quick
-from tracer.spans import Span
-from tracer.tracefile import TraceReader
+from kvtrail.tracer import decode, otlp, otlp_json
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.otlp_json import Odd
+from kvtrail.tracer.quick import Quick
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.tracefile import TraceReader
 
 STORY = """
 L 749 c0 h256 -> 256 async keys aa,bb
@@ -154,7 +154,7 @@ def test_what_is_odd_is_never_taken_for_something_else(old: str, new: str, tmp_p
 
 
 def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.quick._MOST_REMEMBERED", 3)
+    monkeypatch.setattr("kvtrail.tracer.quick._MOST_REMEMBERED", 3)
     quick = Quick()
     for number in range(20):
         events = history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")

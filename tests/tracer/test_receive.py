@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from processes import Tracer, free_port, until
 from wire import as_request, encoded
 
-from tracer import otlp, semconv
-from tracer.tracefile import TraceWriter
+from kvtrail.tracer import otlp, semconv
+from kvtrail.tracer.tracefile import TraceWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 Start = Callable[..., Tracer]
@@ -171,7 +171,7 @@ def test_a_gap_that_is_given_up_is_seen_in_the_store(start_tracer: Start) -> Non
 def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> None:
     tracer = start_tracer()
     ports = ["--grpc-port", str(free_port()), "--http-port", str(free_port())]
-    command = [sys.executable, "-m", "tracer.cli", "serve", "--store", str(tracer.store), *ports]
+    command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(tracer.store), *ports]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 1
     assert f"Error: another tracer writes to the store {tracer.store}" in run.stderr
@@ -183,7 +183,7 @@ def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> No
      ["--max-requests", "0"], ["--grpc-port", "5000", "--http-port", "5000"]],
 )  # fmt: skip
 def test_bad_options_are_refused(tmp_path: Path, arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "tracer.cli", "serve", "--store", str(tmp_path / "s.db"), *arguments]
+    command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(tmp_path / "s.db"), *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 2
     assert "Error: " in run.stderr
@@ -212,7 +212,7 @@ def test_a_taken_port_is_told_and_leaves_the_other_tracer_alone(start_tracer: St
     tracer = start_tracer()
     for port, option in ((tracer.grpc_port, "--grpc-port"), (tracer.http_port, "--http-port")):
         run = subprocess.run(
-            [sys.executable, "-m", "tracer.cli", "serve", "--store", str(tracer.store.with_suffix(".2.db")),
+            [sys.executable, "-m", "kvtrail", "serve", "--store", str(tracer.store.with_suffix(".2.db")),
              "--grpc-port", str(port if option == "--grpc-port" else free_port()),
              "--http-port", str(port if option == "--http-port" else free_port())],
             capture_output=True, text=True, timeout=60, check=False,

@@ -8,9 +8,9 @@ import pytest
 from history import history
 from msgspec.structs import replace
 
-from tracer.replay.grounds import grounds
-from tracer.replay.numbering import Numbering
-from tracer.replay.reduce import inverted, reduced
+from kvtrail.tracer.replay.grounds import grounds
+from kvtrail.tracer.replay.numbering import Numbering
+from kvtrail.tracer.replay.reduce import inverted, reduced
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from click import unstyle
 from history import START_NS, history, judge
 from test_commands import DRIFT, OK, write
 
-from tracer.account import Account
-from tracer.audit import Audit
-from tracer.events import Event
-from tracer.findings import Finding, Severity, Witness
-from tracer.report import COLORS, MOST_REQUESTS, as_text, rule_page
-from tracer.rules import Rule
-from tracer.terminal import plain
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.audit import Audit
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding, Severity, Witness
+from kvtrail.tracer.report import COLORS, MOST_REQUESTS, as_text, rule_page
+from kvtrail.tracer.rules import Rule
+from kvtrail.tracer.terminal import plain
 
 DAY_NS = 86_400 * 10**9
 
@@ -57,7 +57,7 @@ def audited(*arguments: str, **environment: str) -> str:
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 72, 0, 0))
     clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
-    command = [sys.executable, "-m", "tracer.cli", "audit", *arguments]
+    command = [sys.executable, "-m", "kvtrail", "audit", *arguments]
     child = subprocess.Popen(command, stdout=its, env=clean | environment)
     os.close(its)
     output = b""
@@ -194,7 +194,7 @@ def test_a_terminal_gets_colours_and_wrapped_lines(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_neither_of_them(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", DRIFT)
-    command = [sys.executable, "-m", "tracer.cli", "audit", str(path)]
+    command = [sys.executable, "-m", "kvtrail", "audit", str(path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "40"})
     assert (run.returncode, "\x1b" in run.stdout) == (1, False)
     assert max(map(len, run.stdout.splitlines())) > 200

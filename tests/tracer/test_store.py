@@ -11,11 +11,11 @@ import pytest
 from history import START_NS, history
 from wire import as_request
 
-from tracer.metrics import Metrics
-from tracer.pipeline import Pipeline
-from tracer.spans import Span
-from tracer.store import Batch, StoreError
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tracer.account import Account
-from tracer.events import Event, RequestStart
-from tracer.semconv import SCOPE
-from tracer.spans import Span
-from tracer.store import Batch
-from tracer.store import sqlite_requests as requests
-from tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event, RequestStart
+from kvtrail.tracer.semconv import SCOPE
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store import sqlite_requests as requests
+from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 
 STATUSES = ("queued", "running", "finished")
 VERDICTS = ("ok", "drift", "unknown")

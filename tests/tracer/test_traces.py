@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from history import history
 from wire import as_request
 
-from tracer import otlp
-from tracer.audit import Audit, audit
-from tracer.cli import main
-from tracer.events import Event
-from tracer.replay.history import load
-from tracer.tracefile import TraceReader, UnusableTrace
+from kvtrail.__main__ import main
+from kvtrail.tracer import otlp
+from kvtrail.tracer.audit import Audit, audit
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+79 [1-24]\nS 335+1 []\nP\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tracer import words
-from tracer.semconv import Kind
+from kvtrail.tracer import words
+from kvtrail.tracer.semconv import Kind
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:

@@ -10,11 +10,11 @@ from typing import IO
 
 import click
 
-from tracer import destination, otlp, terminal
-from tracer.destination import STDOUT
-from tracer.importers.lines import Record
-from tracer.importers.reader import LogReader, names
-from tracer.tracefile import UnusableTrace
+from kvtrail.tracer import destination, otlp, terminal
+from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.importers.lines import Record
+from kvtrail.tracer.importers.reader import LogReader, names
+from kvtrail.tracer.tracefile import UnusableTrace
 
 _MOST_SHOWN = 300
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from tracer.importers.readings import NUMBER, Form, Reading, Role, Table, numbers
-from tracer.semconv import Kind
+from kvtrail.tracer.importers.readings import NUMBER, Form, Reading, Role, Table, numbers
+from kvtrail.tracer.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"

@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tracer import files
-from tracer.events import Event
-from tracer.files import STDIN
-from tracer.importers.assemble import Assembler
-from tracer.importers.export import span_of
-from tracer.importers.lines import Lines, Record
-from tracer.importers.lmcache import LMCACHE
-from tracer.importers.readings import Reading
-from tracer.importers.story import Stories
-from tracer.importers.vllm import VLLM
-from tracer.messages import is_framed
-from tracer.quick import Quick
-from tracer.spans import Span
-from tracer.tracefile import TraceReader, UnusableTrace
+from kvtrail.tracer import files
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.files import STDIN
+from kvtrail.tracer.importers.assemble import Assembler
+from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.importers.lines import Lines, Record
+from kvtrail.tracer.importers.lmcache import LMCACHE
+from kvtrail.tracer.importers.readings import Reading
+from kvtrail.tracer.importers.story import Stories
+from kvtrail.tracer.importers.vllm import VLLM
+from kvtrail.tracer.messages import is_framed
+from kvtrail.tracer.quick import Quick
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 
 TABLES = (LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"

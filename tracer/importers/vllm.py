@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from tracer.importers.readings import NUMBER, Form, Reading, Role, Table
-from tracer.semconv import Kind
+from kvtrail.tracer.importers.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.semconv import Kind
 
 _ID = r"(?P<request>[^\s,]+)"
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from tracer import terminal
-from tracer.replay import screen
-from tracer.replay.player import NoSuchStep, Player
-from tracer.replay.selection import NotInHistory, requests_named
+from kvtrail.tracer import terminal
+from kvtrail.tracer.replay import screen
+from kvtrail.tracer.replay.player import NoSuchStep, Player
+from kvtrail.tracer.replay.selection import NotInHistory, requests_named
 
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])|.", re.DOTALL)
 _FORWARD = {"n", " ", "\x1b[C", "\x1b[B", "\x1bOC", "\x1bOB", "\r", "\n"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tracer.events import Event
-from tracer.findings import Finding
-from tracer.replay.grounds import grounds
-from tracer.replay.history import Moment
-from tracer.replay.judging import found_in
-from tracer.replay.numbering import Numbering, in_span
-from tracer.replay.reduce import inverted, reached, reduced
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.replay.grounds import grounds
+from kvtrail.tracer.replay.history import Moment
+from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.numbering import Numbering, in_span
+from kvtrail.tracer.replay.reduce import inverted, reached, reduced
 
 Progress = Callable[[int, int], None]
 """Hears how many events the history has that is judged next, and how many have been judged with it."""

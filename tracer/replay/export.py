@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from tracer import destination, terminal, words
-from tracer.destination import STDOUT
-from tracer.replay.history import History, load
-from tracer.replay.judging import found_in
-from tracer.replay.perfetto import trace_events
+from kvtrail.tracer import destination, terminal, words
+from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.perfetto import trace_events
 
 
 @click.command()

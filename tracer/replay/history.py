@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import decode
-from tracer.events import Event
-from tracer.importers.reader import files_of, readers
-from tracer.spans import Span
-from tracer.tracefile import TraceReader
+from kvtrail.tracer import decode
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.importers.reader import files_of, readers
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.tracefile import TraceReader
 
 Moment = tuple[Event, Span]
 """An event, and the span that carried it."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tracer.detect import Detector, Key
-from tracer.events import Event
-from tracer.findings import Finding, Verdict
-from tracer.rules import Rule
+from kvtrail.tracer.detect import Detector, Key
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.rules import Rule
 
 TELL_EVERY = 1000
 """Events after which whoever waits is told of them."""

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tracer.replay.player import Player
-from tracer.replay.step import Step
+from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.replay.step import Step
 
 
 def lines(player: Player) -> Iterator[str]:

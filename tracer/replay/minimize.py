@@ -1,7 +1,7 @@
 """From a history that drifts to the smallest one that still shows the same finding, for a report that others can read.
 
 The detector is the oracle. A smaller history counts only if it shows the finding with the same numbers and by the same
-spans, nothing that the recording does not show, and if all that its events rest on is in it (`tracer.replay.grounds`): what
+spans, nothing that the recording does not show, and if all that its events rest on is in it (`replay.grounds`): what
 is wrong in it was wrong in the recording, and never a hole that the cutting made.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tracer import semconv
-from tracer.findings import Finding, by_weight
-from tracer.replay.cut import Cut, Progress, request_of
-from tracer.replay.history import History, Moment
-from tracer.replay.judging import found_in
+from kvtrail.tracer import semconv
+from kvtrail.tracer.findings import Finding, by_weight
+from kvtrail.tracer.replay.cut import Cut, Progress, request_of
+from kvtrail.tracer.replay.history import History, Moment
+from kvtrail.tracer.replay.judging import found_in
 
 
 class NoFinding(ValueError):

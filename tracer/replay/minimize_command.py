@@ -10,16 +10,16 @@ from pathlib import Path
 
 import click
 
-from tracer import destination, otlp, terminal, words
-from tracer.destination import STDOUT
-from tracer.findings import Finding
-from tracer.replay import minimize as minimizing
-from tracer.replay.cut import Progress
-from tracer.replay.history import History, load
-from tracer.replay.minimize import Minimized, NoFinding
-from tracer.report import finding_text
-from tracer.rules import all_rules
-from tracer.tracefile import UnusableTrace
+from kvtrail.tracer import destination, otlp, terminal, words
+from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.replay import minimize as minimizing
+from kvtrail.tracer.replay.cut import Progress
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.minimize import Minimized, NoFinding
+from kvtrail.tracer.report import finding_text
+from kvtrail.tracer.rules import all_rules
+from kvtrail.tracer.tracefile import UnusableTrace
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""

@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
-from tracer import semconv
-from tracer.events import Event
-from tracer.spans import Span
+from kvtrail.tracer import semconv
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.spans import Span
 
 
 class Numbering:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tracer import words
-from tracer.account import SCHEDULER, Account
-from tracer.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
-from tracer.findings import Finding
-from tracer.replay.chrome import Data, Lanes, Slice, Writer, nested
-from tracer.replay.history import History
-from tracer.semconv import Kind
-from tracer.spans import Span
+from kvtrail.tracer import words
+from kvtrail.tracer.account import SCHEDULER, Account
+from kvtrail.tracer.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.replay.chrome import Data, Lanes, Slice, Writer, nested
+from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.spans import Span
 
 _ENGINE_TRACK = 0
 _FIRST_LANE = 1

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from click import style, unstyle
 
-from tracer import words
-from tracer.findings import Finding, clock
-from tracer.replay import told
-from tracer.replay.player import Player
-from tracer.replay.step import Step, at_ns
-from tracer.report import finding_text
-from tracer.terminal import plain, wrapped
+from kvtrail.tracer import words
+from kvtrail.tracer.findings import Finding, clock
+from kvtrail.tracer.replay import told
+from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.replay.step import Step, at_ns
+from kvtrail.tracer.report import finding_text
+from kvtrail.tracer.terminal import plain, wrapped
 
 KEYS = (
     ("n, space, right", "next step"),

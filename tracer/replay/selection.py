@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime, time, timedelta
 
-from tracer.detect import Key
-from tracer.replay.history import History
-from tracer.words import count, some
+from kvtrail.tracer.detect import Key
+from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.words import count, some
 
 MOST_NAMED = 5
 """Requests that an error names before it only counts."""

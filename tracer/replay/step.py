@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracer.account import Account
-from tracer.events import Event, RequestEnd, RequestStart
-from tracer.findings import Finding
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event, RequestEnd, RequestStart
+from kvtrail.tracer.findings import Finding
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tracer import words
-from tracer.account import Account
-from tracer.events import Event
-from tracer.findings import Verdict, clock
-from tracer.replay.player import Player
-from tracer.replay.step import NUMBERS, Step
-from tracer.terminal import plain
+from kvtrail.tracer import words
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Verdict, clock
+from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.replay.step import NUMBERS, Step
+from kvtrail.tracer.terminal import plain
 
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Of an account, what is shown even while nothing is known of it: the screen must not jump from step to step."""

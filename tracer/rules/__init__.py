@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, Generic, TypeVar
 
-from tracer.account import Account
-from tracer.engine import Engine
-from tracer.events import Event
-from tracer.findings import Drift, Finding, Judgement, Severity, witnesses
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.engine import Engine
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, witnesses
+from kvtrail.tracer.semconv import Kind
 
 E = TypeVar("E", bound=Event, contravariant=True)
 """The events that a rule judges: those of its kinds."""

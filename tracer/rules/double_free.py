@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.events import Event, Refcount, Unlock
-from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.rules import RequestRule
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event, Refcount, Unlock
+from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.semconv import Kind
 
 
 class DoubleFree(RequestRule[Event]):

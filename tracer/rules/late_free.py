@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.findings import Drift, Finding, Severity, clock
-from tracer.rules import DeadlineRule
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.findings import Drift, Finding, Severity, clock
+from kvtrail.tracer.rules import DeadlineRule
 
 AFTER_S = 600.0
 """How long a connector may keep the blocks of a finished request: longer than the longest lease, 480 s in NIXL's."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.events import Store, StorePlan
-from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.rules import RequestRule
-from tracer.rules.store_gap import TELLS_ALL, hole
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Store, StorePlan
+from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules.store_gap import TELLS_ALL, hole
+from kvtrail.tracer.semconv import Kind
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):

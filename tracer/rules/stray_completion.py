@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.events import Event, Received, Sent, TransferEnd
-from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.rules import RequestRule
-from tracer.rules.async_declaration import synchronous_load
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.events import Event, Received, Sent, TransferEnd
+from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.rules.async_declaration import synchronous_load
+from kvtrail.tracer.semconv import Kind
 
 
 class StrayCompletion(RequestRule[Event]):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.findings import Drift, Finding, Severity, clock
-from tracer.rules import DeadlineRule
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.findings import Drift, Finding, Severity, clock
+from kvtrail.tracer.rules import DeadlineRule
 
 AFTER_S = 120.0
 """How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from tracer.account import Account
-from tracer.books import grows
-from tracer.events import Event, RequestEnd, Schedule
-from tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from tracer.rules import RequestRule
-from tracer.semconv import Kind
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.books import grows
+from kvtrail.tracer.events import Event, RequestEnd, Schedule
+from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.rules import RequestRule
+from kvtrail.tracer.semconv import Kind
 
 NULL_BLOCK = 0
 """vLLM puts it where a sliding window has left a block behind."""

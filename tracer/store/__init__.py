@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tracer.efficiency import Cell
-from tracer.events import Event
-from tracer.findings import Finding
-from tracer.lanes import Lane, Lanes, Window
-from tracer.spans import Span
-from tracer.worth import Row
+from kvtrail.tracer.efficiency import Cell
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.worth import Row
 
 
 @dataclass(slots=True)

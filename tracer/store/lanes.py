@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tracer.lanes import Lane, Lanes, Window
-from tracer.store.texts import from_text, to_text
+from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS lanes (

@@ -16,18 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tracer import semconv
-from tracer.events import Event
-from tracer.lanes import Lane, Lanes, Window
-from tracer.spans import Span
-from tracer.store import EVERY, Batch, StoreError, Which
-from tracer.store import lanes as lane_table
-from tracer.store import sqlite_findings as findings
-from tracer.store import sqlite_requests as requests
-from tracer.store import sqlite_sums as sums
-from tracer.store.sqlite_engines import engines
-from tracer.store.texts import from_text, to_text
-from tracer.worth import Row
+from kvtrail.tracer import semconv
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.store import EVERY, Batch, StoreError, Which
+from kvtrail.tracer.store import lanes as lane_table
+from kvtrail.tracer.store import sqlite_findings as findings
+from kvtrail.tracer.store import sqlite_requests as requests
+from kvtrail.tracer.store import sqlite_sums as sums
+from kvtrail.tracer.store.sqlite_engines import engines
+from kvtrail.tracer.store.texts import from_text, to_text
+from kvtrail.tracer.worth import Row
 
 logger = logging.getLogger("kvtrail")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tracer import semconv
-from tracer.store.texts import from_text
+from kvtrail.tracer import semconv
+from kvtrail.tracer.store.texts import from_text
 
 _SAID = {
     "model": semconv.MODEL.key,

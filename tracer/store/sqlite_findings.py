@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from tracer.findings import Finding
-from tracer.store import Which
-from tracer.store.sqlite_ids import Query
-from tracer.store.texts import from_text, to_text
+from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.store import Which
+from kvtrail.tracer.store.sqlite_ids import Query
+from kvtrail.tracer.store.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (

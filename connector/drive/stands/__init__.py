@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _BY_CLASS = {
-    "ExampleConnector": "connector.drive.stands.example",
-    "LMCacheConnectorV1": "connector.drive.stands.lmcache",
-    "LMCacheMPConnector": "connector.drive.stands.lmcache_mp",
-    "LMCacheMPConnectorUpstream": "connector.drive.stands.lmcache_mp",
-    "OffloadingConnector": "connector.drive.stands.offloading",
-    "SimpleCPUOffloadConnector": "connector.drive.stands.simple_cpu",
+    "ExampleConnector": "kvtrail.connector.drive.stands.example",
+    "LMCacheConnectorV1": "kvtrail.connector.drive.stands.lmcache",
+    "LMCacheMPConnector": "kvtrail.connector.drive.stands.lmcache_mp",
+    "LMCacheMPConnectorUpstream": "kvtrail.connector.drive.stands.lmcache_mp",
+    "OffloadingConnector": "kvtrail.connector.drive.stands.offloading",
+    "SimpleCPUOffloadConnector": "kvtrail.connector.drive.stands.simple_cpu",
 }
 """The stand's module, by the name of a class among the connector's bases."""
 SETTINGS = "kvtrail.stand"

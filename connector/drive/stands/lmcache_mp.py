@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from connector.drive.stands import Job, Stand
-from connector.drive.stands.chunks import Chunks
-from connector.probes.lmcache_mp import blocks_of
+from kvtrail.connector.drive.stands import Job, Stand
+from kvtrail.connector.drive.stands.chunks import Chunks
+from kvtrail.connector.probes.lmcache_mp import blocks_of
 
 
 class LMCacheMPStand(Stand):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from connector.offload.config import DEFAULT_CHUNK_SIZE
-from connector.rerun.calls import Call, Method
-from connector.rerun.environment import Environment
-from tracer.events import Evict, Reset, StorePlan
+from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
+from kvtrail.connector.rerun.calls import Call, Method
+from kvtrail.connector.rerun.environment import Environment
+from kvtrail.tracer.events import Evict, Reset, StorePlan
 
 PLENTY = 1 << 16
 """Chunks for which there is room where nothing shows how many there could be."""

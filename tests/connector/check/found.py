@@ -15,7 +15,7 @@ from typing import Any
 
 import real_lmcache
 
-from connector.drive.scenario import Arrival, Reset, Scenario, Workers
+from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
 
 TRACES = real_lmcache.ROOT / "tests" / "golden" / "findings"
 HEAD = "head"
@@ -50,7 +50,7 @@ class Finding:
 
     def play(self, *, connector: str | None = None, trace: Path | None = None) -> dict[str, Any]:
         """Its scenario in a process of its own: `failures`, by id, and `hits`; perhaps with another connector."""
-        paths = [real_lmcache.ROOT, real_lmcache.HOUSE]
+        paths = [real_lmcache.HOUSE]
         paths += real_lmcache.folders(self.lmcache) if self.lmcache else []
         task = {
             "connector": connector or self.connector,

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 from pytest_alone import run_pytest
 
-from connector.check import command, report
-from connector.check.profiles import PROFILES, scenario_of
-from connector.check.session import Checked, NothingRecorded, check
-from connector.check.shrink import minimal
-from connector.check.trial import without_numbers
-from connector.drive.scenario import Scenario
-from connector.faults import FAULTS
-from tracer.audit import audit
-from tracer.cli import main
+from kvtrail.__main__ import main
+from kvtrail.connector.check import command, report
+from kvtrail.connector.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.check.shrink import minimal
+from kvtrail.connector.check.trial import without_numbers
+from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.audit import audit
 
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
 """Faults for vLLM's own OffloadingConnector; the others are for ours."""

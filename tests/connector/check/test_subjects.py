@@ -11,10 +11,10 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-from connector import names
-from connector.check.profiles import PROFILES
-from connector.check.session import check
-from connector.drive.play import Unbuildable
+from kvtrail.connector import names
+from kvtrail.connector.check.profiles import PROFILES
+from kvtrail.connector.check.session import check
+from kvtrail.connector.drive.play import Unbuildable
 
 names.register()
 REGISTERED = sorted(

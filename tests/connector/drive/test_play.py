@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from connector.drive.play import play
-from connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
-from tracer import decode
-from tracer.events import CacheReset, RequestEnd, RequestStart
-from tracer.replay.hashes import split
+from kvtrail.connector.drive.play import play
+from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
+from kvtrail.tracer import decode
+from kvtrail.tracer.events import CacheReset, RequestEnd, RequestStart
+from kvtrail.tracer.replay.hashes import split
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
-STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "connector"}
+STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
 HEAD = ("head", 256)
 CROWD = Scenario(
     arrivals=(

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from connector.drive import stands
-from connector.drive.play import play
-from connector.drive.scenario import Arrival, Reset, Scenario, Workers
-from connector.drive.stands.chunks import Chunks
-from tracer.events import Alloc, Lookup, Received
+from kvtrail.connector.drive import stands
+from kvtrail.connector.drive.play import play
+from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
+from kvtrail.connector.drive.stands.chunks import Chunks
+from kvtrail.tracer.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
 TWICE = Scenario(
@@ -41,7 +41,8 @@ def test_what_was_stored_is_loaded(name: str, loaded: int) -> None:
     """The ExampleConnector knows whole prompts only."""
     extra = {"cpu_bytes_to_use": 50_000_000}
     played = play(
-        TWICE, {"kv_connector": name, "kv_connector_module_path": "connector", "kv_connector_extra_config": extra}
+        TWICE,
+        {"kv_connector": name, "kv_connector_module_path": "kvtrail.connector", "kv_connector_extra_config": extra},
     )
     assert (played.error, played.unfinished) == (None, [])
     assert next(e.allocated for e in played.events if isinstance(e, Alloc) and e.request == "second") == loaded
@@ -51,12 +52,12 @@ def test_a_whole_prompt_is_found_by_the_example() -> None:
     again = Scenario(
         arrivals=(TWICE.arrivals[0], Arrival("again", TWICE.arrivals[0].prompt, at_step=20)), resets=(Reset(19),)
     )
-    played = play(again, {"kv_connector": "ExampleConnector", "kv_connector_module_path": "connector"})
+    played = play(again, {"kv_connector": "ExampleConnector", "kv_connector_module_path": "kvtrail.connector"})
     assert [e.answer for e in played.events if isinstance(e, Lookup)] == [0, 288]
 
 
 def test_a_load_is_reported_once_and_only_when_it_was_planned() -> None:
-    played = play(TWICE, {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_module_path": "connector"})
+    played = play(TWICE, {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_module_path": "kvtrail.connector"})
     assert [e.request for e in played.events if isinstance(e, Received)] == ["second"]
 
 
@@ -71,7 +72,7 @@ def test_streams_end_in_their_order() -> None:
         def told(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
-    from connector.drive.worker import MadeUpWorker
+    from kvtrail.connector.drive.worker import MadeUpWorker
 
     worker = MadeUpWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
     for step in range(60):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from connector.drive import workload
-from connector.drive.play import Played
-from connector.drive.scenario import Arrival, Reset, Scenario
-from connector.redrive.compare import Closeness
-from tracer import otlp
-from tracer.replay.history import History, load
+from kvtrail.connector.drive import workload
+from kvtrail.connector.drive.play import Played
+from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
+from kvtrail.connector.redrive.compare import Closeness
+from kvtrail.tracer import otlp
+from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from recordings import STALE
 
-from connector.drive.play import play
-from connector.names import configuration
-from tracer import otlp
-from tracer.audit import audit
-from tracer.cli import main
+from kvtrail.__main__ import main
+from kvtrail.connector.drive.play import play
+from kvtrail.connector.names import configuration
+from kvtrail.tracer import otlp
+from kvtrail.tracer.audit import audit
 
 FAULTY = "Faulty:stale-lookup:OffloadConnector"
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
-from connector.check.profiles import PROFILES, scenario_of
-from connector.check.session import allowed
-from connector.check.subject import Subject
-from connector.drive.play import play
-from connector.drive.scenario import Arrival, Reset, Scenario
-from connector.names import configuration
-from connector.redrive.redrive import redrive
-from connector.redrive.workload import NotDrivable, workload_of
-from tracer.replay.history import History, load
-from tracer.spans import Span
+from kvtrail.connector.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.check.session import allowed
+from kvtrail.connector.check.subject import Subject
+from kvtrail.connector.drive.play import play
+from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
+from kvtrail.connector.names import configuration
+from kvtrail.connector.redrive.redrive import redrive
+from kvtrail.connector.redrive.workload import NotDrivable, workload_of
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.spans import Span
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 from pytest_alone import run_pytest
 
-from connector.check.profiles import scenario_of
-from connector.drive.play import Played, play
-from connector.names import configuration
-from tracer import otlp
-from tracer.cli import main
+from kvtrail.__main__ import main
+from kvtrail.connector.check.profiles import scenario_of
+from kvtrail.connector.drive.play import Played, play
+from kvtrail.connector.names import configuration
+from kvtrail.tracer import otlp
 
 STALE = "Faulty:stale-lookup:OffloadConnector"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from recordings import DEMO, OURS, assert_the_same, recorded
 
-from connector.drive.play import Played, Unbuildable, play
-from connector.drive.scenario import Arrival, Scenario
-from connector.names import configuration
-from connector.redrive.redrive import redrive
+from kvtrail.connector.drive.play import Played, Unbuildable, play
+from kvtrail.connector.drive.scenario import Arrival, Scenario
+from kvtrail.connector.names import configuration
+from kvtrail.connector.redrive.redrive import redrive
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from history import history
 from processes import until
 from wire import as_request
 
-from tracer import otlp
-from tracer.cli import main
+from kvtrail.__main__ import main
+from kvtrail.tracer import otlp
 
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nb: L 64 c0 h0 -> 0\nL 749 c336 h256 -> 256 cached\nA 256\nend"
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
@@ -108,7 +108,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_is_no_drift(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.replay.screen.lines", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.replay.screen.lines", lambda *_, **__: 1 / 0)
     result = run(trace)
     assert result.exit_code == 2
     assert "the replay failed: ZeroDivisionError" in result.output
@@ -142,7 +142,7 @@ class Terminal:
     def __init__(self, *arguments: object, columns: int, rows: int = 24) -> None:
         self._ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        command = [sys.executable, "-m", "tracer.cli", "replay", *map(str, arguments)]
+        command = [sys.executable, "-m", "kvtrail", "replay", *map(str, arguments)]
         clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=clean, start_new_session=True)
         os.close(its)

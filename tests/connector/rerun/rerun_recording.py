@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from connector.check import profiles
-from connector.drive import keep
-from connector.drive.bare import BareScheduler
-from connector.drive.play import play
-from connector.drive.workload import Job
-from tracer import otlp
-from tracer.spans import Span
-from tracer.tracefile import TraceReader
+from kvtrail.connector.check import profiles
+from kvtrail.connector.drive import keep
+from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.drive.play import play
+from kvtrail.connector.drive.workload import Job
+from kvtrail.tracer import otlp
+from kvtrail.tracer.spans import Span
+from kvtrail.tracer.tracefile import TraceReader
 
 DETAILED: dict[str, Any] = {"kvtrail": {"level": "detailed"}}
 
@@ -59,4 +59,4 @@ def _transfer(name: str, extra: dict[str, Any]) -> dict[str, Any]:
         "kv_connector_extra_config": extra,
         "kv_load_failure_policy": "recompute",
     }
-    return transfer | ({"kv_connector_module_path": "connector"} if ":" in name else {})
+    return transfer | ({"kv_connector_module_path": "kvtrail.connector"} if ":" in name else {})

@@ -7,16 +7,16 @@ from typing import Any
 from history import history as told
 from msgspec.structs import asdict, replace
 
-from connector.rerun.answers import same
-from connector.rerun.calls import Call, Conversation, conversation
-from connector.rerun.environments.offload import room
-from connector.rerun.forks import Forks
-from connector.rerun.judge import Retold
-from connector.rerun.prefixes import Prefixes
-from connector.rerun.stand_ins import Rebuilt, Run
-from tracer.events import Alloc, Lookup, RequestStart, Schedule
-from tracer.replay.history import History
-from tracer.spans import Span
+from kvtrail.connector.rerun.answers import same
+from kvtrail.connector.rerun.calls import Call, Conversation, conversation
+from kvtrail.connector.rerun.environments.offload import room
+from kvtrail.connector.rerun.forks import Forks
+from kvtrail.connector.rerun.judge import Retold
+from kvtrail.connector.rerun.prefixes import Prefixes
+from kvtrail.connector.rerun.stand_ins import Rebuilt, Run
+from kvtrail.tracer.events import Alloc, Lookup, RequestStart, Schedule
+from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.spans import Span
 
 
 def a_conversation(text: str, **about: Any) -> Conversation:

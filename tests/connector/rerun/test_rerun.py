@@ -15,17 +15,17 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from history import history as told
 from rerun_recording import in_another_order, served, tortured
 
-from connector.check.profiles import PROFILES
-from connector.drive.workload import shared_prefixes, stale_lookup
-from connector.replay.command import replay
-from connector.rerun.calls import Unusable
-from connector.rerun.outcome import Meaning, Outcome, Rerun
-from connector.rerun.prefixes import Prefixes
-from connector.rerun.report import report
-from connector.rerun.rerun import rerun
-from connector.rerun.stand_ins import Requests, Run
-from tracer.replay.history import History, load
-from tracer.spans import Span
+from kvtrail.connector.check.profiles import PROFILES
+from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
+from kvtrail.connector.replay.command import replay
+from kvtrail.connector.rerun.calls import Unusable
+from kvtrail.connector.rerun.outcome import Meaning, Outcome, Rerun
+from kvtrail.connector.rerun.prefixes import Prefixes
+from kvtrail.connector.rerun.report import report
+from kvtrail.connector.rerun.rerun import rerun
+from kvtrail.connector.rerun.stand_ins import Requests, Run
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.spans import Span
 
 OURS = ("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000})
 NATIVE = ("TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000})

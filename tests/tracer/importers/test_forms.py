@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tracer.importers.reader import read
-from tracer.importers.readings import Role
-from tracer.semconv import Kind
+from kvtrail.tracer.importers.reader import read
+from kvtrail.tracer.importers.readings import Role
+from kvtrail.tracer.semconv import Kind
 
 R = "cmpl-0f1e2d3c-7-0"
 WHERE = " (vllm_v1_adapter.py:1:lmcache.integration.vllm.vllm_v1_adapter)"

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from history import history
 
-from tracer import otlp
-from tracer.account import Account
-from tracer.audit import audit
-from tracer.detect import Detector
-from tracer.events import Event
-from tracer.findings import Verdict
-from tracer.importers.export import span_of
-from tracer.replay import machine, screen
-from tracer.replay.history import History, load
-from tracer.replay.player import NoSuchStep, Player
-from tracer.replay.step import NUMBERS
-from tracer.spans import Span
+from kvtrail.tracer import otlp
+from kvtrail.tracer.account import Account
+from kvtrail.tracer.audit import audit
+from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.events import Event
+from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.replay import machine, screen
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.player import NoSuchStep, Player
+from kvtrail.tracer.replay.step import NUMBERS
+from kvtrail.tracer.spans import Span
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 STORY = """

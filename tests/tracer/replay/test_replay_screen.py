@@ -9,9 +9,9 @@ from click import unstyle
 from history import history
 from test_player import LATE, SPAN, STALE_AT, STORY, played
 
-from tracer.replay import machine, screen
-from tracer.replay.history import History
-from tracer.replay.player import Player
+from kvtrail.tracer.replay import machine, screen
+from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.replay.player import Player
 
 
 def lines(text: str) -> list[str]:

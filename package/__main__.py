@@ -11,22 +11,34 @@ from typing import Any
 
 import click
 
-from tracer import __version__
+from kvtrail import __version__
 
 COMMANDS = {
-    "serve": ("tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
-    "audit": ("tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
-    "replay": ("connector.replay.command:replay", "Step through a recorded history, with the account at each step."),
-    "export": ("tracer.replay.export:export", "Write a history as a file for ui.perfetto.dev and chrome://tracing."),
-    "import": ("tracer.importers.command:import_log", "Read the log of a vLLM server into a trace file."),
+    "serve": ("kvtrail.tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
+    "audit": ("kvtrail.tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
+    "replay": (
+        "kvtrail.connector.replay.command:replay",
+        "Step through a recorded history, with the account at each step.",
+    ),
+    "export": (
+        "kvtrail.tracer.replay.export:export",
+        "Write a history as a file for ui.perfetto.dev and chrome://tracing.",
+    ),
+    "import": ("kvtrail.tracer.importers.command:import_log", "Read the log of a vLLM server into a trace file."),
     "minimize": (
-        "tracer.replay.minimize_command:minimize",
+        "kvtrail.tracer.replay.minimize_command:minimize",
         "Reduce a trace that drifts to the fewest requests and events that show it.",
     ),
-    "test": ("connector.redrive.command:write_test", "Turn a recorded fault into a pytest file that stands alone."),
-    "check": ("connector.check.command:check", "Torture a connector on vLLM's scheduler; the rules are the judge."),
-    "dashboard": ("dashboard.command:dashboard", "Show live request timelines in the browser."),
-    "demo": ("connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
+    "test": (
+        "kvtrail.connector.redrive.command:write_test",
+        "Turn a recorded fault into a pytest file that stands alone.",
+    ),
+    "check": (
+        "kvtrail.connector.check.command:check",
+        "Torture a connector on vLLM's scheduler; the rules are the judge.",
+    ),
+    "dashboard": ("kvtrail.dashboard.command:dashboard", "Show live request timelines in the browser."),
+    "demo": ("kvtrail.connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
 }
 
 
