@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.tracer import semconv
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.efficiency import Efficiency
-from kvtrail.tracer.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
-from kvtrail.tracer.events import Store as Stored
-from kvtrail.tracer.findings import Finding, Severity, witnesses
 from kvtrail.tracer.importers.export import span_of
 from kvtrail.tracer.lanes import lane_of
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
+from kvtrail.tracer.model.events import Store as Stored
+from kvtrail.tracer.model.findings import Finding, Severity, witnesses
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import Batch
 
 ENGINES = 8

@@ -21,8 +21,8 @@ from rounds import tell
 from kvtrail.connector import wire
 from kvtrail.connector.outlet import Helper
 from kvtrail.connector.recorder import Recorder
-from kvtrail.tracer import semconv
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import Kind
 
 BURST = 500
 REQUESTS = 40

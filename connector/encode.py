@@ -17,8 +17,8 @@ from kvtrail import __version__
 from kvtrail.connector import wire
 from kvtrail.connector.context import Identity, Recorded
 from kvtrail.connector.environment import positive
-from kvtrail.tracer import semconv
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import Kind
 
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer import contract
+from kvtrail.tracer.model import contract
 
 
 class ContractBreach(RuntimeError):

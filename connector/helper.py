@@ -21,7 +21,7 @@ from kvtrail.connector.context import Recorded, number_of
 from kvtrail.connector.encode import Encoder, spans_in_a_request
 from kvtrail.connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
 from kvtrail.connector.transport import Delivery, from_environment
-from kvtrail.tracer.semconv import CLOSED, FIELDS, Kind
+from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 1.5
 """How long the last batch and the goodbye may take after the engine has ended."""

@@ -34,8 +34,8 @@ from kvtrail.connector.context import Recorded, RequestContext, caller_of, root_
 from kvtrail.connector.environment import positive, resource_of
 from kvtrail.connector.level import LevelSwitch
 from kvtrail.connector.ring import Ring
-from kvtrail.tracer import semconv
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
 

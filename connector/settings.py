@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Guard(StrEnum):
-    """What happens when a lookup's answer breaks the contract of `kvtrail.tracer.contract`."""
+    """What happens when a lookup's answer breaks the contract of `kvtrail.tracer.model.contract`."""
 
     OBSERVE = "observe"
     """Record it; the scheduler gets the answer as it is."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrail.connector.context import RequestContext
 from kvtrail.connector.recorder import Recorder
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
 

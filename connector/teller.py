@@ -19,7 +19,7 @@ from kvtrail.connector.level import LevelSwitch
 from kvtrail.connector.probes import Moved, Probe, Seen
 from kvtrail.connector.recorder import Recorder
 from kvtrail.connector.transfers import Places, Transfers
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

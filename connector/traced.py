@@ -21,8 +21,8 @@ from kvtrail.connector.probes import Probe, probe_for
 from kvtrail.connector.recorder import of_process
 from kvtrail.connector.settings import Guard, Settings
 from kvtrail.connector.teller import Teller
-from kvtrail.tracer import semconv
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

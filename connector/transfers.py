@@ -11,7 +11,7 @@ from typing import Any
 from kvtrail.connector.context import RequestContext
 from kvtrail.connector.probes import Moved, Planned
 from kvtrail.connector.recorder import Recorder
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -13,7 +13,7 @@ import altair as alt
 from kvtrail.dashboard import wording
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.series import GROUPS, MEASURES, epoch_names, epochs, levels, moments
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 # Colours that keep their contrast on white and on near-black alike; red is kept for what is wrong.
 BLUE, GREEN, AMBER, VIOLET, GREY, RED = "#3b82f6", "#10a37f", "#e08a00", "#a855f7", "#8a8f98", "#ef4444"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kvtrail.dashboard import wording
 from kvtrail.dashboard.client import Row
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
 """The account's numbers that are drawn."""

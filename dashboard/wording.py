@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kvtrail.tracer.words import NOTHING as NOTHING
-from kvtrail.tracer.words import count as count
-from kvtrail.tracer.words import ending as ending
-from kvtrail.tracer.words import healed as healed_of
-from kvtrail.tracer.words import kind as kind
-from kvtrail.tracer.words import said as said
-from kvtrail.tracer.words import size as size
-from kvtrail.tracer.words import some as some
+from kvtrail.tracer.model.words import NOTHING as NOTHING
+from kvtrail.tracer.model.words import count as count
+from kvtrail.tracer.model.words import ending as ending
+from kvtrail.tracer.model.words import healed as healed_of
+from kvtrail.tracer.model.words import kind as kind
+from kvtrail.tracer.model.words import said as said
+from kvtrail.tracer.model.words import size as size
+from kvtrail.tracer.model.words import some as some
 
 STATUSES = ("queued", "admitted", "loading", "running", "preempted", "finished", "failed")
 """In the order of a request's life."""

@@ -10,7 +10,7 @@ import zstandard
 from wire import as_request, encoded
 
 from kvtrail.tracer import otlp
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 
 def line(events: Sequence[Event], *foreign: dict[str, Any]) -> str:

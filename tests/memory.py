@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kvtrail.tracer import decode, otlp
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 
 class Memory:

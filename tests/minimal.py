@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.grounds import grounds
 from kvtrail.tracer.replay.minimize import Minimized, minimize
 

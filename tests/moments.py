@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import Event
 from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, Moment, in_order
 
 

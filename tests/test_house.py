@@ -13,7 +13,7 @@ import pytest
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Settings
-from kvtrail.tracer import semconv
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.rules import all_rules, as_markdown
 
 ROOT = Path(__file__).parents[1]

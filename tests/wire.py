@@ -10,8 +10,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kvtrail.connector.context import RequestContext, root_ids
 from kvtrail.connector.encode import Encoder
 from kvtrail.connector.wire import attribute
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
 
 
 def encoded(events: Sequence[Event]) -> bytes:

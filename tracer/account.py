@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kvtrail.tracer.books import Books, grown
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Free,
@@ -34,8 +34,8 @@ from kvtrail.tracer.events import (
     TransferEnd,
     Unlock,
 )
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.phases import Phases
-from kvtrail.tracer.semconv import Kind
 
 SCHEDULER = "scheduler"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.detect import GRACE_NS
-from kvtrail.tracer.findings import Finding, Verdict, by_weight
 from kvtrail.tracer.hearing import Hearing, TooHasty
 from kvtrail.tracer.importers.reader import LogReader, files_of, readers
+from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 from kvtrail.tracer.rules import Rule
 from kvtrail.tracer.tracefile import Batch, TraceReader, by_time
 

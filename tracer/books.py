@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Free,

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 REMEMBERED_NUMBERS = 64
 """Numbers per request and recorder of which the span is remembered, to tell a repetition from a contradiction."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.engine import Engine
-from kvtrail.tracer.findings import Judgement, Verdict
+from kvtrail.tracer.model.findings import Judgement, Verdict
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import DeadlineRule, EngineRule, RequestRule, Rule
-from kvtrail.tracer.semconv import Kind
 
 
 @dataclass(slots=True)

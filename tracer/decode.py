@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import CLASSES, Event
-from kvtrail.tracer.spans import LATEST_NS, Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import CLASSES, Event
+from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 COMMON = (
     (semconv.SEQUENCE.key, "sequence", int),

@@ -16,12 +16,12 @@ from kvtrail.tracer.account import Account
 from kvtrail.tracer.cases import Case, Stream, is_due, waits
 from kvtrail.tracer.court import Court, Tally
 from kvtrail.tracer.engine import Engine
-from kvtrail.tracer.events import Event, Heartbeat, RequestStart
-from kvtrail.tracer.events import Key as ChunkKey
-from kvtrail.tracer.findings import Drift, Finding, Verdict
 from kvtrail.tracer.ledger import Ledger
+from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
+from kvtrail.tracer.model.events import Key as ChunkKey
+from kvtrail.tracer.model.findings import Drift, Finding, Verdict
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import Rule, all_rules
-from kvtrail.tracer.semconv import Kind
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, in nanoseconds of the recorders' clocks."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvtrail.tracer.account import SCHEDULER, Account
-from kvtrail.tracer.events import Alloc, Event, Load, Lookup, Preempt, Received, RequestEnd, Schedule, Store
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.events import Alloc, Event, Load, Lookup, Preempt, Received, RequestEnd, Schedule, Store
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.steps import Steps
 
 MINUTE_S = 60

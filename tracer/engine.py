@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtrail.tracer.account import SCHEDULER
 from kvtrail.tracer.books import grown
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Evict,
@@ -30,7 +30,7 @@ from kvtrail.tracer.events import (
     StorePlan,
     TransferEnd,
 )
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 MOST_KEYS = 100_000
 """Keys remembered with what they stand for."""

@@ -14,9 +14,9 @@ from collections.abc import Container, Sequence
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding, Verdict
 from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import Rule
 
 TIDY_EVERY = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Heartbeat
+from kvtrail.tracer.model.events import Heartbeat
 
 MOST_REQUESTS = 1_000_000
 """Accounts held, unless one is told otherwise."""

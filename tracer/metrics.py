@@ -25,8 +25,8 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.efficiency import Admission, Wait
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.series import Series
 from kvtrail.tracer.standing import INFO, EngineState

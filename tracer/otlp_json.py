@@ -11,7 +11,7 @@ import binascii
 import math
 from typing import Any
 
-from kvtrail.tracer.spans import LATEST_NS, Span
+from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 _MOST = 2**63
 _LONGEST_NUMBER = 20

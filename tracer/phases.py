@@ -13,7 +13,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Free,
@@ -30,7 +30,7 @@ from kvtrail.tracer.events import (
     StorePlan,
     TransferEnd,
 )
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 MOST_CHANGES = 256
 """Changes, and transfers, that are kept of one request; beyond it the shorter half of them is forgotten."""

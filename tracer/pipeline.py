@@ -17,17 +17,18 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.tracer import decode, otlp, semconv
+from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.detect import GRACE_NS, Detector
 from kvtrail.tracer.efficiency import Efficiency
-from kvtrail.tracer.events import Event, Heartbeat
-from kvtrail.tracer.findings import Finding
 from kvtrail.tracer.gaps import Gaps
 from kvtrail.tracer.lanes import lane_of
 from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.metrics import Checks, Metrics
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.standing import Sender, standings
 from kvtrail.tracer.store import Batch, StoreError, Writer
 from kvtrail.tracer.tracefile import TraceWriter

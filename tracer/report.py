@@ -9,9 +9,9 @@ from typing import TypeVar
 
 from click import style
 
-from kvtrail.tracer import words
 from kvtrail.tracer.audit import Audit
-from kvtrail.tracer.findings import Finding, Severity, Verdict, Witness, clock
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock
 from kvtrail.tracer.rules import Rule, page
 from kvtrail.tracer.terminal import plain, wrapped
 

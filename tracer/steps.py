@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Schedule
+from kvtrail.tracer.model.events import Schedule
 
 PREFILL_SHARE = 0.9
 """A step counts when so much of its tokens is prefill: else its time would be paid for the decodes beside it."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer import decode, events
+from kvtrail.tracer import decode
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.semconv import SCOPE
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import events
+from kvtrail.tracer.model.semconv import SCOPE
+from kvtrail.tracer.model.spans import Span
 
 
 class Step(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvtrail.tracer.events import Event, LoadPlan, Plan, TransferEnd
+from kvtrail.tracer.model.events import Event, LoadPlan, Plan, TransferEnd
 
 MOST_OPEN = 100_000
 """Transfers remembered; beyond them the one that was planned first is forgotten."""

@@ -14,7 +14,7 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail import __version__
-from kvtrail.tracer.findings import Severity
+from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Reader, Which
 from kvtrail.tracer.worth import Row, Worth, prefill_rates, step_of, worth

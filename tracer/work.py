@@ -8,8 +8,19 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from kvtrail.tracer.efficiency import Admission, Wait
-from kvtrail.tracer.events import Alloc, Event, Evict, Load, LoadError, Lookup, Preempt, Received, RequestEnd, Store
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.events import (
+    Alloc,
+    Event,
+    Evict,
+    Load,
+    LoadError,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    Store,
+)
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.series import OTHER, Series
 from kvtrail.tracer.transfers import Transfers
 

@@ -12,8 +12,8 @@ from kvtrail.connector.check.profiles import PROFILES
 from kvtrail.connector.check.regression import as_pytest, slug
 from kvtrail.connector.check.session import Checked, Found
 from kvtrail.tracer import otlp
-from kvtrail.tracer.findings import Verdict
-from kvtrail.tracer.words import count, some
+from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.model.words import count, some
 
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 

@@ -15,8 +15,8 @@ from kvtrail.connector.check.subject import Subject, varied
 from kvtrail.connector.check.trial import Failure, run
 from kvtrail.connector.drive.play import Played
 from kvtrail.connector.drive.scenario import Scenario
-from kvtrail.tracer.events import Lookup
-from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Verdict
 
 SHRINK_S = 30.0
 """Seconds given to making one failure small."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvtrail.connector.faults.plans import BLOCK_SIZE, Planner
 from kvtrail.connector.probes import Sign
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 
 class _Telling:

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 _BY_CLASS = {
     "UntracedOffloadConnector": "kvtrail.connector.probes.offload",

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Any
 
 from kvtrail.connector.redrive.workload import Life, lives_of
-from kvtrail.tracer.events import Event, Lookup
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.model.findings import Finding
 
 Told = tuple[int, int, int, int | None, int | None, bool, bool | None]
 """Of a lookup: epoch, total, computed, matched, the connector's own answer, asynchronous, remembered."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvtrail.connector.redrive.compare import in_words
 from kvtrail.connector.redrive.redrive import Redriven
+from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.report import finding_text
-from kvtrail.tracer.words import count, some
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
 from kvtrail.connector.redrive.sharing import Known, prompts
-from kvtrail.tracer import semconv
 from kvtrail.tracer.account import SCHEDULER
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import (
     Alloc,
     CacheReset,
     Event,
@@ -25,7 +25,7 @@ from kvtrail.tracer.events import (
     Sent,
     TransferEnd,
 )
-from kvtrail.tracer.events import Reset as ConnectorReset
+from kvtrail.tracer.model.events import Reset as ConnectorReset
 from kvtrail.tracer.replay.hashes import split
 from kvtrail.tracer.replay.history import History
 

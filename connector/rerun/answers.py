@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import fields
 
 from kvtrail.connector.probes import Evicted, Planned, Probe, Seen
-from kvtrail.tracer.events import Event, Evict, LoadPlan, Plan, StorePlan
+from kvtrail.tracer.model.events import Event, Evict, LoadPlan, Plan, StorePlan
 
 Answer = dict[str, Any]
 _COMMON = [f.name for f in fields(Event)]

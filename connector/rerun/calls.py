@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Evict,

@@ -16,7 +16,7 @@ from typing import Any
 from kvtrail.connector.drive import tiny
 from kvtrail.connector.rerun.calls import Conversation, Unusable
 from kvtrail.connector.traced import UNTRACED, Tracing
-from kvtrail.tracer.events import Alloc, Lookup
+from kvtrail.tracer.model.events import Alloc, Lookup
 
 ASSUMED_BLOCK_SIZE = 16
 """vLLM's own, where the recording says nothing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtrail.connector.rerun.stand_ins import Rebuilt, Run
-from kvtrail.tracer.events import Alloc, Event, Lookup, Received, Schedule
+from kvtrail.tracer.model.events import Alloc, Event, Lookup, Received, Schedule
 
 Told = tuple[int | None, bool]
 """What a lookup told the scheduler: new tokens, None for 'ask me later', and whether they come later."""

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvtrail.connector.rerun.calls import Call, Method
-from kvtrail.tracer.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
+from kvtrail.tracer.model.events import Event, LoadPlan, Lookup, RequestEnd, RequestStart, Schedule, StorePlan
 from kvtrail.tracer.replay.hashes import DIGITS, split
 
 TOKENS = range(3, 512)

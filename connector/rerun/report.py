@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtrail.connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
-from kvtrail.tracer.findings import clock
+from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.terminal import plain, wrapped
 
 MOST_LISTED = 12

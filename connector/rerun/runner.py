@@ -16,7 +16,7 @@ from kvtrail.connector.rerun.environment import Environment
 from kvtrail.connector.rerun.forks import Forks
 from kvtrail.connector.rerun.outcome import Compared, Outcome
 from kvtrail.connector.rerun.stand_ins import NotRecorded, Rebuilt, Requests, Run
-from kvtrail.tracer.events import (
+from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Evict,

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.rerun.prefixes import Life, Prefixes
-from kvtrail.tracer.events import RequestEnd, Schedule
+from kvtrail.tracer.model.events import RequestEnd, Schedule
 
 UNLIMITED = 1 << 20
 """Tokens that a request may generate of which it is not recorded how many."""

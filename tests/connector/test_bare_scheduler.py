@@ -23,8 +23,8 @@ from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Alloc, Event
-from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.model.events import Alloc, Event
+from kvtrail.tracer.model.findings import Verdict
 
 
 @pytest.fixture

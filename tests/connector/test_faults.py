@@ -16,7 +16,7 @@ from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.rules import all_rules
 
 MUCH_LATER_S = 3600.0

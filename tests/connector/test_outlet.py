@@ -17,7 +17,7 @@ from test_recorder import a_request, record
 from kvtrail.connector import outlet
 from kvtrail.connector.outlet import Helper
 from kvtrail.connector.recorder import Recorder
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 ENGINE = """
 import time

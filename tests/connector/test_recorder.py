@@ -18,8 +18,8 @@ from kvtrail.connector import recorder as recorder_module
 from kvtrail.connector.outlet import InProcess
 from kvtrail.connector.recorder import Recorder
 from kvtrail.tracer import otlp
-from kvtrail.tracer.events import Event, Heartbeat
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.semconv import Kind
 
 
 def a_request(request_id: str = "cmpl-1-0-0123abcd", **changes: Any) -> Any:

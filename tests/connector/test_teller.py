@@ -12,7 +12,7 @@ from test_recorder import a_recorder, a_request, lookups
 
 from kvtrail.connector.probes import Moved, Planned, Probe, Seen
 from kvtrail.connector.teller import Teller
-from kvtrail.tracer.events import Store
+from kvtrail.tracer.model.events import Store
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"

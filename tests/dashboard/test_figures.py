@@ -9,8 +9,8 @@ import pytest
 from history import START_NS, history, judge
 
 from kvtrail.dashboard import figures, series, tables, wording
-from kvtrail.tracer import semconv
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.timeline import timeline
 
 STALE = """

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from processes import Tracer
 from wire import encoded
 
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium

@@ -21,7 +21,7 @@ from processes import Tracer, until
 from traffic import Engine, served
 from wire import encoded
 
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium

@@ -24,10 +24,10 @@ from kvtrail.connector.drive.scenario import Workers
 from kvtrail.connector.drive.workload import stale_lookup
 from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.replay.minimize import minimize
-from kvtrail.tracer.semconv import Kind
 
 HERE = Path(__file__).parent
 HEAD = """# Golden traces

@@ -9,7 +9,7 @@ from typing import Any
 from history import BLOCK_SIZE, history, judge
 
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.rules import Rule
 
 

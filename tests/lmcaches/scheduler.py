@@ -18,7 +18,7 @@ from kvtrail.connector.check.trial import run
 from kvtrail.connector.drive import tiny
 from kvtrail.connector.drive.scenario import Scenario
 from kvtrail.tracer import otlp
-from kvtrail.tracer.events import Lookup
+from kvtrail.tracer.model.events import Lookup
 
 
 def main() -> None:

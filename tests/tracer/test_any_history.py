@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Verdict
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Verdict
 
 TOKENS = st.sampled_from([0, 32, 64, 100, 256, 300, 512])
 BLOCKS = st.sampled_from(["", " [1-10]", " [1-4 7-12]", " [3-9]", " []"])

@@ -75,7 +75,7 @@ def test_missing_events_are_told(api: Tracer) -> None:
 
 
 def test_requests_of_an_engine_that_ended_are_abandoned(api: Tracer) -> None:
-    from kvtrail.tracer.events import Heartbeat
+    from kvtrail.tracer.model.events import Heartbeat
 
     events = history("L 10 c0 h0 -> 0", request="left-0123abcd", recorder="ended")
     last = events[-1]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event, Lookup
-from kvtrail.tracer.findings import Verdict
 from kvtrail.tracer.ledger import Ledger
+from kvtrail.tracer.model.events import Event, Lookup
+from kvtrail.tracer.model.findings import Verdict
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\nL 760 c288 h512 -> 224\nA 224\nS 512+48\nend"
 DRIFT = (

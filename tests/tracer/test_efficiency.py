@@ -11,7 +11,7 @@ from history import history
 from kvtrail.tracer import efficiency
 from kvtrail.tracer.detect import Detector
 from kvtrail.tracer.efficiency import Efficiency
-from kvtrail.tracer.events import Alloc, Event
+from kvtrail.tracer.model.events import Alloc, Event
 from kvtrail.tracer.worth import Row, worth
 
 

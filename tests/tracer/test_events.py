@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer import decode, events, semconv
-from kvtrail.tracer.semconv import Kind
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer import decode
+from kvtrail.tracer.model import events, semconv
+from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.spans import Span
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -15,9 +15,9 @@ from wire import as_request
 from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import GRACE_NS
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Verdict
 from kvtrail.tracer.hearing import Hearing, Numbers, TooHasty
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Verdict
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"

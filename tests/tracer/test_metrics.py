@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from wire import as_request
 
 from kvtrail.tracer import pipeline as pipelines
-from kvtrail.tracer.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.series import MOST_ENGINES, OTHER, Series
 from kvtrail.tracer.store import StoreError

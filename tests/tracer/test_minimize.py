@@ -14,9 +14,10 @@ from minimal import assert_minimal, findings
 from moments import loaded
 from msgspec import structs
 
-from kvtrail.tracer import decode, otlp, semconv
+from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import NoFinding, minimize
 from kvtrail.tracer.rules import all_rules

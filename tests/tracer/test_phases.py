@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from history import START_NS, history
 
-from kvtrail.tracer.events import Store
+from kvtrail.tracer.model.events import Store
 from kvtrail.tracer.phases import MOST_CHANGES, Phase, Phases
 
 

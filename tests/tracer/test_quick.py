@@ -13,10 +13,10 @@ from history import history
 from wire import as_request
 
 from kvtrail.tracer import decode, otlp, otlp_json
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.otlp_json import Odd
 from kvtrail.tracer.quick import Quick
-from kvtrail.tracer.spans import Span
 from kvtrail.tracer.tracefile import TraceReader
 
 STORY = """

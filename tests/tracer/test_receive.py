@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from processes import Tracer, free_port, until
 from wire import as_request, encoded
 
-from kvtrail.tracer import otlp, semconv
+from kvtrail.tracer import otlp
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.tracefile import TraceWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"

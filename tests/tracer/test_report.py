@@ -19,8 +19,8 @@ from test_commands import DRIFT, OK, write
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.audit import Audit
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding, Severity, Witness
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Severity, Witness
 from kvtrail.tracer.report import COLORS, MOST_REQUESTS, as_text, rule_page
 from kvtrail.tracer.rules import Rule
 from kvtrail.tracer.terminal import plain

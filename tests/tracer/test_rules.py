@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from history import history, judge, rules_found
 
-from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import Rule, all_rules
 
 

@@ -12,8 +12,8 @@ from history import START_NS, history
 from wire import as_request
 
 from kvtrail.tracer.metrics import Metrics
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.spans import Span
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 

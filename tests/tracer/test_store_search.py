@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Event, RequestStart
-from kvtrail.tracer.semconv import SCOPE
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model.events import Event, RequestStart
+from kvtrail.tracer.model.semconv import SCOPE
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store import sqlite_requests as requests
 from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter

@@ -20,7 +20,7 @@ from wire import as_request
 from kvtrail.__main__ import main
 from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import Audit, audit
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer import words
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.semconv import Kind
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import CLASSES, Event
 from kvtrail.tracer.importers.lines import Record
 from kvtrail.tracer.importers.readings import Reading, Role
 from kvtrail.tracer.importers.story import Stories
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import CLASSES, Event
+from kvtrail.tracer.model.semconv import Kind
 
 FIRST_NUMBER = 1
 _SCHEDULERS = {Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.SENT, Kind.RECEIVED, Kind.STATS}

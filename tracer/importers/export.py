@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 
 _COMMON = (
     semconv.REQUEST_ID, semconv.EXTERNAL_ID, semconv.EPOCH, semconv.REQUEST_SEQUENCE, semconv.SEQUENCE,

@@ -10,7 +10,7 @@ import hashlib
 import re
 
 from kvtrail.tracer.importers.readings import NUMBER, Form, Reading, Role, Table, numbers
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvtrail.tracer import files
-from kvtrail.tracer.events import Event
 from kvtrail.tracer.files import STDIN
 from kvtrail.tracer.importers.assemble import Assembler
 from kvtrail.tracer.importers.export import span_of
@@ -17,8 +16,9 @@ from kvtrail.tracer.importers.readings import Reading
 from kvtrail.tracer.importers.story import Stories
 from kvtrail.tracer.importers.vllm import VLLM
 from kvtrail.tracer.messages import is_framed
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.quick import Quick
-from kvtrail.tracer.spans import Span
 from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 
 TABLES = (LMCACHE, VLLM)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 NUMBER = r"\d{1,15}"
 """A count; longer runs of digits are damage, and would not fit into a span."""

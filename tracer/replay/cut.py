@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.grounds import grounds
 from kvtrail.tracer.replay.history import Moment
 from kvtrail.tracer.replay.judging import found_in

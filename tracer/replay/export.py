@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import destination, terminal, words
+from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.model import words
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.judging import found_in
 from kvtrail.tracer.replay.perfetto import trace_events

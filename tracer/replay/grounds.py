@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.events import Event, Flush, Plan, TransferEnd
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.events import Event, Flush, Plan, TransferEnd
+from kvtrail.tracer.model.semconv import Kind
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer import decode
-from kvtrail.tracer.events import Event
 from kvtrail.tracer.importers.reader import files_of, readers
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.tracefile import TraceReader
 
 Moment = tuple[Event, Span]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.detect import Detector, Key
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding, Verdict
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.rules import Rule
 
 TELL_EVERY = 1000

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.findings import Finding, by_weight
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.findings import Finding, by_weight
 from kvtrail.tracer.replay.cut import Cut, Progress, request_of
 from kvtrail.tracer.replay.history import History, Moment
 from kvtrail.tracer.replay.judging import found_in

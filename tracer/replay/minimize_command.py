@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import destination, otlp, terminal, words
+from kvtrail.tracer import destination, otlp, terminal
 from kvtrail.tracer.destination import STDOUT
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay import minimize as minimizing
 from kvtrail.tracer.replay.cut import Progress
 from kvtrail.tracer.replay.history import History, load

@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 
 
 class Numbering:

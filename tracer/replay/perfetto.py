@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvtrail.tracer import words
 from kvtrail.tracer.account import SCHEDULER, Account
-from kvtrail.tracer.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.chrome import Data, Lanes, Slice, Writer, nested
 from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.semconv import Kind
-from kvtrail.tracer.spans import Span
 
 _ENGINE_TRACK = 0
 _FIRST_LANE = 1

@@ -12,8 +12,8 @@ from typing import Any
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.detect import Key
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
 from kvtrail.tracer.replay.step import Step, Telling, at_ns

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from click import style, unstyle
 
-from kvtrail.tracer import words
-from kvtrail.tracer.findings import Finding, clock
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.findings import Finding, clock
 from kvtrail.tracer.replay import told
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.step import Step, at_ns

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from datetime import UTC, datetime, time, timedelta
 
 from kvtrail.tracer.detect import Key
+from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.words import count, some
 
 MOST_NAMED = 5
 """Requests that an error names before it only counts."""

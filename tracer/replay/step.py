@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Event, RequestEnd, RequestStart
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
+from kvtrail.tracer.model.findings import Finding
 
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kvtrail.tracer import words
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Verdict, clock
+from kvtrail.tracer.model import words
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Verdict, clock
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.step import NUMBERS, Step
 from kvtrail.tracer.terminal import plain

@@ -17,9 +17,9 @@ from typing import ClassVar, Generic, TypeVar
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.engine import Engine
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, witnesses
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, witnesses
+from kvtrail.tracer.model.semconv import Kind
 
 E = TypeVar("E", bound=Event, contravariant=True)
 """The events that a rule judges: those of its kinds."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.contract import Breach, breach
-from kvtrail.tracer.events import Lookup
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.contract import Breach, breach
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import RequestRule
-from kvtrail.tracer.semconv import Kind
 
 
 class FullHit(RequestRule[Lookup]):

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from kvtrail.tracer.engine import Engine
-from kvtrail.tracer.events import Key
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import Key
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import EngineRule
-from kvtrail.tracer.semconv import Kind
 
 
 class KeyMismatch(EngineRule[Key]):

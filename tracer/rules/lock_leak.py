@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import RequestEnd
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import RequestEnd
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import RequestRule
-from kvtrail.tracer.semconv import Kind
 
 
 class LockLeak(RequestRule[RequestEnd]):

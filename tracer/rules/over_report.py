@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.contract import Breach, breach, new_at_most
-from kvtrail.tracer.events import Lookup
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.contract import Breach, breach, new_at_most
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import RequestRule
 from kvtrail.tracer.rules.stale_lookup import earlier_source
-from kvtrail.tracer.semconv import Kind
 
 
 class OverReport(RequestRule[Lookup]):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.events import Store, StorePlan
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import Store, StorePlan
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import RequestRule
 from kvtrail.tracer.rules.store_gap import TELLS_ALL, hole
-from kvtrail.tracer.semconv import Kind
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):

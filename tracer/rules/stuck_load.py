@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvtrail.tracer.account import Account
-from kvtrail.tracer.findings import Drift, Finding, Severity, clock
+from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
 from kvtrail.tracer.rules import DeadlineRule
 
 AFTER_S = 120.0

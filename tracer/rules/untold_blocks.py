@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.books import grows
-from kvtrail.tracer.events import Event, RequestEnd, Schedule
-from kvtrail.tracer.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import Event, RequestEnd, Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.rules import RequestRule
-from kvtrail.tracer.semconv import Kind
 
 NULL_BLOCK = 0
 """vLLM puts it where a sliding window has left a block behind."""

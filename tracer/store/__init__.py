@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvtrail.tracer.efficiency import Cell
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Finding
 from kvtrail.tracer.lanes import Lane, Lanes, Window
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.worth import Row
 
 

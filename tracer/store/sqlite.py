@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.events import Event
 from kvtrail.tracer.lanes import Lane, Lanes, Window
-from kvtrail.tracer.spans import Span
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import EVERY, Batch, StoreError, Which
 from kvtrail.tracer.store import lanes as lane_table
 from kvtrail.tracer.store import sqlite_findings as findings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvtrail.tracer import semconv
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.store.texts import from_text
 
 _SAID = {

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from kvtrail.tracer.findings import Finding
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.store import Which
 from kvtrail.tracer.store.sqlite_ids import Query
 from kvtrail.tracer.store.texts import from_text, to_text

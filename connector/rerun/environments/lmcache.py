@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtrail.connector.rerun.calls import Unusable
 from kvtrail.connector.rerun.environment import Environment
-from kvtrail.tracer.events import Lookup
+from kvtrail.tracer.model.events import Lookup
 
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
 """Set before LMCache is imported; what the user has set already stays."""

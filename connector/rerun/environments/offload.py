@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
 from kvtrail.connector.rerun.calls import Call, Method
 from kvtrail.connector.rerun.environment import Environment
-from kvtrail.tracer.events import Evict, Reset, StorePlan
+from kvtrail.tracer.model.events import Evict, Reset, StorePlan
 
 PLENTY = 1 << 16
 """Chunks for which there is room where nothing shows how many there could be."""

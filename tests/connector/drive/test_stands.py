@@ -13,7 +13,7 @@ from kvtrail.connector.drive import stands
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
 from kvtrail.connector.drive.stands.chunks import Chunks
-from kvtrail.tracer.events import Alloc, Lookup, Received
+from kvtrail.tracer.model.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
 TWICE = Scenario(

@@ -18,8 +18,8 @@ from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
 from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.redrive import redrive
 from kvtrail.connector.redrive.workload import NotDrivable, workload_of
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.spans import Span
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

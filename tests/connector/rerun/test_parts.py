@@ -14,9 +14,9 @@ from kvtrail.connector.rerun.forks import Forks
 from kvtrail.connector.rerun.judge import Retold
 from kvtrail.connector.rerun.prefixes import Prefixes
 from kvtrail.connector.rerun.stand_ins import Rebuilt, Run
-from kvtrail.tracer.events import Alloc, Lookup, RequestStart, Schedule
+from kvtrail.tracer.model.events import Alloc, Lookup, RequestStart, Schedule
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.spans import Span
 
 
 def a_conversation(text: str, **about: Any) -> Conversation:

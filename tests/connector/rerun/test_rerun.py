@@ -24,8 +24,8 @@ from kvtrail.connector.rerun.prefixes import Prefixes
 from kvtrail.connector.rerun.report import report
 from kvtrail.connector.rerun.rerun import rerun
 from kvtrail.connector.rerun.stand_ins import Requests, Run
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.spans import Span
 
 OURS = ("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000})
 NATIVE = ("TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000})

@@ -8,7 +8,7 @@ import pytest
 
 from kvtrail.tracer.importers.reader import read
 from kvtrail.tracer.importers.readings import Role
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 R = "cmpl-0f1e2d3c-7-0"
 WHERE = " (vllm_v1_adapter.py:1:lmcache.integration.vllm.vllm_v1_adapter)"

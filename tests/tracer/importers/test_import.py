@@ -19,11 +19,11 @@ from kvtrail.__main__ import main
 from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Alloc, Event, Load, Lookup, RankLookup, Store
-from kvtrail.tracer.findings import Verdict
 from kvtrail.tracer.importers.export import span_of
 from kvtrail.tracer.importers.lines import Lines
 from kvtrail.tracer.importers.reader import LogReader, is_log
+from kvtrail.tracer.model.events import Alloc, Event, Load, Lookup, RankLookup, Store
+from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.tracefile import TraceReader
 
 R = "cmpl-run-5a5a5a5a-3-0"

@@ -15,14 +15,14 @@ from kvtrail.tracer import otlp
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.events import Event
-from kvtrail.tracer.findings import Verdict
 from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay import machine, screen
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import NoSuchStep, Player
 from kvtrail.tracer.replay.step import NUMBERS
-from kvtrail.tracer.spans import Span
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 STORY = """

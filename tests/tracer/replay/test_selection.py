@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from history import START_NS, history
 
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
-from kvtrail.tracer.spans import Span
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from kvtrail.tracer.events import Event
+from kvtrail.tracer.model.events import Event
 
 
 class Severity(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind
 
 MOST_RUNS = 4
 """Runs of block ids, or keys, that are named before the rest is only counted."""

@@ -1,7 +1,7 @@
 """The one vocabulary: every span and attribute that kvtrail writes or reads.
 
 The recorder encodes from these tables, the tracer decodes with them, and `docs/spans.md` is generated from them
-(`python -m kvtrail.tracer.semconv`), so a name exists exactly once.
+(`python -m kvtrail.tracer.model.semconv`), so a name exists exactly once.
 
 Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds.
 """
@@ -283,7 +283,7 @@ def as_markdown() -> str:
 
     head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
     parts = [
-        "# Spans and attributes\n\nGenerated from `tracer/semconv.py` by `python -m kvtrail.tracer.semconv > docs/spans.md`;"
+        "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
         " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
         " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
         " and the event `exception`, as OpenTelemetry's conventions have it.\n",

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from kvtrail.tracer import semconv
-from kvtrail.tracer.semconv import Kind
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import Kind
 
 
 class Event(msgspec.Struct, kw_only=True, gc=False):
