@@ -13,7 +13,7 @@ from typing import Any
 
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.efficiency import Efficiency
-from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.lanes import lane_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule

@@ -28,10 +28,10 @@ from test_bare_scheduler import storm
 
 from kvtrail.connector import outlet, recorder
 from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.tracefile import TraceReader, TraceWriter
+from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20

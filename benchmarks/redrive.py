@@ -21,7 +21,7 @@ from kvtrail.connector.drive.play import drive, play
 from kvtrail.connector.drive.scenario import Scenario
 from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.redrive import redrive
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 
 EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}

@@ -24,7 +24,7 @@ COMMANDS = {
         "kvtrail.tracer.replay.export:export",
         "Write a history as a file for ui.perfetto.dev and chrome://tracing.",
     ),
-    "import": ("kvtrail.tracer.importers.command:import_log", "Read the log of a vLLM server into a trace file."),
+    "import": ("kvtrail.tracer.ingest.logs.command:import_log", "Read the log of a vLLM server into a trace file."),
     "minimize": (
         "kvtrail.tracer.replay.minimize_command:minimize",
         "Reduce a trace that drifts to the fewest requests and events that show it.",

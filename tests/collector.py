@@ -9,7 +9,7 @@ from typing import Any
 import zstandard
 from wire import as_request, encoded
 
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event
 
 

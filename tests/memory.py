@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.events import Event
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, Moment, in_order

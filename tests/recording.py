@@ -11,7 +11,7 @@ from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kvtrail.connector import outlet, recorder
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 
 
 @contextmanager

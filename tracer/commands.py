@@ -171,8 +171,8 @@ def audit(
     """
     from kvtrail.tracer import terminal
     from kvtrail.tracer.audit import audit as judge
+    from kvtrail.tracer.ingest.trace_file import UnusableTrace
     from kvtrail.tracer.report import as_text
-    from kvtrail.tracer.tracefile import UnusableTrace
 
     try:
         with terminal.progress(files) as on_bytes:

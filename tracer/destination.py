@@ -11,7 +11,7 @@ from typing import IO
 
 import click
 
-from kvtrail.tracer.tracefile import UnusableTrace
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 
 STDOUT = Path("-")
 

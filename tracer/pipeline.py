@@ -17,11 +17,12 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.detect import GRACE_NS, Detector
 from kvtrail.tracer.efficiency import Efficiency
 from kvtrail.tracer.gaps import Gaps
+from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.lanes import lane_of
 from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.metrics import Checks, Metrics
@@ -31,7 +32,6 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.standing import Sender, standings
 from kvtrail.tracer.store import Batch, StoreError, Writer
-from kvtrail.tracer.tracefile import TraceWriter
 
 logger = logging.getLogger("kvtrail")
 

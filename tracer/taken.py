@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, HTTPException, Response
 
-from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
 from kvtrail.tracer.replay.history import History, Moment, in_order
 from kvtrail.tracer.replay.perfetto import trace_events

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer import decode
 from kvtrail.tracer.account import Account
+from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model import events
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span

@@ -11,7 +11,7 @@ from typing import Any
 from kvtrail.connector.check.profiles import PROFILES
 from kvtrail.connector.check.regression import as_pytest, slug
 from kvtrail.connector.check.session import Checked, Found
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import count, some
 

@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from kvtrail.connector import recorder
 from kvtrail.connector.context import Identity, Recorded, number_of
 from kvtrail.connector.encode import Encoder
-from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.spans import Span

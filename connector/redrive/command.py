@@ -12,8 +12,8 @@ import click
 
 from kvtrail.connector.drive.needs import as_json_object, vllm_ready
 from kvtrail.tracer import destination, terminal
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.tracefile import UnusableTrace
 
 if TYPE_CHECKING:
     from kvtrail.connector.drive.scenario import Scenario

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from kvtrail.connector.drive.needs import progress, vllm_ready
-from kvtrail.tracer import destination, otlp, terminal
+from kvtrail.tracer import destination, terminal
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import load
 
 

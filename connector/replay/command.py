@@ -10,9 +10,9 @@ import click
 from kvtrail.connector.drive.needs import as_json_object
 from kvtrail.connector.replay.reading import step_through
 from kvtrail.tracer import destination
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.player import NoSuchStep
 from kvtrail.tracer.replay.selection import NotInHistory
-from kvtrail.tracer.tracefile import UnusableTrace
 
 
 @click.command()

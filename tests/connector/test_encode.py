@@ -15,7 +15,7 @@ from wire import as_request, encoded
 from kvtrail.connector import wire
 from kvtrail.connector.context import RequestContext, root_ids
 from kvtrail.connector.encode import Encoder
-from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.semconv import Kind
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"

@@ -45,7 +45,7 @@ from kvtrail.connector.outlet import InProcess
 from kvtrail.connector.probes import Probe, probe_for
 from kvtrail.connector.recorder import Recorder
 from kvtrail.connector.traced import Tracing, TracingHMA, traced
-from kvtrail.tracer import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp
 
 names.register()
 OURS = "UntracedOffloadConnector"

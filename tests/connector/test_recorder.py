@@ -17,7 +17,7 @@ from kvtrail.connector import outlet
 from kvtrail.connector import recorder as recorder_module
 from kvtrail.connector.outlet import InProcess
 from kvtrail.connector.recorder import Recorder
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event, Heartbeat
 from kvtrail.tracer.model.semconv import Kind
 

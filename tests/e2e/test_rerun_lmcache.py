@@ -19,7 +19,7 @@ from processes import Tracer
 from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.workload import stale_lookup
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 
 LOG = """\
 (EngineCore_DP0 pid=7703) [2025-12-03 01:24:36,395] LMCache INFO: Reqid: cmpl-bench-97810623-16-0, Total tokens 10009, \

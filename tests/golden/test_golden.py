@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from minimal import assert_minimal, findings
 
-from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import Audit, audit
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.replay.history import load

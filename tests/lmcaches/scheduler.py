@@ -17,7 +17,7 @@ from kvtrail.connector.check.subject import Subject
 from kvtrail.connector.check.trial import run
 from kvtrail.connector.drive import tiny
 from kvtrail.connector.drive.scenario import Scenario
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Lookup
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer import decode
+from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model import events, semconv
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span

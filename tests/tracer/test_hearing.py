@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import as_request
 
-from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import GRACE_NS
 from kvtrail.tracer.hearing import Hearing, Numbers, TooHasty
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from history import history
 from wire import as_request
 
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import load
 
 STORY = "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+48\nP\nL 800 c336 h256 -> 0\nevict a\nb: L 90 c0 -> later\nend"

@@ -14,8 +14,8 @@ from minimal import assert_minimal, findings
 from moments import loaded
 from msgspec import structs
 
-from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.audit import audit
+from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, load

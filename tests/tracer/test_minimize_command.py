@@ -10,8 +10,8 @@ from history import history
 from test_commands import DRIFT, OK, run, write
 from wire import as_request
 
-from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import audit
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.rules import all_rules
 

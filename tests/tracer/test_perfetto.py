@@ -14,7 +14,7 @@ from history import history
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+400 [1-24]\nS 656+93 []\nS 749+1 []\nP free 7\n"

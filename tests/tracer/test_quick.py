@@ -12,12 +12,12 @@ import pytest
 from history import history
 from wire import as_request
 
-from kvtrail.tracer import decode, otlp, otlp_json
+from kvtrail.tracer.ingest import decode, otlp, otlp_json
+from kvtrail.tracer.ingest.otlp_json import Odd
+from kvtrail.tracer.ingest.quick import Quick
+from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.otlp_json import Odd
-from kvtrail.tracer.quick import Quick
-from kvtrail.tracer.tracefile import TraceReader
 
 STORY = """
 L 749 c0 h256 -> 256 async keys aa,bb
@@ -154,7 +154,7 @@ def test_what_is_odd_is_never_taken_for_something_else(old: str, new: str, tmp_p
 
 
 def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.quick._MOST_REMEMBERED", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.quick._MOST_REMEMBERED", 3)
     quick = Quick()
     for number in range(20):
         events = history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")

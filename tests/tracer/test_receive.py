@@ -23,9 +23,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from processes import Tracer, free_port, until
 from wire import as_request, encoded
 
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.tracefile import TraceWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 Start = Callable[..., Tracer]

@@ -18,11 +18,11 @@ from history import history
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer import otlp
 from kvtrail.tracer.audit import Audit, audit
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+79 [1-24]\nS 335+1 []\nP\n"

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer import decode
-from kvtrail.tracer.importers.reader import files_of, readers
+from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.logs.reader import files_of, readers
+from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.tracefile import TraceReader
 
 Moment = tuple[Event, Span]
 """An event, and the span that carried it."""

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import destination, otlp, terminal
+from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay import minimize as minimizing
@@ -20,7 +22,6 @@ from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import Minimized, NoFinding
 from kvtrail.tracer.report import finding_text
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.tracefile import UnusableTrace
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""

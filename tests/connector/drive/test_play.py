@@ -10,7 +10,7 @@ import pytest
 
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
-from kvtrail.tracer import decode
+from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 from kvtrail.tracer.replay.hashes import split
 

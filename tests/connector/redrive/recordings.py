@@ -11,7 +11,7 @@ from kvtrail.connector.drive import workload
 from kvtrail.connector.drive.play import Played
 from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
 from kvtrail.connector.redrive.compare import Closeness
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}

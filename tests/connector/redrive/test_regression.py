@@ -12,7 +12,7 @@ from kvtrail.__main__ import main
 from kvtrail.connector.check.profiles import scenario_of
 from kvtrail.connector.drive.play import Played, play
 from kvtrail.connector.names import configuration
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 
 STALE = "Faulty:stale-lookup:OffloadConnector"
 

@@ -23,7 +23,7 @@ from processes import until
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
 
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nb: L 64 c0 h0 -> 0\nL 749 c336 h256 -> 256 cached\nA 256\nend"
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"

@@ -13,9 +13,9 @@ from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.drive.workload import Job
-from kvtrail.tracer import otlp
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.tracefile import TraceReader
 
 DETAILED: dict[str, Any] = {"kvtrail": {"level": "detailed"}}
 

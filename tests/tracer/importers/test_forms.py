@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.importers.reader import read
-from kvtrail.tracer.importers.readings import Role
+from kvtrail.tracer.ingest.logs.reader import read
+from kvtrail.tracer.ingest.logs.readings import Role
 from kvtrail.tracer.model.semconv import Kind
 
 R = "cmpl-0f1e2d3c-7-0"

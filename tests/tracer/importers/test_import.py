@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer import decode, otlp
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.importers.export import span_of
-from kvtrail.tracer.importers.lines import Lines
-from kvtrail.tracer.importers.reader import LogReader, is_log
+from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.lines import Lines
+from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
+from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Alloc, Event, Load, Lookup, RankLookup, Store
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.tracefile import TraceReader
 
 R = "cmpl-run-5a5a5a5a-3-0"
 ENGINE = "(EngineCore_DP0 pid=501) "
@@ -322,7 +322,7 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path: Path, monkeypatch
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvtrail.tracer.importers.assemble.Assembler.close", interrupted)
+    monkeypatch.setattr("kvtrail.tracer.ingest.logs.assemble.Assembler.close", interrupted)
     result = run("import", str(log), "-o", str(tmp_path / "t.jsonl"))
     assert result.exit_code == 1
     assert "Aborted!" in result.output
@@ -352,8 +352,8 @@ def test_progress_counts_the_bytes_of_the_file_as_it_lies_there(tmp_path: Path) 
 
 
 def test_stories_are_forgotten_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.importers.story.MOST_REQUESTS", 3)
-    monkeypatch.setattr("kvtrail.tracer.importers.story.MOST_MOMENTS", 2)
+    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MOST_REQUESTS", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.logs.story.MOST_MOMENTS", 2)
     lines = [looked_up(n, 0, 0, 0, request=f"cmpl-{n % 9}") for n in range(90)]
     result = run("import", str(write(tmp_path, [*INCIDENT, *lines])), "--story")
     assert result.output.count("request cmpl-") == 3

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvtrail.tracer.importers.lines import Lines, Record
+from kvtrail.tracer.ingest.logs.lines import Lines, Record
 
 FILE_NS = 1_770_000_000 * 10**9  # 2026-02-02
 HEADER = "[2026-03-04 10:11:12,345] LMCache INFO: "

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from history import history
 
-from kvtrail.tracer import otlp
 from kvtrail.tracer.account import Account
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.importers.export import span_of
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.spans import Span

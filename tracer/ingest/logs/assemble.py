@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.importers.lines import Record
-from kvtrail.tracer.importers.readings import Reading, Role
-from kvtrail.tracer.importers.story import Stories
+from kvtrail.tracer.ingest.logs.lines import Record
+from kvtrail.tracer.ingest.logs.readings import Reading, Role
+from kvtrail.tracer.ingest.logs.story import Stories
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.semconv import Kind

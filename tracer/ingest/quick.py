@@ -18,11 +18,11 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from kvtrail.tracer import decode, otlp_json
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest.otlp_json import Odd
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.spans import LATEST_NS, Span
-from kvtrail.tracer.otlp_json import Odd
 
 _MOST_REMEMBERED = 8192
 _LONGEST_COUNT = len(str(decode.MOST)) - 1

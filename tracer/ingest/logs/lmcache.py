@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from kvtrail.tracer.importers.readings import NUMBER, Form, Reading, Role, Table, numbers
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, numbers
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.importers.lines import Record
-from kvtrail.tracer.importers.readings import Reading
+from kvtrail.tracer.ingest.logs.lines import Record
+from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.semconv import Kind
 

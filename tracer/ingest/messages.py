@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtrail.tracer import files
+from kvtrail.tracer.ingest import files
 
 _NO_TEXT = b"\x08"
 """No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""

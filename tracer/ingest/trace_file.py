@@ -17,12 +17,12 @@ from typing import TypeVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.tracer import decode, files, otlp, otlp_json
-from kvtrail.tracer.messages import Message, messages
+from kvtrail.tracer.ingest import decode, files, otlp, otlp_json
+from kvtrail.tracer.ingest.messages import Message, messages
+from kvtrail.tracer.ingest.otlp_json import Odd
+from kvtrail.tracer.ingest.quick import Quick
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.otlp_json import Odd
-from kvtrail.tracer.quick import Quick
 
 _BACKSLASH = "\\"
 _BY_NUMBER = "u"

@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvtrail.tracer import files
-from kvtrail.tracer.files import STDIN
-from kvtrail.tracer.importers.assemble import Assembler
-from kvtrail.tracer.importers.export import span_of
-from kvtrail.tracer.importers.lines import Lines, Record
-from kvtrail.tracer.importers.lmcache import LMCACHE
-from kvtrail.tracer.importers.readings import Reading
-from kvtrail.tracer.importers.story import Stories
-from kvtrail.tracer.importers.vllm import VLLM
-from kvtrail.tracer.messages import is_framed
+from kvtrail.tracer.ingest import files
+from kvtrail.tracer.ingest.files import STDIN
+from kvtrail.tracer.ingest.logs.assemble import Assembler
+from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.lines import Lines, Record
+from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
+from kvtrail.tracer.ingest.logs.readings import Reading
+from kvtrail.tracer.ingest.logs.story import Stories
+from kvtrail.tracer.ingest.logs.vllm import VLLM
+from kvtrail.tracer.ingest.messages import is_framed
+from kvtrail.tracer.ingest.quick import Quick
+from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.quick import Quick
-from kvtrail.tracer.tracefile import TraceReader, UnusableTrace
 
 TABLES = (LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kvtrail.tracer.importers.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,]+)"

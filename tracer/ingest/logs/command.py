@@ -10,11 +10,12 @@ from typing import IO
 
 import click
 
-from kvtrail.tracer import destination, otlp, terminal
+from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.destination import STDOUT
-from kvtrail.tracer.importers.lines import Record
-from kvtrail.tracer.importers.reader import LogReader, names
-from kvtrail.tracer.tracefile import UnusableTrace
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest.logs.lines import Record
+from kvtrail.tracer.ingest.logs.reader import LogReader, names
+from kvtrail.tracer.ingest.trace_file import UnusableTrace
 
 _MOST_SHOWN = 300
 
