@@ -24,7 +24,7 @@ from pathlib import Path
 from big_traffic import DAYS, ENGINES, S, batches
 from rounds import printed, tell
 
-from kvtrail.tracer.lanes import Window
+from kvtrail.tracer.detect.lanes import Window
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
 

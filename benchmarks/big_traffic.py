@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.tracer.account import Account
-from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.efficiency import Efficiency
+from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.ingest.logs.export import span_of
-from kvtrail.tracer.lanes import lane_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
 from kvtrail.tracer.model.events import Store as Stored

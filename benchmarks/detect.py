@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from history import history
 
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 
 STORY = (
     "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\n"

@@ -14,7 +14,7 @@ import streamlit as st
 from kvtrail.dashboard.live.address import View
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import payload
-from kvtrail.tracer.phases import WORDS
+from kvtrail.tracer.detect.phases import WORDS
 
 EVERY_S = 3
 OF_ONE = 5

@@ -29,7 +29,7 @@ from test_bare_scheduler import storm
 from kvtrail.connector import outlet, recorder
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
 

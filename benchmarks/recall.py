@@ -18,7 +18,7 @@ from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident
 
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.rules import all_rules, as_markdown
+from kvtrail.tracer.detect.rules import all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 RULES = Path(__file__).parents[1] / "docs" / "rules.md"

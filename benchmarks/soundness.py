@@ -23,7 +23,7 @@ from memory import Memory
 from test_bare_scheduler import scheduler, storm
 
 from kvtrail.connector import outlet, recorder
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 
 NATIVE = "TracedOffloadingConnector"
 MUCH_LATER_S = 3600.0

@@ -1,6 +1,6 @@
 """What the offload is worth, in the rows and words that the page shows. Pure.
 
-A `worth` is the api's: docs and units are in the tracer's `/docs`, and in tracer/worth.py.
+A `worth` is the api's: docs and units are in the tracer's `/docs`, and in tracer/detect/savings.py.
 """
 
 from __future__ import annotations

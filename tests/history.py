@@ -47,10 +47,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model import events as e
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.rules import Rule
 
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32

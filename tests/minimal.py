@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.grounds import grounds

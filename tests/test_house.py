@@ -13,8 +13,8 @@ import pytest
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Settings
+from kvtrail.tracer.detect.rules import all_rules, as_markdown
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.rules import all_rules, as_markdown
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for room in ("connector", "tracer", "dashboard") for path in (ROOT / room).rglob("*.py")]

@@ -14,12 +14,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from kvtrail import __version__
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.live import lane_routes
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.receive import http_routes
-from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.store import Reader, Which
 from kvtrail.tracer.taken import taken
 from kvtrail.tracer.timeline import Timeline, timeline

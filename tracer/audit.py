@@ -11,12 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.detect import GRACE_NS
-from kvtrail.tracer.hearing import Hearing, TooHasty
+from kvtrail.tracer.detect.detector import GRACE_NS
+from kvtrail.tracer.detect.offline import Hearing, TooHasty
+from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.logs.reader import LogReader, files_of, readers
 from kvtrail.tracer.ingest.trace_file import Batch, TraceReader, by_time
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
-from kvtrail.tracer.rules import Rule
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans among which one that is there twice is told."""

@@ -13,7 +13,7 @@ import click
 from kvtrail.tracer.options import Options
 
 if TYPE_CHECKING:
-    from kvtrail.tracer.rules import Rule
+    from kvtrail.tracer.detect.rules import Rule
 
 _DEFAULT = Options()
 PORT = click.IntRange(1, 65535)
@@ -115,7 +115,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
 
 
 def _rule(name: str) -> Rule:
-    from kvtrail.tracer.rules import all_rules
+    from kvtrail.tracer.detect.rules import all_rules
 
     known = {rule.id: rule for rule in all_rules()}
     if name not in known:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.lanes import Lane, Lanes, Segment, Window, segments
-from kvtrail.tracer.phases import WORDS
+from kvtrail.tracer.detect.lanes import Lane, Lanes, Segment, Window, segments
+from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.pipeline import Pipeline, RecorderState
 from kvtrail.tracer.store import Reader
 

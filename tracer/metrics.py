@@ -24,10 +24,10 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from kvtrail import __version__
-from kvtrail.tracer.efficiency import Admission, Wait
+from kvtrail.tracer.detect.efficiency import Admission, Wait
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import all_rules
 from kvtrail.tracer.series import Series
 from kvtrail.tracer.standing import INFO, EngineState
 from kvtrail.tracer.work import CALL_SECONDS, Work, exemplar

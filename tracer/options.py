@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtrail.tracer.ledger import MOST_REQUESTS
+from kvtrail.tracer.detect.ledger import MOST_REQUESTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.tracer.account import Account
-from kvtrail.tracer.detect import GRACE_NS, Detector
-from kvtrail.tracer.efficiency import Efficiency
-from kvtrail.tracer.gaps import Gaps
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.detector import GRACE_NS, Detector
+from kvtrail.tracer.detect.efficiency import Efficiency
+from kvtrail.tracer.detect.gaps import Gaps
+from kvtrail.tracer.detect.lanes import lane_of
+from kvtrail.tracer.detect.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceWriter
-from kvtrail.tracer.lanes import lane_of
-from kvtrail.tracer.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.metrics import Checks, Metrics
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat

@@ -10,9 +10,9 @@ from typing import TypeVar
 from click import style
 
 from kvtrail.tracer.audit import Audit
+from kvtrail.tracer.detect.rules import Rule, page
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock
-from kvtrail.tracer.rules import Rule, page
 from kvtrail.tracer.terminal import plain, wrapped
 
 COLORS = {

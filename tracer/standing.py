@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvtrail.tracer.account import Account
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.detector import Detector
 
 INFO = ("model_name", "service_name", "vllm_version")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model import events
 from kvtrail.tracer.model.semconv import SCOPE

@@ -14,10 +14,10 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail import __version__
+from kvtrail.tracer.detect.savings import Row, Worth, prefill_rates, step_of, worth
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Reader, Which
-from kvtrail.tracer.worth import Row, Worth, prefill_rates, step_of, worth
 
 DAY_NS = 24 * 3600 * 10**9
 STRETCHES = 60
@@ -39,7 +39,7 @@ class Trend(BaseModel):
 
 
 class Efficiency(BaseModel):
-    """What the offload did in a window; the numbers of each part are those of `Worth`, as tracer/worth.py describes them."""
+    """What the offload did in a window; the numbers of each part are those of `Worth`, as tracer/detect/savings.py describes them."""
 
     since_ns: int
     until_ns: int

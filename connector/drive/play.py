@@ -17,11 +17,11 @@ from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.scenario import Reset, Scenario, tokens
 from kvtrail.connector.drive.whole import WholeEngine
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.rules import Rule
 
 MUCH_LATER_S = 3600
 """After the last step of a scenario nothing comes any more: what is still awaited is overdue."""

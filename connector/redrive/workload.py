@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
 from kvtrail.connector.redrive.sharing import Known, prompts
-from kvtrail.tracer.account import SCHEDULER
+from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import (
     Alloc,

@@ -22,7 +22,7 @@ from kvtrail.connector.drive.scenario import Workers
 from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.scheduler import OffloadScheduler
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Alloc, Event
 from kvtrail.tracer.model.findings import Verdict
 

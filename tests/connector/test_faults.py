@@ -15,9 +15,9 @@ from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fi
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.rules import all_rules
 
 MUCH_LATER_S = 3600.0
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}

@@ -10,10 +10,10 @@ from history import START_NS, history
 
 from kvtrail.dashboard import charts, fleet, found, wording, worth
 from kvtrail.dashboard.window import RANGES, Window, window
-from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.efficiency import Efficiency
+from kvtrail.tracer.detect.savings import Row
 from kvtrail.tracer.windows import told as efficiency_told
-from kvtrail.tracer.worth import Row
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS

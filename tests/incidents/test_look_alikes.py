@@ -9,7 +9,7 @@ from history import judge, rules_found
 
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident, LookAlike
-from kvtrail.tracer.rules import EngineRule, all_rules
+from kvtrail.tracer.detect.rules import EngineRule, all_rules
 
 OF_ONE_EVENT = {
     "stale-lookup",

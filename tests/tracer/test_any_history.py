@@ -9,7 +9,7 @@ from history import history, judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
 

@@ -14,9 +14,9 @@ from history import history
 from wire import as_request
 
 from kvtrail.__main__ import COMMANDS, main
+from kvtrail.tracer.detect.rules import Rule, all_rules, page
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import TraceWriter
-from kvtrail.tracer.rules import Rule, all_rules, page
 
 ROOT = Path(__file__).parents[2]
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"

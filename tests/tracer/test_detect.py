@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.ledger import Ledger
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.ledger import Ledger
 from kvtrail.tracer.model.events import Event, Lookup
 from kvtrail.tracer.model.findings import Verdict
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 from history import history
 
-from kvtrail.tracer import efficiency
-from kvtrail.tracer.detect import Detector
-from kvtrail.tracer.efficiency import Efficiency
+from kvtrail.tracer.detect import efficiency
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.efficiency import Efficiency
+from kvtrail.tracer.detect.savings import Row, worth
 from kvtrail.tracer.model.events import Alloc, Event
-from kvtrail.tracer.worth import Row, worth
 
 
 def heard(events: list[Event]) -> Efficiency:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.tracer.gaps import MOST_GAPS, Gap, Gaps
+from kvtrail.tracer.detect.gaps import MOST_GAPS, Gap, Gaps
 
 
 def heard(numbers: list[int]) -> Gaps:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from wire import as_request
 
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.detect import GRACE_NS
-from kvtrail.tracer.hearing import Hearing, Numbers, TooHasty
+from kvtrail.tracer.detect.detector import GRACE_NS
+from kvtrail.tracer.detect.offline import Hearing, Numbers, TooHasty
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
@@ -37,7 +37,7 @@ def requests(*texts: str) -> list[Event]:
 
 @pytest.fixture(autouse=True)
 def _always_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.hearing.TIDY_EVERY", 1)
+    monkeypatch.setattr("kvtrail.tracer.detect.offline.TIDY_EVERY", 1)
 
 
 def heard(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> Hearing:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from processes import Tracer
 from wire import as_request
 
-from kvtrail.tracer.account import Account
-from kvtrail.tracer.lanes import Lane, Segment, Window, segments
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.lanes import Lane, Segment, Window, segments
+from kvtrail.tracer.detect.phases import Phase
 from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.phases import Phase
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, lanes
 from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter

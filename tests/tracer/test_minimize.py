@@ -15,12 +15,12 @@ from moments import loaded
 from msgspec import structs
 
 from kvtrail.tracer.audit import audit
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import NoFinding, minimize
-from kvtrail.tracer.rules import all_rules
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
 NOISE = """

@@ -11,9 +11,9 @@ from test_commands import DRIFT, OK, run, write
 from wire import as_request
 
 from kvtrail.tracer.audit import audit
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import load
-from kvtrail.tracer.rules import all_rules
 
 
 def test_a_drifting_trace_becomes_a_small_one_that_explains_itself(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from history import START_NS, history
 
+from kvtrail.tracer.detect.phases import MOST_CHANGES, Phase, Phases
 from kvtrail.tracer.model.events import Store
-from kvtrail.tracer.phases import MOST_CHANGES, Phase, Phases
 
 
 def phases(text: str) -> Phases:

@@ -6,7 +6,7 @@ import pytest
 from history import rules_found
 from incidents.corpus import INCIDENTS
 
-from kvtrail.tracer.rules import Rule, all_rules
+from kvtrail.tracer.detect.rules import Rule, all_rules
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)

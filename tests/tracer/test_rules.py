@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from history import history, judge, rules_found
 
+from kvtrail.tracer.detect.rules import Rule, all_rules
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import Rule, all_rules
 
 
 def only_finding(text: str) -> Finding:

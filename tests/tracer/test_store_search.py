@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span

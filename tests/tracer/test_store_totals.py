@@ -16,7 +16,7 @@ import pytest
 from history import START_NS, history
 from wire import as_request
 
-from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError

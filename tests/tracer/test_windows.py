@@ -13,7 +13,7 @@ from processes import Tracer
 from wire import as_request
 
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.efficiency import Cell
+from kvtrail.tracer.detect.efficiency import Cell
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError, Which

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvtrail.tracer.detect import Detector, Key
+from kvtrail.tracer.detect.detector import Detector, Key
+from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.rules import Rule
 
 TELL_EVERY = 1000
 """Events after which whoever waits is told of them."""

@@ -12,6 +12,7 @@ import click
 
 from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.destination import STDOUT
+from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
@@ -21,7 +22,6 @@ from kvtrail.tracer.replay.cut import Progress
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import Minimized, NoFinding
 from kvtrail.tracer.report import finding_text
-from kvtrail.tracer.rules import all_rules
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvtrail.tracer.account import SCHEDULER, Account
+from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
 from kvtrail.tracer.model.findings import Finding

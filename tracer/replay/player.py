@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.account import Account
-from kvtrail.tracer.detect import Key
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.detector import Key
+from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
 from kvtrail.tracer.replay.step import Step, Telling, at_ns
-from kvtrail.tracer.rules import Rule
 
 
 class NoSuchStep(ValueError):

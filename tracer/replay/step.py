@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
 from kvtrail.tracer.model.findings import Finding
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from kvtrail.tracer.account import Account
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict, clock

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvtrail.tracer.efficiency import Cell
-from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.detect.efficiency import Cell
+from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
+from kvtrail.tracer.detect.savings import Row
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.worth import Row
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.texts import from_text, to_text
 
 SCHEMA = (

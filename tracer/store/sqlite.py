@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from kvtrail.tracer.lanes import Lane, Lanes, Window
+from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
+from kvtrail.tracer.detect.savings import Row
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
@@ -27,7 +28,6 @@ from kvtrail.tracer.store import sqlite_requests as requests
 from kvtrail.tracer.store import sqlite_sums as sums
 from kvtrail.tracer.store.sqlite_engines import engines
 from kvtrail.tracer.store.texts import from_text, to_text
-from kvtrail.tracer.worth import Row
 
 logger = logging.getLogger("kvtrail")
 

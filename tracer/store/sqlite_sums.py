@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvtrail.tracer.efficiency import MINUTE_S, Cell
+from kvtrail.tracer.detect.efficiency import MINUTE_S, Cell
+from kvtrail.tracer.detect.savings import HOUR_S, Row, step_of
 from kvtrail.tracer.store.texts import from_text
-from kvtrail.tracer.worth import HOUR_S, Row, step_of
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS efficiency (

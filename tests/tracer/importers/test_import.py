@@ -17,7 +17,7 @@ from wire import as_request
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.logs.lines import Lines

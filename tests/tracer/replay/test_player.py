@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from history import history
 
-from kvtrail.tracer.account import Account
 from kvtrail.tracer.audit import audit
-from kvtrail.tracer.detect import Detector
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model.events import Event

@@ -1,0 +1,264 @@
+"""What is known of one engine as a whole, across its requests: blocks, open transfers, stored chunks.
+
+As pure as the accounts. It expects the events of one recorder in their order; `detect` sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtrail.tracer.detect.account import SCHEDULER
+from kvtrail.tracer.detect.books import grown
+from kvtrail.tracer.model.events import (
+    Alloc,
+    Event,
+    Evict,
+    Flush,
+    Key,
+    LoadError,
+    LoadPlan,
+    Lookup,
+    Plan,
+    Preempt,
+    Received,
+    RequestEnd,
+    Reset,
+    Schedule,
+    Sent,
+    StorePlan,
+    TransferEnd,
+)
+from kvtrail.tracer.model.semconv import Kind
+
+MOST_KEYS = 100_000
+"""Keys remembered with what they stand for."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """One engine, as one recorder tells of it."""
+
+    complete: bool = True
+    """False once an event of the recorder is known to be missing, or it was not heard from its beginning."""
+    heard_ns: int = 0
+    """When the recorder was last heard of: its clock, by which it is judged what has not happened."""
+    missed_ns: int = 0
+    """When the last missing event had been recorded at the latest."""
+    tables: dict[str, list[int]] = field(default_factory=dict)
+    """Block tables of the requests that hold blocks, where block ids were recorded."""
+    admitted: set[str] = field(default_factory=set)
+    """Requests that have been given blocks and have not run since."""
+    transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
+    """Open asynchronous transfers over a block: by block, then by the request whose transfer it is."""
+    contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
+    """Open transfers over a block that was given to another request since, by the transfer's number or a load's request: the
+    block, and the event that gave it. A flush settles it."""
+    jobs: dict[int, Plan] = field(default_factory=dict)
+    """Open transfers that have a number."""
+    loads: dict[str, Alloc] = field(default_factory=dict)
+    """Open asynchronous loads by request."""
+    lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
+    """The last lookup of a live request, by connector."""
+    keys: dict[str, set[str]] = field(default_factory=dict)
+    """Keys of the chunks that a connector's store holds, by connector; only of those that name their keys."""
+    partial: set[str] = field(default_factory=set)
+    """Connectors that also store chunks whose keys they do not name, so that `keys` is no whole picture."""
+    contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
+    """The first keys by what they stand for: the chunk before, and its content. All recorders share it: a store is shared
+    by those who agree on its keys."""
+    invalid: dict[int, LoadError] = field(default_factory=dict)
+    """Blocks whose load failed and that have not been computed since."""
+    recomputing: dict[int, set[str]] = field(default_factory=dict)
+    """The requests that have begun to compute such a block, from its first token on."""
+    reset: Reset | None = None
+    """The last reset of the connector, while nothing has been stored since."""
+    preemptions: list[Preempt] = field(default_factory=list)
+    """Preemptions one after the other, with no request scheduled between."""
+
+    def holds(self, connector_id: str, keys: Iterable[str]) -> list[str]:
+        """Which of the keys the connector's store does not hold."""
+        held = self.keys.get(connector_id, set())
+        return [key for key in keys if key not in held]
+
+    def last_lookup(self, event: Event) -> Lookup | None:
+        """The last lookup of the event's request by the event's connector."""
+        return self.lookups.get(event.request or "", {}).get(event.connector_id)
+
+    def apply(self, event: Event) -> None:
+        """Enter one event, the next of the recorder."""
+        if (event.role == SCHEDULER or event.kind is Kind.KEY) and (enter := _ENTER.get(event.kind)):
+            enter(self, event)
+
+    def _enter_lookup(self, event: Lookup) -> None:
+        if event.request is not None:
+            self.lookups.setdefault(event.request, {})[event.connector_id] = event
+
+    def _enter_alloc(self, event: Alloc) -> None:
+        request = event.request or ""
+        self.admitted.add(request)
+        if event.blocks_ids is not None:
+            self._contest(event, event.blocks_ids)
+            if self.invalid:
+                self._renew(request, event.blocks_ids)
+            self.tables[request] = list(event.blocks_ids)
+            lookup = self.last_lookup(event)
+            if event.allocated and lookup is not None and lookup.is_async:
+                self.loads[request] = event
+                self._open(event, event.blocks_ids[_first_loaded(event) :])
+
+    def _enter_schedule(self, event: Schedule) -> None:
+        request = event.request or ""
+        self.preemptions.clear()
+        first = request in self.admitted
+        if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
+            self._contest(event, event.blocks_ids)
+            self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
+        self.admitted.discard(request)
+        if self.invalid and event.block_size:
+            self._recompute(request, event, event.block_size)
+
+    def _renew(self, request: str, blocks: Iterable[int]) -> None:
+        """A block that nobody else holds is given out afresh: what failed to load into it is of no matter any more."""
+        held = {block for other, table in self.tables.items() if other != request for block in table}
+        for block in blocks:
+            if block in self.invalid and block not in held:
+                del self.invalid[block]
+                self.recomputing.pop(block, None)
+
+    def _recompute(self, request: str, event: Schedule, size: int) -> None:
+        """A step computes blocks whose load failed: those from its beginning on, and what it had begun before."""
+        end = event.computed + event.scheduled
+        table = self.tables.get(request, [])
+        for position in range(event.computed // size, min(len(table), -(-end // size))):
+            block = table[position]
+            if block not in self.invalid:
+                continue
+            begun = self.recomputing.setdefault(block, set())
+            if position * size >= event.computed:
+                begun.add(request)
+            if request in begun and end >= (position + 1) * size:
+                del self.invalid[block], self.recomputing[block]
+
+    def _enter_preempt(self, event: Preempt) -> None:
+        self.preemptions.append(event)
+        self.tables.pop(event.request or "", None)
+        self.admitted.discard(event.request or "")
+
+    def _enter_end(self, event: RequestEnd) -> None:
+        if not event.free_delayed:
+            self.tables.pop(event.request or "", None)
+        self.lookups.pop(event.request or "", None)
+
+    def _enter_sent(self, event: Sent) -> None:
+        self.tables.pop(event.request or "", None)
+
+    def _enter_received(self, event: Received) -> None:
+        alloc = self.loads.pop(event.request or "", None)
+        self.contested.pop(event.request or "", None)
+        if alloc is not None:
+            self._close(alloc, alloc.blocks_ids or ())
+
+    def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.transfer_id is not None:
+            self.jobs[event.transfer_id] = event
+            self._open(event, event.blocks_ids or ())
+
+    def _enter_store_plan(self, event: StorePlan) -> None:
+        if event.transfer_id is not None:
+            self.jobs[event.transfer_id] = event
+            self._open(event, event.blocks_ids or ())
+        else:
+            self._stored(event)
+
+    def _enter_transfer_end(self, event: TransferEnd) -> None:
+        self.contested.pop(event.transfer_id, None)
+        plan = self.jobs.pop(event.transfer_id, None)
+        if plan is not None:
+            self._close(plan, plan.blocks_ids or ())
+            if isinstance(plan, StorePlan) and not event.failed:
+                self._stored(plan)
+
+    def _enter_flush(self, event: Flush) -> None:
+        """The transfer is over before the step runs, so its blocks may be given away in it, by whichever child tells it."""
+        self.contested.pop(event.transfer_id, None)
+        if plan := self.jobs.get(event.transfer_id):
+            self._close(plan, plan.blocks_ids or ())
+
+    def _enter_load_error(self, event: LoadError) -> None:
+        self.invalid.update(dict.fromkeys(event.blocks_ids, event))
+        for block in event.blocks_ids:
+            self.recomputing.pop(block, None)
+
+    def _enter_evict(self, event: Evict) -> None:
+        if event.chunk_key is not None:
+            self.keys.setdefault(event.connector_id, set()).discard(event.chunk_key)
+
+    def _enter_reset(self, event: Reset) -> None:
+        if event.succeeded is not False:
+            self.reset = event
+            if event.connector_id in self.keys:
+                self.keys[event.connector_id].clear()
+
+    def _enter_key(self, event: Key) -> None:
+        if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
+            return
+        known = self.contents.setdefault((event.chunk_parent, event.chunk_content), event)
+        if event.start_ns < known.start_ns:
+            self.contents[event.chunk_parent, event.chunk_content] = event
+
+    def _stored(self, event: Plan) -> None:
+        self.reset = None
+        if event.chunk_keys is None:
+            self.partial.add(event.connector_id)
+        else:
+            self.keys.setdefault(event.connector_id, set()).update(event.chunk_keys)
+
+    def _contest(self, event: Event, blocks: Iterable[int]) -> None:
+        """Note the open transfers of others over blocks that a request is given, unless those hold the block themselves."""
+        if not self.transfers:
+            return
+        for block in blocks:
+            for owner, transfer in self.transfers.get(block, {}).items():
+                if owner != event.request and block not in self.tables.get(owner, ()):
+                    number = transfer.transfer_id if isinstance(transfer, Plan) else None
+                    self.contested.setdefault(owner if number is None else number, (block, event))
+
+    def _open(self, event: Event, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self.transfers.setdefault(block, {})[event.request or ""] = event
+
+    def _close(self, event: Event, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            held = self.transfers.get(block, {})
+            if held.get(event.request or "") is event:
+                del held[event.request or ""]
+                if not held:
+                    del self.transfers[block]
+
+
+def _first_loaded(event: Alloc) -> int:
+    """The first block of an allocation that the load writes; without a block size, all of them may be."""
+    if not event.block_size or event.total is None:
+        return 0
+    return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
+
+
+_ENTER: dict[Kind, Callable[[Engine, Any], None]] = {
+    Kind.LOOKUP: Engine._enter_lookup,
+    Kind.ALLOC: Engine._enter_alloc,
+    Kind.SCHEDULE: Engine._enter_schedule,
+    Kind.PREEMPT: Engine._enter_preempt,
+    Kind.REQUEST: Engine._enter_end,
+    Kind.SENT: Engine._enter_sent,
+    Kind.RECEIVED: Engine._enter_received,
+    Kind.LOAD_PLAN: Engine._enter_load_plan,
+    Kind.STORE_PLAN: Engine._enter_store_plan,
+    Kind.TRANSFER_END: Engine._enter_transfer_end,
+    Kind.FLUSH: Engine._enter_flush,
+    Kind.LOAD_ERROR: Engine._enter_load_error,
+    Kind.EVICT: Engine._enter_evict,
+    Kind.RESET: Engine._enter_reset,
+    Kind.KEY: Engine._enter_key,
+}

@@ -1,0 +1,149 @@
+"""A request as a lane of the live view, and which lanes a window of time wants. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.phases import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A request and its phases.
+
+    Attributes:
+        request, engine, external, connector, status, verdict, complete: as in its account.
+        findings: how many there are.
+        started_ns, last_ns, ended_ns: Unix nanoseconds; `ended_ns` is None while it is open.
+        changes: phase, and microseconds after the start at which it began, by turns.
+        transfers: phase, and microseconds after the start at which it began and ended, by turns.
+    """
+
+    request: str
+    engine: str
+    external: str
+    connector: str
+    status: str
+    verdict: str
+    findings: int
+    complete: bool
+    started_ns: int
+    last_ns: int
+    ended_ns: int | None
+    changes: tuple[int, ...]
+    transfers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Which lanes are wanted: those that overlap the time, and fit the filters that are not empty.
+
+    Attributes:
+        from_ns, to_ns: Unix nanoseconds.
+        limit: lanes at most.
+        engine, connector, status: as a whole.
+        search: a part of either id.
+    """
+
+    from_ns: int
+    to_ns: int
+    limit: int = 1000
+    engine: str = ""
+    connector: str = ""
+    status: str = ""
+    search: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """What a store found for a window.
+
+    Attributes:
+        lanes: by their start.
+        known: requests in the window; an estimate if this is a sample.
+        is_sample: there are more than the limit. Those with findings, or that failed, come first, up to half of the limit;
+            then a fair sample of the rest.
+        has_all_findings: every request with findings is among them.
+        is_whole: False if the search was given up because it took too long.
+    """
+
+    lanes: Sequence[Lane]
+    known: int
+    is_sample: bool
+    has_all_findings: bool
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of one lane in one phase; microseconds after the window's begin, which it may precede."""
+
+    phase: Phase
+    begin_us: int
+    end_us: int
+
+
+def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
+    """The lane of an account, as it stands."""
+    begun_ns = account.started_ns
+    return Lane(
+        request=account.request,
+        engine=account.engine,
+        external=account.external,
+        connector=account.connector,
+        status=account.status,
+        verdict=verdict,
+        findings=findings,
+        complete=account.complete,
+        started_ns=begun_ns,
+        last_ns=max(account.last_ns, account.ended_ns or 0),
+        ended_ns=account.ended_ns,
+        changes=tuple(n for at, phase in account.phases.changes() for n in (int(phase), (at - begun_ns) // 1000)),
+        transfers=tuple(
+            n
+            for begin, end, phase in account.phases.transfers()
+            for n in (int(phase), (begin - begun_ns) // 1000, (end - begun_ns) // 1000)
+        ),
+    )
+
+
+def segments(lane: Lane, *, window: Window, until_ns: int, finest_us: float) -> list[Segment]:
+    """The lane as it is drawn in the window: its last phase goes on to `until_ns`, and what is shorter than `finest_us`
+    is drawn together with its neighbours, in the colour of the longest of them."""
+    shift_us = (lane.started_ns - window.from_ns) // 1000
+    begins = [lane.changes[n + 1] + shift_us for n in range(0, len(lane.changes), 2)]
+    # Of one that only workers have told of, no phase is known.
+    ends = [*begins[1:], (until_ns - window.from_ns) // 1000][: len(begins)]
+    phases = [Phase(phase) for phase in lane.changes[::2]]
+    told = [Segment(*each) for each in zip(phases, begins, ends, strict=True) if each[0] is not Phase.DONE]
+    moved = [
+        Segment(Phase(lane.transfers[n]), lane.transfers[n + 1] + shift_us, lane.transfers[n + 2] + shift_us)
+        for n in range(0, len(lane.transfers), 3)
+    ]
+    width_us = (window.to_ns - window.from_ns) // 1000
+    drawn = []
+    for track in (told, moved):
+        inside = [s for s in track if s.end_us >= 0 and s.begin_us <= width_us and s.end_us >= s.begin_us]
+        drawn += _drawn_together(inside, finest_us)
+    return drawn
+
+
+def _drawn_together(track: Sequence[Segment], finest_us: float) -> list[Segment]:
+    drawn: list[Segment] = []
+    longest_us = 0
+    for segment in track:
+        last = drawn[-1] if drawn else None
+        length_us = segment.end_us - segment.begin_us
+        is_near = last is not None and segment.begin_us - last.end_us < finest_us
+        are_both_seen = length_us >= finest_us and last is not None and last.end_us - last.begin_us >= finest_us
+        if last is None or not is_near or (are_both_seen and segment.phase is not last.phase):
+            drawn.append(segment)
+            longest_us = length_us
+            continue
+        # A long one swallows the short ones before it, and begins where they did.
+        phase = segment.phase if length_us > longest_us else last.phase
+        longest_us = max(longest_us, length_us)
+        drawn[-1] = Segment(phase, last.begin_us, max(last.end_us, segment.end_us))
+    return drawn

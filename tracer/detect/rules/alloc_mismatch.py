@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Alloc
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class AllocMismatch(RequestRule[Alloc]):
+    """The scheduler allocated for other tokens than the lookup returned.
+
+    Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
+    answer in the same epoch.
+
+    x = 0 after e > 0 is legal: the answer was discarded (`skip_reading_prefix_cache`, another child of a
+    MultiConnector, a second call after an asynchronous load). Source: vLLM, `Scheduler.schedule` hands the lookup's
+    answer on to `update_state_after_alloc`. Needs every event of the request since its last lookup; or the connector's own
+    words when it refuses, which name h and c: then x <= max(0, h - c).
+    """
+
+    id = "alloc-mismatch"
+    severity = Severity.CRASH
+    classes = ("C1",)
+    kinds = frozenset({Kind.ALLOC})
+    hint = (
+        "Something between lookup and allocation changed the number: a scheduler plug-in, a wrapper around the"
+        " connector, or a lookup made for another request under the same id."
+    )
+
+    def judge(self, event: Alloc, account: Account) -> Judgement:
+        if event.matched is not None and event.computed is not None:
+            most = max(0, event.matched - event.computed)
+            if event.allocated > most:
+                numbers = {
+                    "allocated": event.allocated,
+                    "matched": event.matched,
+                    "computed": event.computed,
+                    "at_most": most,
+                }
+                return Drift(numbers, [event])
+        if not account.complete:
+            return Verdict.UNKNOWN
+        if event.allocated == 0:
+            return None
+        lookup = account.last_lookup(event.connector_id) if event.epoch == account.epoch else None
+        if lookup is None:
+            return Verdict.UNKNOWN
+        if event.allocated == lookup.returned:
+            return Verdict.OK
+        return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])
+
+    def explain(self, finding: Finding) -> str:
+        n = finding.numbers
+        if "at_most" in n:
+            (alloc,) = finding.witness
+            return (
+                f"At {alloc.label} ({clock(alloc.at_ns)}) {n['allocated']} external tokens were allocated. The connector held"
+                f" {n['matched']} tokens of the request, of which vLLM had {n['computed']} computed, so at most"
+                f" max(0, {n['matched']} - {n['computed']}) = {n['at_most']} could be loaded, and it refused."
+            )
+        lookup, alloc = finding.witness
+        return (
+            f"Let {lookup.label} = the lookup at {clock(lookup.at_ns)}, the last before the allocation, which returned"
+            f" {n['returned']} tokens. At {alloc.label} ({clock(alloc.at_ns)}) the scheduler allocated {n['allocated']}"
+            " external tokens."
+        )

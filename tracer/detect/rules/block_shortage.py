@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Transfer
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class BlockShortage(RequestRule[Transfer]):
+    """A transfer named fewer KV blocks than its tokens fill.
+
+    Invariant: n <= b * s, where n are the tokens of a load or store, b the distinct blocks it names and s the tokens that
+    a block holds.
+
+    Two stretches of tokens would lie in the same block: what is stored under one is the KV of the other, and is wrong for
+    whoever loads it. Source: a block of vLLM belongs to one place of a request. Needs the event alone.
+    """
+
+    id = "block-shortage"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C4", "C5")
+    kinds = frozenset({Kind.LOAD, Kind.STORE})
+    hint = (
+        "The connector's own list of a request's blocks has some twice, and is out of step with vLLM's. LMCache, 0.3.10 to"
+        " 0.5.6 at least, keeps vLLM's own list when a request is resumed after a preemption; in the process of a single"
+        " device vLLM's worker appends to the same list. Empty the store; until the connector copies the list, avoid"
+        " preemptions."
+    )
+
+    def judge(self, event: Transfer, account: Account) -> Judgement:
+        if event.blocks_count is None or not event.block_size:
+            return None
+        if event.count <= event.blocks_count * event.block_size:
+            return Verdict.OK
+        numbers = {
+            "start": event.start,
+            "count": event.count,
+            "blocks_count": event.blocks_count,
+            "block_size": event.block_size,
+            "need_blocks": -(-event.count // event.block_size),
+        }
+        return Drift(numbers, [event])
+
+    def explain(self, finding: Finding) -> str:
+        (transfer,) = finding.witness
+        n = finding.numbers
+        what = "load" if transfer.kind == Kind.LOAD else "store"
+        return (
+            f"At {transfer.label} ({clock(transfer.at_ns)}, epoch {transfer.epoch}) the connector was to {what} the tokens"
+            f" {n['start']} to {n['start'] + n['count']}, which fill {n['need_blocks']} blocks of {n['block_size']}. It"
+            f" named {n['blocks_count']} different blocks, so the KV of some tokens was taken for that of others."
+        )

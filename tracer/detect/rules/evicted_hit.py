@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Alloc, Event, LoadPlan, Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class EvictedHit(EngineRule[Alloc | LoadPlan]):
+    """A chunk is loaded that was evicted after the lookup had found it.
+
+    Invariant: the keys of a load are in the store when the load is planned, and those that the lookup claimed for it when
+    blocks are allocated.
+
+    Source: lookup and load are two moments, and nothing may be evicted between them; the incidents are vLLM #42289
+    (https://github.com/vllm-project/vllm/pull/42289) and LMCache #1101 (https://github.com/LMCache/LMCache/pull/1101).
+    Needs a connector that names its keys and whose store nobody else writes (OffloadConnector), at level `detailed`, and
+    every event of the engine since its start.
+    """
+
+    id = "evicted-hit"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C7",)
+    kinds = frozenset({Kind.ALLOC, Kind.LOAD_PLAN})
+    hint = "Pin at the lookup what the load will need, or look again when blocks have been allocated."
+
+    def judge(self, event: Alloc | LoadPlan, engine: Engine) -> Judgement:
+        witness: list[Event] = [event]
+        if isinstance(event, LoadPlan):
+            keys, count = event.chunk_keys, event.count
+        else:
+            lookup, count = engine.last_lookup(event), event.allocated
+            keys = None if lookup is None else _loaded(lookup, event)
+            witness = [event] if lookup is None else [lookup, event]
+        if not keys:
+            return None
+        if not engine.complete or event.connector_id in engine.partial:
+            return Verdict.UNKNOWN
+        missing = engine.holds(event.connector_id, keys)
+        if not missing:
+            return Verdict.OK
+        return Drift({"key": missing[0], "missing": len(missing), "count": count}, witness)
+
+    def explain(self, finding: Finding) -> str:
+        *lookups, last = finding.witness
+        n = finding.numbers
+        missing = f"does not hold {n['missing']} of the chunks any more, the first with key {n['key']}."
+        if lookups:
+            return (
+                f"At {lookups[0].label} ({clock(lookups[0].at_ns)}) the connector found the request's chunks. At {last.label}"
+                f" ({clock(last.at_ns)}) blocks were allocated to load {n['count']} tokens of them, and the store {missing}"
+            )
+        return (
+            f"At {last.label} ({clock(last.at_ns)}) the connector plans to load {n['count']} tokens from a store that"
+            f" {missing}"
+        )
+
+
+def _loaded(lookup: Lookup, alloc: Alloc) -> tuple[str, ...]:
+    """Of the claimed keys, those that an allocation will load for certain: what lies before them may be computed already."""
+    if not lookup.chunk_keys or not alloc.allocated:
+        return ()
+    if not alloc.chunk_size:
+        return lookup.chunk_keys if lookup.computed == 0 else ()
+    chunks = (alloc.allocated + alloc.chunk_size - 1) // alloc.chunk_size
+    return lookup.chunk_keys[-chunks:]

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class FailedLoadResume(EngineRule[Schedule]):
+    """A request computes on top of blocks whose load failed.
+
+    Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
+    before i x block size, until a step has computed b again, or this request's own step has begun to.
+
+    One owner recomputes a shared block. With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
+    `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
+    (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every event
+    of the engine.
+    """
+
+    id = "failed-load-resume"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C8",)
+    kinds = frozenset({Kind.SCHEDULE})
+    hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
+
+    def judge(self, event: Schedule, engine: Engine) -> Judgement:
+        if not engine.invalid:
+            return None
+        table, size = engine.tables.get(event.request or ""), event.block_size
+        if not engine.complete or table is None or not size:
+            return Verdict.UNKNOWN
+        for position, block in enumerate(table[: -(-event.computed // size)]):
+            if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
+                numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
+                return Drift(numbers, [engine.invalid[block], event])
+        return Verdict.OK
+
+    def explain(self, finding: Finding) -> str:
+        error, step = finding.witness
+        n = finding.numbers
+        return (
+            f"At {error.label} ({clock(error.at_ns)}) the load of block {n['block']} was reported as failed; it holds this"
+            f" request's tokens from {n['first_invalid']} on. At {step.label} ({clock(step.at_ns)}) the request runs from"
+            f" token {n['begins']}, and nobody has computed the block since."
+        )

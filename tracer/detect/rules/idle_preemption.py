@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Preempt
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+IN_VAIN = 3
+"""So many preemptions that give nothing back, one after the other, are no accident."""
+
+
+class IdlePreemption(EngineRule[Preempt]):
+    """Requests are preempted one after the other and no block becomes free.
+
+    Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the requests
+    held at least one that it shared with nobody.
+
+    A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
+    `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
+    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks (level `detailed`) and every event of
+    the engine.
+    """
+
+    id = "idle-preemption"
+    severity = Severity.WASTED_WORK
+    classes = ("C15",)
+    kinds = frozenset({Kind.PREEMPT})
+    hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."
+
+    def judge(self, event: Preempt, engine: Engine) -> Judgement:
+        if event.blocks_free is None:
+            return None
+        if not engine.complete:
+            return Verdict.UNKNOWN
+        row = [*engine.preemptions, event]
+        if event.blocks_free >= len(row):
+            return Verdict.OK
+        if len(row) < IN_VAIN:
+            return None
+        return Drift({"free": event.blocks_free, "preempted": len(row)}, row)
+
+    def explain(self, finding: Finding) -> str:
+        first, last = finding.witness[0], finding.witness[-1]
+        n = finding.numbers
+        return (
+            f"Between {first.label} ({clock(first.at_ns)}) and {last.label} ({clock(last.at_ns)}) {n['preempted']} requests"
+            f" were preempted in a row, and the pool still has {n['free']} free blocks: their work is lost for nothing."
+        )

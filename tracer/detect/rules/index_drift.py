@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Event, Index, Pool
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class IndexDrift(EngineRule[Event]):
+    """Counts that must add up do not: of an index that follows KV events, or of a pool.
+
+    Invariant: applied + declined = published, of an index; free + used = total and both >= 0, of a pool.
+
+    An event may stand for several blocks: what counts are blocks. Source: conservation; the incidents are llm-d #663
+    (https://github.com/llm-d/llm-d-kv-cache/pull/663) and TensorRT-LLM #12834
+    (https://github.com/NVIDIA/TensorRT-LLM/pull/12834). Needs the event alone.
+    """
+
+    id = "index-drift"
+    severity = Severity.LEAK
+    classes = ("C25", "C14", "C13")
+    kinds = frozenset({Kind.INDEX, Kind.POOL})
+    hint = "Events were dropped because their parent was unknown, or something was counted to the wrong tier or twice."
+
+    def judge(self, event: Event, engine: Engine) -> Judgement:
+        if isinstance(event, Index):
+            first, second, whole = event.index_applied, event.index_declined, event.index_published
+        else:
+            assert isinstance(event, Pool)
+            first, second, whole = event.pool_used, event.pool_free, event.pool_total
+        if first is None or second is None or whole is None:
+            return Verdict.UNKNOWN
+        if min(first, second) >= 0 and first + second == whole:
+            return Verdict.OK
+        return Drift({"first": first, "second": second, "whole": whole}, [event])
+
+    def explain(self, finding: Finding) -> str:
+        (event,) = finding.witness
+        n = finding.numbers
+        what = ("used", "free", "in the pool") if event.kind == Kind.POOL else ("applied", "declined", "published")
+        text = f"At {event.label} ({clock(event.at_ns)}) {n['first']} were {what[0]} and {n['second']} {what[1]}"
+        if min(n["first"], n["second"]) < 0:
+            return f"{text}; {what[2]} are {n['whole']}. No count can be below 0."
+        return f"{text}, which is {n['first'] + n['second']}; {what[2]} are {n['whole']}."

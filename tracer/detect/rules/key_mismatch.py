@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Key
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class KeyMismatch(EngineRule[Key]):
+    """The same chunk has two keys.
+
+    Invariant: the key of a chunk is a function of the chunk before it, its tokens, salt and adapter, the same in every
+    process.
+
+    Another salt, adapter, data type or model is another chunk. Source: a store is shared by its keys; the incidents are
+    LMCache #2511 (https://github.com/LMCache/LMCache/issues/2511) and #2979
+    (https://github.com/LMCache/LMCache/issues/2979). Needs keys that are told with what they stand for.
+    """
+
+    id = "key-mismatch"
+    severity = Severity.WASTED_WORK
+    classes = ("C23",)
+    kinds = frozenset({Kind.KEY})
+    hint = "Python's hash differs between processes without PYTHONHASHSEED, and between versions with it: use a stable hash."
+
+    def judge(self, event: Key, engine: Engine) -> Judgement:
+        if event.chunk_content is None:
+            return Verdict.UNKNOWN
+        known = engine.contents.get((event.chunk_parent, event.chunk_content))
+        if known is None:
+            return None
+        if known.chunk_key == event.chunk_key:
+            return Verdict.OK
+        first, second = sorted(
+            (known, event), key=lambda key: key.start_ns
+        )  # of two recorders, the later may come first
+        return Drift({"key": second.chunk_key, "other": first.chunk_key, "parent": event.chunk_parent}, [first, second])
+
+    def explain(self, finding: Finding) -> str:
+        first, second = finding.witness
+        n = finding.numbers
+        return (
+            f"At {first.label} ({clock(first.at_ns)}) the chunk after {n['parent'] or 'the beginning'} got the key"
+            f" {n['other']}. At {second.label} ({clock(second.at_ns)}) the same tokens after the same chunk got {n['key']}."
+        )

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
+
+AFTER_S = 600.0
+"""How long a connector may keep the blocks of a finished request: longer than the longest lease, 480 s in NIXL's."""
+
+
+class LateFree(DeadlineRule):
+    """A finished request's blocks are never given back.
+
+    Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds; the end
+    of a request whose asynchronous load is under way, by the end of that load.
+
+    A connector may keep blocks as long as its lease, and blocks that were freed when it ended are not late. Source: vLLM,
+    `Scheduler._free_request` frees at once or when the workers report, `Scheduler.finish_requests` waits for a load; the
+    incidents are vLLM #46283 (https://github.com/vllm-project/vllm/issues/46283) and #51637
+    (https://github.com/vllm-project/vllm/issues/51637). Needs every event of the request.
+    """
+
+    id = "late-free"
+    severity = Severity.LEAK
+    classes = ("C13",)
+    hint = "The reader never came, or its notification was lost. Free when the lease ends, and count it."
+
+    def __init__(self, after_s: float = AFTER_S) -> None:
+        self.after_s = after_s
+
+    def overdue(self, account: Account, now_ns: int) -> Drift | None:
+        if account.ended_ns is None or not account.complete:
+            return None
+        books = account.books
+        waited_s = (now_ns - account.ended_ns) / 1e9
+        if waited_s < self.after_s:
+            return None
+        if books.end is not None:
+            return Drift({"waited_s": round(waited_s, 1)}, [books.end])
+        if books.loading is not None and not books.load_failed:
+            return Drift({"waited_s": round(waited_s, 1), "loading": books.loading.allocated}, [books.loading])
+        return None
+
+    def explain(self, finding: Finding) -> str:
+        (end,) = finding.witness
+        n = finding.numbers
+        if "loading" in n:
+            return (
+                f"At {end.label} ({clock(end.at_ns)}) {n['loading']} tokens began to load asynchronously, and the request"
+                f" ended before they had come. {n['waited_s']} seconds after its end the load has not been"
+                " reported as over, and until then the scheduler keeps the blocks."
+            )
+        return (
+            f"At {end.label} ({clock(end.at_ns)}) the request ended and the connector kept its blocks."
+            f" {n['waited_s']} seconds later they have not been given back."
+        )

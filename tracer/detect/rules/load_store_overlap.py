@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import LoadPlan, StorePlan
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+EXCLUSIVE = ("OffloadingConnector",)
+"""Connectors whose own invariant it is: at any time either one load or stores of a request, not both."""
+
+
+class LoadStoreOverlap(RequestRule[LoadPlan]):
+    """A load of a request begins while a store of it is open.
+
+    Invariant: open stores = 0 when a load is planned; for the OffloadingConnector, whose own rule it is.
+
+    Others may overlap: LMCache stores later chunks while earlier ones load. Source: vLLM, the OffloadingConnector asserts
+    that a request has either one load or stores under way; the incident is vLLM #46014
+    (https://github.com/vllm-project/vllm/issues/46014). Needs a probe that reads plans and their numbers, and every event
+    of the request.
+    """
+
+    id = "load-store-overlap"
+    severity = Severity.CRASH
+    classes = ("C18",)
+    kinds = frozenset({Kind.LOAD_PLAN})
+    hint = "The request was preempted and came back before its store had ended. Flush, and wait for the completion."
+
+    def judge(self, event: LoadPlan, account: Account) -> Judgement:
+        if event.connector not in EXCLUSIVE or event.transfer_id is None:
+            return None
+        if not account.complete:
+            return Verdict.UNKNOWN
+        store = next((job for job in account.books.jobs.values() if isinstance(job, StorePlan)), None)
+        if store is None:
+            return Verdict.OK
+        return Drift({"store": store.transfer_id, "load": event.transfer_id, "count": event.count}, [store, event])
+
+    def explain(self, finding: Finding) -> str:
+        store, load = finding.witness
+        n = finding.numbers
+        return (
+            f"Store {n['store']} of the request began at {store.label} ({clock(store.at_ns)}, epoch {store.epoch}) and has"
+            f" not ended. At {load.label} ({clock(load.at_ns)}, epoch {load.epoch}) load {n['load']} begins."
+        )

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import RequestEnd
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class LockLeak(RequestRule[RequestEnd]):
+    """A request has ended and its locks have not.
+
+    Invariant: chunks locked by the lookups of a request = chunks unlocked by its loads, by an allocation of 0 tokens, or
+    at its end.
+
+    Locks that expire by themselves leak until they do. Source: the lookup's contract: it may be asked many times, and its
+    answer need not be taken. The incidents are LMCache #4852 (https://github.com/LMCache/LMCache/pull/4852), #1075
+    (https://github.com/LMCache/LMCache/pull/1075) and #3770 (https://github.com/LMCache/LMCache/issues/3770). Needs a
+    connector that tells of its locks, and every event of the request.
+    """
+
+    id = "lock-leak"
+    severity = Severity.LEAK
+    classes = ("C13",)
+    kinds = frozenset({Kind.REQUEST})
+    hint = (
+        "Every lookup locks and only a load unlocks: unlock also when nothing is allocated, and lock once per request."
+    )
+
+    def judge(self, event: RequestEnd, account: Account) -> Judgement:
+        books = account.books
+        if books.locked_ever == 0:
+            return None
+        if not account.complete or event.free_delayed:
+            return Verdict.UNKNOWN
+        if books.locks <= 0 or books.lock is None:
+            return Verdict.OK
+        numbers = {"held": books.locks, "locked": books.locked_ever, "unlocked": books.locked_ever - books.locks}
+        return Drift(numbers, [books.lock, event])
+
+    def explain(self, finding: Finding) -> str:
+        lock, end = finding.witness
+        n = finding.numbers
+        return (
+            f"{n['locked']} chunks were locked for the request, the last at {lock.label} ({clock(lock.at_ns)}), and"
+            f" {n['unlocked']} unlocked. At {end.label} ({clock(end.at_ns)}) it ended with {n['held']} still locked."
+        )

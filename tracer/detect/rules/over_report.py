@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.detect.rules.stale_lookup import earlier_source
+from kvtrail.tracer.model.contract import Breach, breach, new_at_most
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class OverReport(RequestRule[Lookup]):
+    """A lookup returned more tokens than can be new.
+
+    Invariant: e is None, or 0 <= e <= max(0, min(h, N) - c), with h = N where the connector hides what it matched.
+
+    Source: vLLM, `Scheduler.schedule` asserts local + external computed tokens <= the request's tokens. Needs the event
+    alone. An answer that repeats an earlier one is left to stale-lookup.
+    """
+
+    id = "over-report"
+    severity = Severity.CRASH
+    classes = ("C1",)
+    kinds = frozenset({Kind.LOOKUP})
+    hint = (
+        "The connector counts tokens that vLLM has already computed, tokens that its store does not hold, or pads to a"
+        " chunk beyond the request's end."
+    )
+
+    def judge(self, event: Lookup, account: Account) -> Judgement:
+        answer = event.answer
+        if answer is None:
+            return None
+        if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
+            return Verdict.OK
+        if event.cached or earlier_source(event, account) is not None:
+            return None
+        numbers = {
+            "total": event.total,
+            "matched": event.matched,
+            "computed": event.computed,
+            "returned": answer,
+            "at_most": new_at_most(event.total, event.computed, event.matched),
+        }
+        return Drift(numbers, [event], healed=event.refused is not None)
+
+    def explain(self, finding: Finding) -> str:
+        (lookup,) = finding.witness
+        n = finding.numbers
+        held = "" if n["matched"] is None else f" and the store held {n['matched']} tokens of it"
+        return (
+            f"At {lookup.label} ({clock(lookup.at_ns)}, epoch {lookup.epoch}) the request had {n['total']} tokens,"
+            f" {n['computed']} of them computed{held}, so between 0 and {n['at_most']} can be new."
+            f" The connector answered {n['returned']}."
+        )

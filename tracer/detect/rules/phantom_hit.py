@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class PhantomHit(EngineRule[Lookup]):
+    """A lookup claims chunks that were never stored, or were evicted.
+
+    Invariant: the keys that a lookup claims are among those that were stored and not evicted since.
+
+    Source: the meaning of a hit; the incidents are vLLM #53314 (https://github.com/vllm-project/vllm/pull/53314) and
+    LMCache #1922 (https://github.com/LMCache/LMCache/pull/1922). Needs a connector that names its keys and whose store
+    nobody else writes (OffloadConnector), at level `detailed`, and every event of the engine since its start.
+    """
+
+    id = "phantom-hit"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C3",)
+    kinds = frozenset({Kind.LOOKUP})
+    hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
+
+    def judge(self, event: Lookup, engine: Engine) -> Judgement:
+        if not event.chunk_keys:
+            return None
+        if not engine.complete or event.connector_id in engine.partial:
+            return Verdict.UNKNOWN
+        missing = engine.holds(event.connector_id, event.chunk_keys)
+        if not missing:
+            return Verdict.OK
+        numbers = {
+            "claimed": len(event.chunk_keys),
+            "missing": len(missing),
+            "key": missing[0],
+            "matched": event.matched,
+        }
+        return Drift(numbers, [event])
+
+    def explain(self, finding: Finding) -> str:
+        (lookup,) = finding.witness
+        n = finding.numbers
+        return (
+            f"At {lookup.label} ({clock(lookup.at_ns)}) the connector claimed {n['claimed']} chunks ({n['matched']} tokens)."
+            f" {n['missing']} of them are not in its store, the first with key {n['key']}: never stored, or evicted since."
+        )

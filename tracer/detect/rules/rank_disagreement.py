@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class RankDisagreement(RequestRule[Lookup]):
+    """The ranks do not hold the same, and the answer promises more than the poorest has.
+
+    Invariant: h <= min over ranks of what each rank's store answered.
+
+    Different answers are legal where the smallest is taken; ranks that share keys answer once. Source: tensor parallelism:
+    every rank loads its part of the same tokens. The incidents are LMCache #1467
+    (https://github.com/LMCache/LMCache/issues/1467) and #1426 (https://github.com/LMCache/LMCache/pull/1426). Needs the
+    ranks' answers to the lookup, and every event of the request since the lookup before.
+    """
+
+    id = "rank-disagreement"
+    severity = Severity.CRASH
+    classes = ("C11",)
+    kinds = frozenset({Kind.LOOKUP})
+    hint = "Each rank evicts by itself. Take the minimum over the ranks, and pin on all of them."
+
+    def judge(self, event: Lookup, account: Account) -> Judgement:
+        if not account.books.rank_lookups:
+            return None
+        ranks = {rank.rank: rank for rank in account.books.rank_lookups}
+        claimed = event.matched if event.matched is not None else event.answer and event.computed + event.answer
+        if claimed is None:
+            return None
+        if not account.complete:
+            return Verdict.UNKNOWN
+        poorest = min(ranks.values(), key=lambda rank: rank.matched)
+        if claimed <= poorest.matched:
+            return Verdict.OK
+        numbers = {
+            "claimed": claimed,
+            "by_rank": {str(r): ranks[r].matched for r in sorted(ranks)},
+            "rank": poorest.rank,
+        }
+        return Drift(numbers, [poorest, event])
+
+    def explain(self, finding: Finding) -> str:
+        lookup, n = finding.witness[-1], finding.numbers
+        ranks = ", ".join(f"rank {rank} held {held}" for rank, held in n["by_rank"].items())
+        return f"At {lookup.label} ({clock(lookup.at_ns)}) the connector claimed {n['claimed']} tokens, but {ranks}."

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.model.events import Lookup
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class ResetHit(EngineRule[Lookup]):
+    """The connector finds what it was told to forget.
+
+    Invariant: after `reset_cache`, h = 0 until something has been stored again.
+
+    A reset of vLLM's own prefix cache alone does not reach the connector, and a hit after it is legal. A reset that the
+    connector refused, or does not implement, changes nothing. Source: vLLM, `Scheduler.reset_connector_cache`, called when
+    weights were changed; the incident is vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727). Needs a connector
+    that shows what it matched, stores that are told, and every event of the engine since the reset.
+    """
+
+    id = "reset-hit"
+    severity = Severity.WRONG_OUTPUT
+    classes = ("C24",)
+    kinds = frozenset({Kind.LOOKUP})
+    hint = (
+        "The reset reaches one tier, one rank or one process only: clear the index, the store behind it and all caches."
+    )
+
+    def judge(self, event: Lookup, engine: Engine) -> Judgement:
+        reset = engine.reset
+        if reset is None or not reset.succeeded or event.matched is None or event.connector_id != reset.connector_id:
+            return None
+        if not engine.complete or event.connector_id in engine.partial:
+            return Verdict.UNKNOWN
+        if event.matched == 0:
+            return Verdict.OK
+        return Drift({"matched": event.matched, "returned": event.answer}, [reset, event])
+
+    def explain(self, finding: Finding) -> str:
+        reset, lookup = finding.witness
+        n = finding.numbers
+        return (
+            f"At {reset.label} ({clock(reset.at_ns)}) the connector was told to forget everything, and said that it had."
+            f" Nothing has been stored since. At {lookup.label} ({clock(lookup.at_ns)}) it matched {n['matched']} tokens."
+        )

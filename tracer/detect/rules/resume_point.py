@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class ResumePoint(RequestRule[Schedule]):
+    """The scheduler begins at another token than the connector was told to load up to.
+
+    Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens of
+    the lookup and x the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last
+    token is computed again).
+
+    A load that failed, and said so, may begin anywhere. Source: vLLM, `Scheduler.schedule` and
+    `Scheduler._update_waiting_for_remote_kv`; the incident is RBLN #1009
+    (https://github.com/RBLN-SW/vllm-rbln/pull/1009). Needs every event of the request since its last lookup.
+    """
+
+    id = "resume-point"
+    severity = Severity.CRASH
+    classes = ("C4", "C2")
+    kinds = frozenset({Kind.SCHEDULE})
+    hint = (
+        "Something changed the computed tokens between lookup and first step: a match below the block size, a hit that"
+        " was extended after the lookup, a load that failed without saying so."
+    )
+
+    def judge(self, event: Schedule, account: Account) -> Judgement:
+        books = account.books
+        if books.schedule is not None or books.load_failed or event.epoch != account.epoch:
+            return None
+        if not account.complete:
+            return Verdict.UNKNOWN
+        alloc = max(
+            books.allocs.values(), key=lambda a: a.allocated, default=None
+        )  # of a MultiConnector, the chosen one
+        lookup = None if alloc is None else account.last_lookup(alloc.connector_id)
+        if alloc is None or lookup is None:
+            return None
+        expected = lookup.computed + alloc.allocated
+        if expected == alloc.total and lookup.is_async:
+            expected -= 1
+        if event.computed == expected:
+            return Verdict.OK
+        numbers = {
+            "computed": lookup.computed,
+            "allocated": alloc.allocated,
+            "expected": expected,
+            "begins": event.computed,
+        }
+        return Drift(numbers, [lookup, alloc, event])
+
+    def explain(self, finding: Finding) -> str:
+        lookup, alloc, step = finding.witness
+        n = finding.numbers
+        return (
+            f"At {lookup.label} ({clock(lookup.at_ns)}) {n['computed']} tokens were computed, and at {alloc.label}"
+            f" {n['allocated']} external tokens were allocated, so the first step must begin at {n['expected']}."
+            f" At {step.label} ({clock(step.at_ns)}) it begins at {n['begins']}."
+        )

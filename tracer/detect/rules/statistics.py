@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Stats
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class Statistics(RequestRule[Stats]):
+    """The engine's statistics of cached tokens contradict themselves.
+
+    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once in
+    each admission; 0 if the lookup's answer was discarded.
+
+    Hits stay counted when the load fails later, which vLLM means so, and the request may then be admitted, and counted,
+    again. Source: vLLM's counters must not decrease, or Prometheus' client raises and takes the engine along; the
+    incidents are LMCache #2912 (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752
+    (https://github.com/vllm-project/vllm/pull/36752) and #37354 (https://github.com/vllm-project/vllm/pull/37354). Needs
+    the event alone; every event of the admission for the tokens asked.
+    """
+
+    id = "statistics"
+    severity = Severity.WRONG_METRICS
+    classes = ("C9",)
+    kinds = frozenset({Kind.STATS})
+    hint = "The two counters are of different admissions: one was kept over a preemption, the other was not."
+
+    def judge(self, event: Stats, account: Account) -> Judgement:
+        broken = _broken(event, account)
+        if broken is None:
+            return Verdict.OK if event.reported is not None else None
+        return Drift({**event.numbers(), "broken": broken}, [event])
+
+    def explain(self, finding: Finding) -> str:
+        (stats,) = finding.witness
+        n = finding.numbers
+        counts = ", ".join(f"{name.replace('_', ' ')} {n[name]}" for name in n if name != "broken")
+        return f"At {stats.label} ({clock(stats.at_ns)}) the engine's statistics say: {counts}. But {n['broken']}."
+
+
+def _broken(event: Stats, account: Account) -> str | None:
+    """The clause that does not hold, in words."""
+    total, cached, external = event.total, event.reported, event.from_connector
+    if cached is not None and cached < 0:
+        return f"{cached} tokens cannot be cached"
+    if external is not None and external < 0:
+        return f"{external} tokens cannot have come from the connector"
+    if cached is not None and external is not None and external > cached:
+        return f"{external} of {cached} cached tokens cannot have come from the connector: {cached - external} would be local"
+    if cached is not None and total is not None and cached > total:
+        return f"{cached} of {total} tokens cannot be cached"
+    return _asked_wrongly(event, account)
+
+
+def _asked_wrongly(event: Stats, account: Account) -> str | None:
+    books = account.books
+    lookup = books.recent_lookups[-1] if books.recent_lookups else None
+    if event.queried is None or lookup is None or not account.complete:
+        return None
+    allocs = books.allocs.values()
+    if lookup.returned and allocs and not any(alloc.allocated for alloc in allocs):
+        if not event.queried:
+            return None
+        return f"the lookup's answer of {lookup.returned} tokens was discarded, so none were asked for, not {event.queried}"
+    asked = lookup.total - lookup.computed
+    if event.queried != asked:
+        return f"the lookup asked for {lookup.total} - {lookup.computed} = {asked} tokens, not {event.queried}"
+    if books.stats is not None and books.stats.queried and not books.load_failed:
+        return f"the {event.queried} tokens asked for had been counted before in the same admission"
+    return None

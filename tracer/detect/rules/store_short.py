@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.detect.rules.store_gap import TELLS_ALL, held_until
+from kvtrail.tracer.model.events import RequestEnd
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class StoreShort(RequestRule[RequestEnd]):
+    """The connector began to store a request and stopped before its prompt's end.
+
+    Invariant: at a request's end, max(end of its stores, h) >= floor_k(min(P, n)), if anything of it was stored in the epoch;
+    where h is the matched prefix, P the prompt, n the first token of the last step and k the chunk size.
+
+    Tokens of the last step may be rejected or come too late to be stored; output is stored only if one asks for it; a
+    request of which nothing was stored may have been told so. Source: prefix lookup, as all connectors of vLLM have it; the
+    incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored, and
+    LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs a connector that tells what it stores and what was
+    there already (OffloadConnector, LMCache), and every event of the epoch.
+    """
+
+    id = "store-short"
+    severity = Severity.WASTED_WORK
+    classes = ("C21",)
+    kinds = frozenset({Kind.REQUEST})
+    hint = (
+        "The count of what is to be stored leaves out the tokens that were matched, or nothing is flushed at the end."
+    )
+
+    def judge(self, event: RequestEnd, account: Account) -> Judgement:
+        books = account.books
+        store, step, size = books.store, books.schedule, event.chunk_size
+        if store is None or step is None or not size or not event.connector.startswith(TELLS_ALL):
+            return None
+        if not account.complete or account.prompt is None:
+            return Verdict.UNKNOWN
+        reached = min(account.prompt, step.computed)
+        wanted, held = reached // size * size, held_until(account)
+        if held >= wanted:
+            return Verdict.OK
+        numbers = {"prompt": account.prompt, "computed": reached, "held": held, "wanted": wanted}
+        return Drift(numbers, [store, step, event])
+
+    def explain(self, finding: Finding) -> str:
+        store, step, end = finding.witness
+        n = finding.numbers
+        return (
+            f"At {step.label} ({clock(step.at_ns)}) {n['computed']} of the prompt's {n['prompt']} tokens were computed, so"
+            f" that {n['wanted']} could be stored. When the request ended at {end.label}, {n['held']} were; the last store is"
+            f" {store.label} ({clock(store.at_ns)})."
+        )

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.detect.rules.async_declaration import synchronous_load
+from kvtrail.tracer.model.events import Event, Received, Sent, TransferEnd
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class StrayCompletion(RequestRule[Event]):
+    """A transfer is reported as finished that is not under way.
+
+    Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
+    numbered transfer ends once.
+
+    A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its children,
+    and only one of them waits for it: each of them may tell it once. Source: vLLM,
+    `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
+    vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
+    (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs
+    every event of the request.
+    """
+
+    id = "stray-completion"
+    severity = Severity.CRASH
+    classes = ("C17", "C14")
+    kinds = frozenset({Kind.RECEIVED, Kind.SENT, Kind.TRANSFER_END})
+    hint = "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it."
+
+    def judge(self, event: Event, account: Account) -> Judgement:
+        if not account.complete:
+            return Verdict.UNKNOWN
+        books = account.books
+        if isinstance(event, Received):
+            if books.loading is not None:
+                return Verdict.OK
+            if account.ended_ns is not None and books.end is None and books.received is None:
+                return None  # aborted while it was loading: the account closed it
+            if synchronous_load(account) is not None or _of_a_sibling(event, account, books.received_by):
+                return None  # async-declaration tells it; or another child waited for it
+            return self._drift("load", books.received, event)
+        if isinstance(event, Sent):
+            if books.end is not None:
+                return Verdict.OK
+            if _of_a_sibling(event, account, books.sent_by):
+                return None
+            return self._drift("store", books.sent, event)
+        assert isinstance(event, TransferEnd)
+        if event.transfer_id in books.jobs:
+            return Verdict.OK
+        if event.transfer_id in books.ended_jobs:
+            return self._drift("transfer", None, event)
+        return Verdict.UNKNOWN  # its plan was not seen
+
+    def _drift(self, what: str, before: Event | None, event: Event) -> Drift:
+        return Drift({"what": what, "repeated": before is not None}, [event] if before is None else [before, event])
+
+    def explain(self, finding: Finding) -> str:
+        last, n = finding.witness[-1], finding.numbers
+        text = f"At {last.label} ({clock(last.at_ns)}, epoch {last.epoch}) a {n['what']} was reported as finished"
+        if n["repeated"]:
+            return f"{text} that had been reported at {finding.witness[0].label} already."
+        return f"{text}, and none was under way."
+
+
+def _of_a_sibling(event: Event, account: Account, told_by: set[str]) -> bool:
+    """Whether a child of a MultiConnector may have heard of what another child waited for."""
+    return len(account.books.connectors) > 1 and event.connector_id not in told_by

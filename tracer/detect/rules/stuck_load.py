@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
+
+AFTER_S = 120.0
+"""How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
+
+
+class StuckLoad(DeadlineRule):
+    """An asynchronous load has not been received in time.
+
+    Invariant: an allocation with x > 0 for an asynchronous load is followed by the load's completion or its error within
+    120 seconds, unless the request ends.
+
+    An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in WAITING_FOR_REMOTE_KVS waits for
+    the workers' report for ever; the incidents are vLLM #53095 (https://github.com/vllm-project/vllm/issues/53095) and
+    dynamo #5012 (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
+    """
+
+    id = "stuck-load"
+    severity = Severity.HANG
+    classes = ("C12",)
+    hint = (
+        "The sender's lease ran out, a notification was lost, or an error was swallowed: report it as `failed_recving`."
+    )
+
+    def __init__(self, after_s: float = AFTER_S) -> None:
+        self.after_s = after_s
+
+    def overdue(self, account: Account, now_ns: int) -> Drift | None:
+        alloc = account.books.loading
+        if alloc is None or account.ended_ns is not None or not account.complete or account.books.load_failed:
+            return None
+        waited_s = (now_ns - alloc.end_ns) / 1e9
+        if waited_s < self.after_s:
+            return None
+        return Drift({"allocated": alloc.allocated, "waited_s": round(waited_s, 1)}, [alloc])
+
+    def explain(self, finding: Finding) -> str:
+        (alloc,) = finding.witness
+        n = finding.numbers
+        return (
+            f"At {alloc.label} ({clock(alloc.at_ns)}, epoch {alloc.epoch}) {n['allocated']} tokens began to load"
+            f" asynchronously. {n['waited_s']} seconds later the load is neither finished nor failed, and the request waits."
+        )

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import LoadPlan
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class UnselectedLoad(RequestRule[LoadPlan]):
+    """A connector loads although nothing was allocated for it.
+
+    Invariant: x > 0 in the connector's last allocation of the epoch before it plans a load. x = 0 means that its answer was
+    not taken: another child of a MultiConnector was chosen, or the tokens are recomputed.
+
+    Blocks without tokens are legal, and so is storing. Source: vLLM, `MultiConnector.update_state_after_alloc` hands 0
+    tokens to the children it has not chosen; the incidents are LMCache #4355
+    (https://github.com/LMCache/LMCache/pull/4355) and vLLM #42841 (https://github.com/vllm-project/vllm/pull/42841).
+    Needs a probe that reads plans, and every event since the allocation.
+    """
+
+    id = "unselected-load"
+    severity = Severity.CRASH
+    classes = ("C19",)
+    kinds = frozenset({Kind.LOAD_PLAN})
+    hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is not looked at."
+
+    def judge(self, event: LoadPlan, account: Account) -> Judgement:
+        alloc = account.books.allocs.get(event.connector_id)
+        if not account.complete or alloc is None or event.epoch != account.epoch:
+            return Verdict.UNKNOWN
+        if alloc.allocated:
+            return Verdict.OK
+        return Drift({"allocated": 0, "count": event.count}, [alloc, event])
+
+    def explain(self, finding: Finding) -> str:
+        alloc, plan = finding.witness
+        return (
+            f"At {alloc.label} ({clock(alloc.at_ns)}) the scheduler allocated 0 external tokens for this connector."
+            f" At {plan.label} ({clock(plan.at_ns)}) it plans to load {finding.numbers['count']} tokens all the same."
+        )

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.books import grows
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Event, RequestEnd, Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+NULL_BLOCK = 0
+"""vLLM puts it where a sliding window has left a block behind."""
+
+
+class UntoldBlocks(RequestRule[Event]):
+    """The scheduler uses blocks of which it has not told the connector.
+
+    Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size and T
+    the block table as allocations and steps have told it; and the blocks that a request holds at its end are in T.
+
+    A table grows after the allocation, with every step that needs it, so that neither its length at the allocation nor the
+    blocks added since prove anything; a resumed request begins a new one. Source: vLLM, `KVCacheManager.allocate_slots` and
+    `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache #1732
+    (https://github.com/LMCache/LMCache/issues/1732). Needs every step with its block ids (level `detailed`), of an engine
+    with one KV cache group, and the block size that it really uses, which context parallelism multiplies.
+    """
+
+    id = "untold-blocks"
+    severity = Severity.CRASH
+    classes = ("C4", "C5")
+    kinds = frozenset({Kind.SCHEDULE, Kind.REQUEST})
+    hint = (
+        "A block that was added in a decode step is missing from the scheduler's output, or the connector reckons with"
+        " another block size than the scheduler."
+    )
+
+    def judge(self, event: Event, account: Account) -> Judgement:
+        table = account.books.blocks
+        if isinstance(event, RequestEnd):
+            if not event.blocks_ids or table is None:
+                return None
+            if not account.complete:
+                return Verdict.UNKNOWN
+            untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
+            return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else Verdict.OK
+        assert isinstance(event, Schedule)
+        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or account.books.has_groups:
+            return None
+        if not account.complete:
+            return Verdict.UNKNOWN
+        first = account.books.schedule is None or event.epoch > account.epoch
+        added = event.blocks_ids
+        held = [] if first or table is None else table
+        length, end = len(held), event.computed + event.scheduled
+        if end > length * event.block_size and grows(held, added):
+            length += len(added)
+        if end <= length * event.block_size:
+            return Verdict.OK
+        numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end, "table_length": length}
+        return Drift({**numbers, "room": length * event.block_size}, [event])
+
+    def explain(self, finding: Finding) -> str:
+        (last,) = finding.witness
+        n = finding.numbers
+        if "untold" in n:
+            blocks = ", ".join(map(str, n["untold"][:6]))
+            return (
+                f"At {last.label} ({clock(last.at_ns)}) the request ended with blocks of which the connector was never told:"
+                f" {blocks}. The table that it was told has {n['table_length']}."
+            )
+        return (
+            f"The step at {last.label} ({clock(last.at_ns)}) begins at {n['computed']} and runs {n['scheduled']} tokens, up"
+            f" to {n['end']}. The blocks that the connector was told of, {n['table_length']} in all, hold {n['room']}."
+        )

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.events import Prefetch
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.semconv import Kind
+
+
+class WastedPrefetch(RequestRule[Prefetch]):
+    """The connector fetches tokens that vLLM has already.
+
+    Invariant: prefetched tokens <= ceil_k(h) - floor_k(c), where k is the chunk size, h the matched prefix and c the
+    computed tokens of the lookup.
+
+    A prefetch that began before the lookup knew c is legal. Source: arithmetic of chunks; the incident is LMCache #3490
+    (https://github.com/LMCache/LMCache/issues/3490). Needs the lookup before it, a connector that tells of prefetches, and
+    its chunk size.
+    """
+
+    id = "wasted-prefetch"
+    severity = Severity.WASTED_WORK
+    classes = ("C10",)
+    kinds = frozenset({Kind.PREFETCH})
+    hint = "The prefetch takes the whole hit. Begin it at the chunk that holds the first token that is not computed."
+
+    def judge(self, event: Prefetch, account: Account) -> Judgement:
+        lookup, size = account.last_lookup(event.connector_id), event.chunk_size
+        if lookup is None or lookup.matched is None or not size or not account.complete:
+            return Verdict.UNKNOWN
+        most = max(0, -(-lookup.matched // size) * size - lookup.computed // size * size)
+        if event.count <= most:
+            return Verdict.OK
+        numbers = {"computed": lookup.computed, "matched": lookup.matched, "fetched": event.count, "at_most": most}
+        return Drift(numbers, [lookup, event])
+
+    def explain(self, finding: Finding) -> str:
+        lookup, fetch = finding.witness
+        n = finding.numbers
+        return (
+            f"At {lookup.label} ({clock(lookup.at_ns)}) {n['computed']} tokens were computed and {n['matched']} matched, so"
+            f" at most {n['at_most']} are worth fetching. At {fetch.label} {n['fetched']} were fetched."
+        )
