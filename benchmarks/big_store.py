@@ -26,7 +26,7 @@ from rounds import printed, tell
 
 from kvtrail.tracer.detect.lanes import Window
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 A_BATCH = 2000
 """Requests that are written at once."""

@@ -22,7 +22,7 @@ from rounds import printed, tell
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite import SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]
 FEW, MANY = 16, 512

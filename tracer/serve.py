@@ -15,7 +15,7 @@ from kvtrail.tracer.options import Options
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.receive import PortTaken, serve_grpc
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 

@@ -24,8 +24,9 @@ from kvtrail.tracer.detect.lanes import Lane, Segment, Window, segments
 from kvtrail.tracer.detect.phases import Phase
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.store import Batch, lanes
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store.sqlite import lanes
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
 

@@ -20,7 +20,7 @@ from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.series import MOST_ENGINES, OTHER, Series
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -15,7 +15,7 @@ from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
 

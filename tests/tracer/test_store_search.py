@@ -17,8 +17,8 @@ from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store import sqlite_requests as requests
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite import requests
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STATUSES = ("queued", "running", "finished")
 VERDICTS = ("ok", "drift", "unknown")

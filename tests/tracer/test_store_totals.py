@@ -20,7 +20,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 COUNTED = (
     "count(*), coalesce(sum(ended_ns IS NULL), 0), coalesce(sum(lookups), 0), coalesce(sum(longest_match), 0),"
@@ -102,7 +102,7 @@ import random, sys
 from pathlib import Path
 from test_store_totals import account
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.sqlite import SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
 writer, dice = SqliteWriter(Path(sys.argv[1])), random.Random(13)
 for round_ in range(10**6):
     writer.write(Batch(accounts=[account(dice.randrange(round_ * 3 + 50), dice) for _ in range(40)]))
@@ -201,7 +201,7 @@ def test_a_makeover_that_fails_leaves_the_old_store_as_it_was(tmp_path: Path, mo
     db = sqlite3.connect(path, isolation_level=None)
     db.executescript(OLD)
     before = db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
-    monkeypatch.setattr("kvtrail.tracer.store.sqlite_requests.ids.ENTER_ALL", "INSERT INTO nowhere VALUES (1)")
+    monkeypatch.setattr("kvtrail.tracer.store.sqlite.requests.ids.ENTER_ALL", "INSERT INTO nowhere VALUES (1)")
     with pytest.raises(StoreError, match="no such table: nowhere"):
         SqliteWriter(path)
     assert db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall() == before

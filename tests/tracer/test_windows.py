@@ -17,7 +17,7 @@ from kvtrail.tracer.detect.efficiency import Cell
 from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError, Which
-from kvtrail.tracer.store.sqlite import SqliteReader, SqliteWriter
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 HIT = "L 749 c96 h512 -> 416\nA 416\nS 512+237\nP\nL 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
-from kvtrail.tracer.store.texts import from_text, to_text
+from kvtrail.tracer.store.sqlite.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS lanes (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.store.texts import from_text
+from kvtrail.tracer.store.sqlite.texts import from_text
 
 _SAID = {
     "model": semconv.MODEL.key,

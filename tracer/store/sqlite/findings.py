@@ -12,8 +12,8 @@ from typing import Any
 
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.store import Which
-from kvtrail.tracer.store.sqlite_ids import Query
-from kvtrail.tracer.store.texts import from_text, to_text
+from kvtrail.tracer.store.sqlite.ids import Query
+from kvtrail.tracer.store.sqlite.texts import from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (

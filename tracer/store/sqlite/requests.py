@@ -11,9 +11,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.store import sqlite_ids as ids
-from kvtrail.tracer.store.sqlite_ids import Query
-from kvtrail.tracer.store.texts import from_text, to_text
+from kvtrail.tracer.store.sqlite import ids
+from kvtrail.tracer.store.sqlite.ids import Query
+from kvtrail.tracer.store.sqlite.texts import from_text, to_text
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrail.tracer.detect.efficiency import MINUTE_S, Cell
 from kvtrail.tracer.detect.savings import HOUR_S, Row, step_of
-from kvtrail.tracer.store.texts import from_text
+from kvtrail.tracer.store.sqlite.texts import from_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS efficiency (

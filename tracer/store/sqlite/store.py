@@ -22,12 +22,11 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import EVERY, Batch, StoreError, Which
-from kvtrail.tracer.store import lanes as lane_table
-from kvtrail.tracer.store import sqlite_findings as findings
-from kvtrail.tracer.store import sqlite_requests as requests
-from kvtrail.tracer.store import sqlite_sums as sums
-from kvtrail.tracer.store.sqlite_engines import engines
-from kvtrail.tracer.store.texts import from_text, to_text
+from kvtrail.tracer.store.sqlite import efficiency as sums
+from kvtrail.tracer.store.sqlite import findings, requests
+from kvtrail.tracer.store.sqlite import lanes as lane_table
+from kvtrail.tracer.store.sqlite.engines import engines
+from kvtrail.tracer.store.sqlite.texts import from_text, to_text
 
 logger = logging.getLogger("kvtrail")
 
