@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rounds import printed, tell
 
 from kvtrail.tracer.ingest import otlp
-from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]

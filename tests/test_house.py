@@ -75,7 +75,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
             ["vllm", "torch", "grpc", "fastapi", "streamlit"],
         ),
         (
-            "import kvtrail.tracer.serve, kvtrail.tracer.commands, kvtrail.tracer.audit",
+            "import kvtrail.tracer.serve.server, kvtrail.tracer.commands, kvtrail.tracer.audit",
             ["vllm", "torch", "streamlit", "kvtrail.connector"],
         ),
         ("import kvtrail.tracer.commands, kvtrail.tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvtrail.tracer.options import Options
+from kvtrail.tracer.serve.options import Options
 
 if TYPE_CHECKING:
     from kvtrail.tracer.detect.rules import Rule
@@ -85,8 +85,8 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.receive import PortTaken
-    from kvtrail.tracer.serve import serve as run
+    from kvtrail.tracer.serve.receivers import PortTaken
+    from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.store import StoreError
 
     if grpc_port == http_port:

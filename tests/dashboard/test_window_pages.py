@@ -13,7 +13,7 @@ from kvtrail.dashboard.window import RANGES, Window, window
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.savings import Row
-from kvtrail.tracer.windows import told as efficiency_told
+from kvtrail.tracer.serve.windows import told as efficiency_told
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS

@@ -22,8 +22,8 @@ from wire import as_request
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.lanes import Lane, Segment, Window, segments
 from kvtrail.tracer.detect.phases import Phase
-from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.sqlite import lanes
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

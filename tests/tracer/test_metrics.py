@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from wire import as_request
 
-from kvtrail.tracer import pipeline as pipelines
-from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
-from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.series import MOST_ENGINES, OTHER, Series
+from kvtrail.tracer.serve import pipeline as pipelines
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.series import MOST_ENGINES, OTHER, Series
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

@@ -17,8 +17,8 @@ from history import START_NS, history
 from wire import as_request
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

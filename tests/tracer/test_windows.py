@@ -14,8 +14,8 @@ from wire import as_request
 
 from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.efficiency import Cell
-from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, StoreError, Which
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

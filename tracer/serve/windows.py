@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from kvtrail import __version__
 from kvtrail.tracer.detect.savings import Row, Worth, prefill_rates, step_of, worth
 from kvtrail.tracer.model.findings import Severity
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Reader, Which
 
 DAY_NS = 24 * 3600 * 10**9

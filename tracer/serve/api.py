@@ -15,15 +15,15 @@ from pydantic import BaseModel
 
 from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.live import lane_routes
-from kvtrail.tracer.metrics import Metrics
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.receive import http_routes
+from kvtrail.tracer.serve.download import taken
+from kvtrail.tracer.serve.live import lane_routes
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.receivers import http_routes
+from kvtrail.tracer.serve.timeline import Timeline, timeline
+from kvtrail.tracer.serve.windows import windows
 from kvtrail.tracer.store import Reader, Which
-from kvtrail.tracer.taken import taken
-from kvtrail.tracer.timeline import Timeline, timeline
-from kvtrail.tracer.windows import windows
 
 TAIL_EVERY_S = 0.5
 Limit = Annotated[int, Query(ge=1, le=10_000)]

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 
 from kvtrail.tracer.ingest import otlp
-from kvtrail.tracer.pipeline import Pipeline
+from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

@@ -22,7 +22,7 @@ from kvtrail.tracer.model.events import (
     Store,
 )
 from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.series import OTHER, Series
+from kvtrail.tracer.serve.series import OTHER, Series
 
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

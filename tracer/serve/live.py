@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Segment, Window, segments
 from kvtrail.tracer.detect.phases import WORDS
-from kvtrail.tracer.pipeline import Pipeline, RecorderState
+from kvtrail.tracer.serve.pipeline import Pipeline, RecorderState
 from kvtrail.tracer.store import Reader
 
 SILENT_NS = 30 * 10**9

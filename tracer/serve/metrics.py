@@ -28,9 +28,9 @@ from kvtrail.tracer.detect.efficiency import Admission, Wait
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.series import Series
-from kvtrail.tracer.standing import INFO, EngineState
-from kvtrail.tracer.work import CALL_SECONDS, Work, exemplar
+from kvtrail.tracer.serve.connector_metrics import CALL_SECONDS, Work, exemplar
+from kvtrail.tracer.serve.engine_status import INFO, EngineState
+from kvtrail.tracer.serve.series import Series
 
 disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)

@@ -9,11 +9,11 @@ import threading
 
 import uvicorn
 
-from kvtrail.tracer.api import application
-from kvtrail.tracer.metrics import Metrics
-from kvtrail.tracer.options import Options
-from kvtrail.tracer.pipeline import Pipeline
-from kvtrail.tracer.receive import PortTaken, serve_grpc
+from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.options import Options
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.receivers import PortTaken, serve_grpc
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 

@@ -25,12 +25,12 @@ from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceWriter
-from kvtrail.tracer.metrics import Checks, Metrics
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.standing import Sender, standings
+from kvtrail.tracer.serve.engine_status import Sender, standings
+from kvtrail.tracer.serve.metrics import Checks, Metrics
 from kvtrail.tracer.store import Batch, StoreError, Writer
 
 logger = logging.getLogger("kvtrail")
