@@ -28,10 +28,10 @@ from test_bare_scheduler import storm
 
 from kvtrail.connector import outlet, recorder
 from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
+from kvtrail.tracer.replay.audit import audit
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20
@@ -43,7 +43,7 @@ def most_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from kvtrail.tracer.audit import audit
+from kvtrail.tracer.replay.audit import audit
 before = most_kib()
 events = audit([Path(path) for path in sys.argv[1:]]).events if sys.argv[1:] else 0
 after = most_kib()

@@ -14,19 +14,22 @@ import click
 from kvtrail import __version__
 
 COMMANDS = {
-    "serve": ("kvtrail.tracer.commands:serve", "Run the tracer: receive spans, judge them, serve api and metrics."),
-    "audit": ("kvtrail.tracer.commands:audit", "Judge trace files, and explain what contradicts itself."),
+    "serve": (
+        "kvtrail.tracer.commands.commands:serve",
+        "Run the tracer: receive spans, judge them, serve api and metrics.",
+    ),
+    "audit": ("kvtrail.tracer.commands.commands:audit", "Judge trace files, and explain what contradicts itself."),
     "replay": (
         "kvtrail.connector.replay.command:replay",
         "Step through a recorded history, with the account at each step.",
     ),
     "export": (
-        "kvtrail.tracer.replay.export:export",
+        "kvtrail.tracer.commands.export:export",
         "Write a history as a file for ui.perfetto.dev and chrome://tracing.",
     ),
-    "import": ("kvtrail.tracer.ingest.logs.command:import_log", "Read the log of a vLLM server into a trace file."),
+    "import": ("kvtrail.tracer.commands.import_log:import_log", "Read the log of a vLLM server into a trace file."),
     "minimize": (
-        "kvtrail.tracer.replay.minimize_command:minimize",
+        "kvtrail.tracer.commands.minimize:minimize",
         "Reduce a trace that drifts to the fewest requests and events that show it.",
     ),
     "test": (

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay.grounds import grounds
 from kvtrail.tracer.replay.minimize import Minimized, minimize
+from kvtrail.tracer.replay.prerequisites import grounds
 
 
 def findings(events: Sequence[Event]) -> dict[str, Finding]:

@@ -75,12 +75,15 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
             ["vllm", "torch", "grpc", "fastapi", "streamlit"],
         ),
         (
-            "import kvtrail.tracer.serve.server, kvtrail.tracer.commands, kvtrail.tracer.audit",
+            "import kvtrail.tracer.serve.server, kvtrail.tracer.commands.commands, kvtrail.tracer.replay.audit",
             ["vllm", "torch", "streamlit", "kvtrail.connector"],
         ),
-        ("import kvtrail.tracer.commands, kvtrail.tracer.audit", ["fastapi", "uvicorn", "grpc", "sqlite3"]),
         (
-            "import kvtrail.tracer.replay.minimize_command",
+            "import kvtrail.tracer.commands.commands, kvtrail.tracer.replay.audit",
+            ["fastapi", "uvicorn", "grpc", "sqlite3"],
+        ),
+        (
+            "import kvtrail.tracer.commands.minimize",
             ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
         ),
         ("import kvtrail", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtrail.connector.drive.needs import as_json_object, vllm_ready
-from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
     from kvtrail.connector.drive.scenario import Scenario
@@ -64,7 +64,7 @@ def write_test(
 
     Example: kvtrail test trace.jsonl --connector my_package.my_module:MyConnector -o test_it.py
     """
-    destination.check(output, sources=traces, force=force)
+    output_file.check(output, sources=traces, force=force)
     vllm_ready("kvtrail test")
     from kvtrail.connector.drive.play import Unbuildable
     from kvtrail.connector.redrive.regression import DoesNotAppear, regression
@@ -75,7 +75,7 @@ def write_test(
             history = load(traces, on_bytes=on_bytes)
         with _progress() as on_try:
             made = regression(history, connector=connector, config=config, recorder=recorder, rule=rule, on_try=on_try)
-        with destination.opened(output) as file:
+        with output_file.opened(output) as file:
             file.write(made.source)
     except DoesNotAppear as error:
         click.echo(f"{error}.", err=True)

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from kvtrail.connector.drive.needs import progress, vllm_ready
-from kvtrail.tracer import destination, terminal
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.reports import output_file, terminal
 
 
 def drive_again(
@@ -43,7 +43,7 @@ def drive_again(
             history, connector=connector, config=config, recorder=recorder, whole_engine=whole_engine, progress=on_steps
         )
     if output is not None:
-        with destination.opened(output) as file:
+        with output_file.opened(output) as file:
             file.writelines(otlp.spans_to_json_lines(driven.played.spans))
     if as_json:
         click.echo(json.dumps(report.as_dict(driven), indent=2))

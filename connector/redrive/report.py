@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.connector.redrive.compare import in_words
 from kvtrail.connector.redrive.redrive import Redriven
 from kvtrail.tracer.model.words import count, some
-from kvtrail.tracer.report import finding_text
+from kvtrail.tracer.reports.findings import finding_text
 
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:

@@ -9,10 +9,10 @@ import click
 
 from kvtrail.connector.drive.needs import as_json_object
 from kvtrail.connector.replay.reading import step_through
-from kvtrail.tracer import destination
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.player import NoSuchStep
 from kvtrail.tracer.replay.selection import NotInHistory
+from kvtrail.tracer.reports import output_file
 
 
 @click.command()
@@ -189,7 +189,7 @@ def _drive_again(
     from kvtrail.connector.redrive.workload import NotDrivable
 
     if output is not None:
-        destination.check(output, sources=traces, force=force)
+        output_file.check(output, sources=traces, force=force)
     try:
         return drive_again(
             traces,

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import terminal
-from kvtrail.tracer.replay import machine, screen
-from kvtrail.tracer.replay.console import Console
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
+from kvtrail.tracer.reports import json_lines, screen, terminal
+from kvtrail.tracer.reports.console import Console
 
 MANY = 20_000
 """Events from which on judging them is worth a progress bar."""
@@ -34,7 +33,7 @@ def step_through(
         history = load(traces, on_bytes=on_bytes)
     player = _player(history, request, begin, end)
     if as_json:
-        _print(machine.lines(player))
+        _print(json_lines.lines(player))
     elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print(screen.lines(player, columns=terminal.width()))
     else:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from kvtrail.connector.drive.needs import progress, vllm_ready
-from kvtrail.tracer import terminal
 from kvtrail.tracer.replay.history import load
+from kvtrail.tracer.reports import terminal
 
 
 def run_against(

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvtrail.connector.rerun.outcome import Compared, Meaning, Outcome, Rerun
 from kvtrail.tracer.model.findings import clock
-from kvtrail.tracer.terminal import plain, wrapped
+from kvtrail.tracer.reports.terminal import plain, wrapped
 
 MOST_LISTED = 12
 """Numbers of calls that are listed one by one."""

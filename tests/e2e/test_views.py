@@ -20,7 +20,7 @@ from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
 
-from kvtrail.tracer.audit import audit
+from kvtrail.tracer.replay.audit import audit
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")

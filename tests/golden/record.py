@@ -22,10 +22,10 @@ from recording import recording
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.scenario import Workers
 from kvtrail.connector.drive.workload import stale_lookup
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.replay.minimize import minimize
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from minimal import assert_minimal, findings
 
-from kvtrail.tracer.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.replay.audit import Audit, audit
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.replay.minimize import minimize
 

@@ -109,7 +109,7 @@ def test_options_of_audit_can_be_set_in_the_environment(tmp_path: Path, monkeypa
 
 
 def test_a_report_that_cannot_be_written_is_no_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.report.as_text", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.reports.findings.as_text", lambda *_, **__: 1 / 0)
     result = run("audit", str(write(tmp_path / "t.jsonl", DRIFT)))
     assert result.exit_code == 2
     assert "the audit failed: ZeroDivisionError" in result.output

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import as_request
 
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import Hearing, Numbers, TooHasty
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.replay.audit import audit
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"

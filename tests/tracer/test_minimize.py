@@ -14,11 +14,11 @@ from minimal import assert_minimal, findings
 from moments import loaded
 from msgspec import structs
 
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import NoFinding, minimize
 

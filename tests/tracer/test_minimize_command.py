@@ -10,9 +10,9 @@ from history import history
 from test_commands import DRIFT, OK, run, write
 from wire import as_request
 
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import load
 
 

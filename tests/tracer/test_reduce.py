@@ -8,8 +8,8 @@ import pytest
 from history import history
 from msgspec.structs import replace
 
-from kvtrail.tracer.replay.grounds import grounds
 from kvtrail.tracer.replay.numbering import Numbering
+from kvtrail.tracer.replay.prerequisites import grounds
 from kvtrail.tracer.replay.reduce import inverted, reduced
 
 

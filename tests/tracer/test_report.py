@@ -17,13 +17,13 @@ from click import unstyle
 from history import START_NS, history, judge
 from test_commands import DRIFT, OK, write
 
-from kvtrail.tracer.audit import Audit
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
-from kvtrail.tracer.report import COLORS, MOST_REQUESTS, as_text, rule_page
-from kvtrail.tracer.terminal import plain
+from kvtrail.tracer.replay.audit import Audit
+from kvtrail.tracer.reports.findings import COLORS, MOST_REQUESTS, as_text, rule_page
+from kvtrail.tracer.reports.terminal import plain
 
 DAY_NS = 86_400 * 10**9
 

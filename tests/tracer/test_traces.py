@@ -18,10 +18,10 @@ from history import history
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.audit import Audit, audit
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.replay.audit import Audit, audit
 from kvtrail.tracer.replay.history import load
 
 DRIFT = (

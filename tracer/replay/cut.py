@@ -7,10 +7,10 @@ from typing import Any
 
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.replay.grounds import grounds
 from kvtrail.tracer.replay.history import Moment
 from kvtrail.tracer.replay.judging import found_in
 from kvtrail.tracer.replay.numbering import Numbering, in_span
+from kvtrail.tracer.replay.prerequisites import grounds
 from kvtrail.tracer.replay.reduce import inverted, reached, reduced
 
 Progress = Callable[[int, int], None]

@@ -18,7 +18,7 @@ from kvtrail.connector.check.shrink import minimal
 from kvtrail.connector.check.trial import without_numbers
 from kvtrail.connector.drive.scenario import Scenario
 from kvtrail.connector.faults import FAULTS
-from kvtrail.tracer.audit import audit
+from kvtrail.tracer.replay.audit import audit
 
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
 """Faults for vLLM's own OffloadingConnector; the others are for ours."""

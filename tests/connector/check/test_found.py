@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from found import FOUND, TRACES, Finding
 
-from kvtrail.tracer.audit import audit
+from kvtrail.tracer.replay.audit import audit
 
 DOCS = real_lmcache.ROOT / "docs" / "findings.md"
 MENDED = [finding for finding in FOUND if finding.mended]

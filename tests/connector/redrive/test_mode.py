@@ -12,8 +12,8 @@ from recordings import STALE
 from kvtrail.__main__ import main
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.names import configuration
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.replay.audit import audit
 
 FAULTY = "Faulty:stale-lookup:OffloadConnector"
 

@@ -108,7 +108,7 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_is_no_drift(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.replay.screen.lines", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("kvtrail.tracer.reports.screen.lines", lambda *_, **__: 1 / 0)
     result = run(trace)
     assert result.exit_code == 2
     assert "the replay failed: ZeroDivisionError" in result.output

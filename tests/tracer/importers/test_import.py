@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from wire import as_request
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.logs.export import span_of
@@ -25,6 +24,7 @@ from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Alloc, Event, Load, Lookup, RankLookup, Store
 from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.replay.audit import audit
 
 R = "cmpl-run-5a5a5a5a-3-0"
 ENGINE = "(EngineCore_DP0 pid=501) "

@@ -8,8 +8,8 @@ import pytest
 from history import history
 from test_player import LATE, STALE_AT, STORY, played
 
-from kvtrail.tracer.replay.console import Console
 from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.reports.console import Console
 
 RIGHT, LEFT, HOME, END = "\x1b[C", "\x1b[D", "\x1b[H", "\x1b[F"
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from history import history
 
-from kvtrail.tracer.audit import audit
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import otlp
@@ -19,10 +18,11 @@ from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay import machine, screen
+from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import NoSuchStep, Player
 from kvtrail.tracer.replay.step import NUMBERS
+from kvtrail.tracer.reports import json_lines, screen
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 STORY = """
@@ -291,7 +291,7 @@ def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path:
         random.Random(seed).shuffle(lines)
         path.write_text("\n".join(lines))
         player = Player(load([path]))
-        told.add("\n".join([*machine.lines(player), *screen.lines(player, columns=None)]))
+        told.add("\n".join([*json_lines.lines(player), *screen.lines(player, columns=None)]))
     assert len(told) == 1
     (text,) = told
     assert text.count('"type": "step"') == len(whole)

@@ -9,9 +9,9 @@ from click import unstyle
 from history import history
 from test_player import LATE, SPAN, STALE_AT, STORY, played
 
-from kvtrail.tracer.replay import machine, screen
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.player import Player
+from kvtrail.tracer.reports import json_lines, screen
 
 
 def lines(text: str) -> list[str]:
@@ -70,7 +70,7 @@ def test_what_was_not_read_is_told_first() -> None:
         "2 spans of other services left out.",
         "3 spans that stood there twice counted once.",
     ]
-    told = json.loads(next(machine.lines(Player(history_))))
+    told = json.loads(next(json_lines.lines(Player(history_))))
     assert (told["foreign"], told["repeated"], told["unknown"]) == (2, 3, {"kv.from.the.future": 4})
     assert told["unreadable"][1] == {"file": "t.jsonl", "line": 9, "reason": "no JSON"}
 
@@ -148,7 +148,7 @@ def test_a_trace_file_cannot_steer_the_terminal() -> None:
 
 def test_lines_for_machines_hold_all_of_it() -> None:
     player = played(history(STORY + LATE))
-    first, *steps, end = map(json.loads, machine.lines(player))
+    first, *steps, end = map(json.loads, json_lines.lines(player))
     assert (first["type"], first["events"], first["steps"], first["requests"]) == (
         "history",
         len(player),

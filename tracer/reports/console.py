@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from kvtrail.tracer import terminal
-from kvtrail.tracer.replay import screen
 from kvtrail.tracer.replay.player import NoSuchStep, Player
 from kvtrail.tracer.replay.selection import NotInHistory, requests_named
+from kvtrail.tracer.reports import screen, terminal
 
 _KEY = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Za-z])|.", re.DOTALL)
 _FORWARD = {"n", " ", "\x1b[C", "\x1b[B", "\x1bOC", "\x1bOB", "\r", "\n"}

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import destination, terminal
-from kvtrail.tracer.destination import STDOUT
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
@@ -21,7 +19,9 @@ from kvtrail.tracer.replay import minimize as minimizing
 from kvtrail.tracer.replay.cut import Progress
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import Minimized, NoFinding
-from kvtrail.tracer.report import finding_text
+from kvtrail.tracer.reports import output_file, terminal
+from kvtrail.tracer.reports.findings import finding_text
+from kvtrail.tracer.reports.output_file import STDOUT
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""
@@ -69,9 +69,9 @@ def minimize(
 
     Example: kvtrail minimize trace.jsonl --rule stale-lookup -o - | gzip > small.jsonl.gz
     """
-    destination.check(output, force=force, sources=traces)
+    output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
-    with destination.or_exit(output):
+    with output_file.or_exit(output):
         try:
             with terminal.progress(traces) as on_bytes:
                 history = load(traces, on_bytes=on_bytes)
@@ -79,7 +79,7 @@ def minimize(
                 result = minimizing.minimize(
                     history, finding=finding, rule=rule, request=request, on_progress=on_progress
                 )
-            with destination.opened(output) as file:
+            with output_file.opened(output) as file:
                 file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
         except NoFinding as nothing:
             click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)

@@ -13,7 +13,7 @@ from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict, clock
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.step import NUMBERS, Step
-from kvtrail.tracer.terminal import plain
+from kvtrail.tracer.reports.terminal import plain
 
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Of an account, what is shown even while nothing is known of it: the screen must not jump from step to step."""

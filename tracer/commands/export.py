@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer import destination, terminal
-from kvtrail.tracer.destination import STDOUT
 from kvtrail.tracer.model import words
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.judging import found_in
 from kvtrail.tracer.replay.perfetto import trace_events
+from kvtrail.tracer.reports import output_file, terminal
+from kvtrail.tracer.reports.output_file import STDOUT
 
 
 @click.command()
@@ -38,8 +38,8 @@ def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) 
     """
     if not perfetto:
         raise click.UsageError("say for which tool: --perfetto")
-    destination.check(output, sources=traces, force=force)
-    with destination.or_exit(output):
+    output_file.check(output, sources=traces, force=force)
+    with output_file.or_exit(output):
         with terminal.progress(traces) as on_bytes:
             history = load(traces, on_bytes=on_bytes)
         count = _write(history, output)
@@ -57,7 +57,7 @@ def _write(history: History, output: Path) -> int:
     """Write the trace events, one a line; returns how many."""
     findings = list(found_in(history.events).values())
     count = 0
-    with destination.opened(output) as file:
+    with output_file.opened(output) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
         for count, event in enumerate(trace_events(history, findings), start=1):
             file.write((",\n" if count > 1 else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))

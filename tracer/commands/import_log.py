@@ -10,12 +10,12 @@ from typing import IO
 
 import click
 
-from kvtrail.tracer import destination, terminal
-from kvtrail.tracer.destination import STDOUT
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.reader import LogReader, names
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
+from kvtrail.tracer.reports import output_file, terminal
+from kvtrail.tracer.reports.output_file import STDOUT
 
 _MOST_SHOWN = 300
 
@@ -52,9 +52,9 @@ def import_log(
     if output is None and not (story or show_unread):
         raise click.UsageError("say where to write with -o, or ask for --story or --show-unread")
     if output is not None:
-        destination.check(output, force=force, sources=logs)
+        output_file.check(output, force=force, sources=logs)
     aside = output == STDOUT  # the standard output belongs to the trace
-    with destination.or_exit(output), nullcontext() if output is None else destination.opened(output) as file:
+    with output_file.or_exit(output), nullcontext() if output is None else output_file.opened(output) as file:
         events = 0
         for path, name in zip(logs, names(logs), strict=True):
             unread = partial(_tell_unread, path, aside) if show_unread else None

@@ -107,8 +107,8 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     """Print a rule's page and end, as --help does."""
     if name is None or context.resilient_parsing:
         return
-    from kvtrail.tracer import terminal
-    from kvtrail.tracer.report import rule_page
+    from kvtrail.tracer.reports import terminal
+    from kvtrail.tracer.reports.findings import rule_page
 
     terminal.echo(rule_page(_rule(name), columns=terminal.width()))
     context.exit(0)
@@ -169,10 +169,10 @@ def audit(
 
     Example: kvtrail audit --explain stale-lookup
     """
-    from kvtrail.tracer import terminal
-    from kvtrail.tracer.audit import audit as judge
     from kvtrail.tracer.ingest.trace_file import UnusableTrace
-    from kvtrail.tracer.report import as_text
+    from kvtrail.tracer.replay.audit import audit as judge
+    from kvtrail.tracer.reports import terminal
+    from kvtrail.tracer.reports.findings import as_text
 
     try:
         with terminal.progress(files) as on_bytes:

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from click import style
 
-from kvtrail.tracer.audit import Audit
 from kvtrail.tracer.detect.rules import Rule, page
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock
-from kvtrail.tracer.terminal import plain, wrapped
+from kvtrail.tracer.replay.audit import Audit
+from kvtrail.tracer.reports.terminal import plain, wrapped
 
 COLORS = {
     Severity.CRASH: "red",

@@ -8,11 +8,11 @@ from click import style, unstyle
 
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, clock
-from kvtrail.tracer.replay import told
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.step import Step, at_ns
-from kvtrail.tracer.report import finding_text
-from kvtrail.tracer.terminal import plain, wrapped
+from kvtrail.tracer.reports import step_text
+from kvtrail.tracer.reports.findings import finding_text
+from kvtrail.tracer.reports.terminal import plain, wrapped
 
 KEYS = (
     ("n, space, right", "next step"),
@@ -40,7 +40,11 @@ _GAP = 2
 
 def opening(player: Player, columns: int | None) -> list[str]:
     """What was read and what was not, and how the requests stand."""
-    return [line for text in (*told.read(player), told.verdicts(player)) for line in wrapped(text, columns, rest="  ")]
+    return [
+        line
+        for text in (*step_text.read(player), step_text.verdicts(player))
+        for line in wrapped(text, columns, rest="  ")
+    ]
 
 
 def help_page(player: Player, columns: int) -> list[str]:
@@ -80,12 +84,12 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
     yield "\n".join(opening(player, columns))
     width = max((len(e.request or "") for e in player.events), default=0)
     engines = len({event.engine for event in player.events})
-    connectors = told.several_connectors(player)
+    connectors = step_text.several_connectors(player)
     digits = len(str(len(player.events)))
     today = ""
     for step in player.steps():
         event = step.event
-        if (day := told.day(at_ns(event))) != today:
+        if (day := step_text.day(at_ns(event))) != today:
             today = day
             yield style(f"\n{day} (UTC)", dim=True)
         if step.gap:
@@ -93,11 +97,12 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
         about = plain(event.request or words.NOTHING)
         where = f"{plain(event.engine)}  " if engines > 1 else ""
-        what = words.kind(event.kind) + (f" ({teller})" if (teller := told.by(event, several=connectors)) else "")
-        account = "; ".join(told.changes(step))
+        what = words.kind(event.kind) + (f" ({teller})" if (teller := step_text.by(event, several=connectors)) else "")
+        account = "; ".join(step_text.changes(step))
         yield (
             f"{step.number:>{digits}}  {style(clock(at_ns(event)), dim=True)}  {where}{about:<{width}}  "
-            f"{style(what, bold=True)}: {told.said(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
+            f"{style(what, bold=True)}: {step_text.said(event)}"
+            + (style(f"  [{account}]", fg="blue") if account else "")
         )
         yield from _indented(_found(step, None if columns is None else columns - digits - _GAP), digits + _GAP)
 
@@ -108,7 +113,7 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
     place = f"Step {step.number} of {len(player.events)}"
     if len(player) < len(player.events):
         place += f" ({player.place} of {len(player)} shown)"
-    at = f"{told.day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
+    at = f"{step_text.day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
     found = words.some(len(player.findings), "finding")
     whose = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
     facts = ", ".join(part for part in (whose, event.connector, f"engine {event.engine}") if part)
@@ -122,10 +127,10 @@ def _body(player: Player, step: Step, columns: int, *, around: int) -> list[str]
     left = columns - ACCOUNT - _GAP if beside else columns
     steps = _around(player, left, around) if around > 1 else []
     event = step.event
-    teller = told.by(event, several=False)
+    teller = step_text.by(event, several=False)
     took = f"took {_duration(event.end_ns - event.start_ns)}" + (f", told by {teller}" if teller else "")
     kind = words.kind(event.kind)
-    says = wrapped(f"{kind}: {told.said(event)}; {took}", left, rest="  ")
+    says = wrapped(f"{kind}: {step_text.said(event)}; {took}", left, rest="  ")
     says[0] = says[0].replace(kind, style(kind, bold=True), 1)
     if step.gap:
         gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
@@ -150,7 +155,7 @@ def _around(player: Player, columns: int, lines: int) -> list[str]:
         about = "" if alone else f"{_short(event.request or words.NOTHING, longest):<{longest}} "
         mark = "!" if found else " "
         text = f"{'>' if number == here else ' '}{number:>{len(str(len(player.events)))}}{mark} "
-        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {told.said(event)}", columns)
+        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {step_text.said(event)}", columns)
         if number == here:
             text = style(text, bold=True, fg="red" if found else None)
         elif found:
@@ -163,7 +168,7 @@ def _around(player: Player, columns: int, lines: int) -> list[str]:
 
 def _table(step: Step) -> list[str]:
     """The account, a number a line; what the step changed is bold, with its value before."""
-    rows = told.account(step)
+    rows = step_text.account(step)
     width = max(len(name) for name, _, _ in rows)
     lines = [style("account after it", dim=True)]
     for name, now, before in rows:
@@ -174,7 +179,8 @@ def _table(step: Step) -> list[str]:
 
 def _phrases(step: Step) -> list[str]:
     return [
-        f"{name} {now}" + (f" (was {before})" if before is not None else "") for name, now, before in told.account(step)
+        f"{name} {now}" + (f" (was {before})" if before is not None else "")
+        for name, now, before in step_text.account(step)
     ]
 
 
