@@ -26,8 +26,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rounds import tell
 from test_bare_scheduler import storm
 
-from kvtrail.connector import outlet, recorder
 from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.recording import exporter, recorder
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
@@ -64,7 +64,7 @@ class Patient(BareScheduler):
 def record(path: Path, level: str, requests: int) -> None:
     """Write the history of a random workload; nothing of it is dropped."""
     memory = Memory()
-    outlet.from_environment = lambda: outlet.InProcess(memory)
+    exporter.from_environment = lambda: exporter.InProcess(memory)
     extra = {"cpu_bytes_to_use": 8_000_000, "chunk_size": 64, "kvtrail": {"level": level}}
     connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
     bare = Patient(Path(tempfile.mkdtemp()), connector, seed=1)

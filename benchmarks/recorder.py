@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 from rounds import tell
 
-from kvtrail.connector import wire
-from kvtrail.connector.outlet import Helper
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording import wire
+from kvtrail.connector.recording.exporter import Helper
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 

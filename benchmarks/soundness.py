@@ -22,7 +22,7 @@ from history import heartbeats
 from memory import Memory
 from test_bare_scheduler import scheduler, storm
 
-from kvtrail.connector import outlet, recorder
+from kvtrail.connector.recording import exporter, recorder
 from kvtrail.tracer.detect.detector import Detector
 
 NATIVE = "TracedOffloadingConnector"
@@ -32,7 +32,7 @@ MUCH_LATER_S = 3600.0
 def run(name: str, seed: int) -> tuple[int, Detector]:
     """One random workload: the steps it took, and the detector after it."""
     memory = Memory()
-    outlet.from_environment = lambda: outlet.InProcess(memory)
+    exporter.from_environment = lambda: exporter.InProcess(memory)
     rng = random.Random(seed)
     extra = {
         "cpu_bytes_to_use": rng.choice([2_000_000, 8_000_000, 50_000_000]),

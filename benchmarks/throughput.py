@@ -44,7 +44,7 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     of the scheduler's thread."""
     from kvtrail.connector.drive.bare import BareScheduler
     from kvtrail.connector.drive.workload import shared_prefixes
-    from kvtrail.connector.recorder import recorders
+    from kvtrail.connector.recording.recorder import recorders
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -86,7 +86,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
     from kvtrail.connector.drive.workload import Job
     from kvtrail.connector.names import resolve
-    from kvtrail.connector.recorder import recorders
+    from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.traced import Tracing, TracingHMA
 
     llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
@@ -135,7 +135,7 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if arguments.what == "thread":
-            from kvtrail.connector.recorder import handing_to
+            from kvtrail.connector.recording.recorder import handing_to
 
             stack.enter_context(handing_to(Nowhere))
         elif arguments.tracer != "absent":

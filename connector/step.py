@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector.context import RequestContext
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kvtrail.connector import guard, step
-from kvtrail.connector.context import RequestContext
 from kvtrail.connector.level import LevelSwitch
 from kvtrail.connector.probes import Moved, Probe, Seen
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.transfers import Places, Transfers
 from kvtrail.tracer.model.semconv import Kind
 

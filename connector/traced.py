@@ -16,9 +16,10 @@ from itertools import count
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector import guard, wire
+from kvtrail.connector import guard
 from kvtrail.connector.probes import Probe, probe_for
-from kvtrail.connector.recorder import of_process
+from kvtrail.connector.recording import wire
+from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Guard, Settings
 from kvtrail.connector.teller import Teller
 from kvtrail.tracer.model import semconv

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector.context import RequestContext
 from kvtrail.connector.probes import Moved, Planned
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")

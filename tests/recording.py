@@ -10,7 +10,7 @@ from unittest.mock import patch
 from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.connector import outlet, recorder
+from kvtrail.connector.recording import exporter, recorder
 from kvtrail.tracer.ingest import otlp
 
 
@@ -18,7 +18,7 @@ from kvtrail.tracer.ingest import otlp
 def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
     """Write all that is recorded inside to a file, when it is over."""
     memory = Memory()
-    with patch.object(outlet, "from_environment", lambda: outlet.InProcess(memory)):
+    with patch.object(outlet, "from_environment", lambda: exporter.InProcess(memory)):
         try:
             yield
         finally:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.connector.context import RequestContext, root_ids
-from kvtrail.connector.encode import Encoder
-from kvtrail.connector.wire import attribute
+from kvtrail.connector.recording.context import RequestContext, root_ids
+from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.wire import attribute
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 

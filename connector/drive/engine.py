@@ -101,7 +101,7 @@ def _served(tell: _Teller, before: int, now: int) -> None:
 
 
 def _flush() -> None:
-    from kvtrail.connector.recorder import recorders
+    from kvtrail.connector.recording.recorder import recorders
 
     for recorder in recorders():
         recorder.flush()

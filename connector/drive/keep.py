@@ -10,9 +10,9 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
-from kvtrail.connector import recorder
-from kvtrail.connector.context import Identity, Recorded, number_of
-from kvtrail.connector.encode import Encoder
+from kvtrail.connector.recording import recorder
+from kvtrail.connector.recording.context import Identity, Recorded, number_of
+from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event

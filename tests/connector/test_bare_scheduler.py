@@ -16,12 +16,12 @@ import pytest
 from history import heartbeats
 from memory import Memory
 
-from kvtrail.connector import outlet, recorder
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.scenario import Workers
 from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.scheduler import OffloadScheduler
+from kvtrail.connector.recording import exporter, recorder
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Alloc, Event
 from kvtrail.tracer.model.findings import Verdict
@@ -31,7 +31,7 @@ from kvtrail.tracer.model.findings import Verdict
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
     """What the recorders of this test have sent."""
     memory = Memory()
-    monkeypatch.setattr(outlet, "from_environment", lambda: outlet.InProcess(memory))
+    monkeypatch.setattr(outlet, "from_environment", lambda: exporter.InProcess(memory))
 
     def read() -> list[Event]:
         for each in recorder.recorders():

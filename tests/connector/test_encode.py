@@ -12,9 +12,9 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from wire import as_request, encoded
 
-from kvtrail.connector import wire
-from kvtrail.connector.context import RequestContext, root_ids
-from kvtrail.connector.encode import Encoder
+from kvtrail.connector.recording import wire
+from kvtrail.connector.recording.context import RequestContext, root_ids
+from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.semconv import Kind
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from memory import Memory
 
-from kvtrail.connector import outlet
 from kvtrail.connector.drive import tiny, workload
 from kvtrail.connector.drive.workload import Job
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
+from kvtrail.connector.recording import exporter
 
 Tokens = dict[str, list[int]]
 JOBS = workload.shared_prefixes(requests=12)
@@ -25,7 +25,7 @@ CHUNK_BYTES = 256 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Builds real engines, one at a time; what they record goes nowhere."""
-    monkeypatch.setattr(outlet, "from_environment", lambda: outlet.InProcess(Memory()))
+    monkeypatch.setattr(outlet, "from_environment", lambda: exporter.InProcess(Memory()))
     built: list[Any] = []
 
     def build(name: str | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Any:

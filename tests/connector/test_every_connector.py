@@ -41,9 +41,9 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvtrail import connector
 from kvtrail.connector import faults, names
-from kvtrail.connector.outlet import InProcess
 from kvtrail.connector.probes import Probe, probe_for
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording.exporter import InProcess
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.traced import Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, otlp
 

@@ -14,17 +14,17 @@ import pytest
 from processes import Tracer, until
 from test_recorder import a_request, record
 
-from kvtrail.connector import outlet
-from kvtrail.connector.outlet import Helper
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording import exporter
+from kvtrail.connector.recording.exporter import Helper
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 ENGINE = """
 import time
 from types import SimpleNamespace
 from kvtrail.connector import outlet, wire
-from kvtrail.connector.recorder import Recorder
-recorder = Recorder("engine", {}, outlet.from_environment())
+from kvtrail.connector.recording.recorder import Recorder
+recorder = Recorder("engine", {}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = wire.attribute("kvtrail.connector.role", "scheduler")
 recorder.record("kv.request.start", source, recorder.context(request), 1, 2, (700, None, 0, None, None))
@@ -109,6 +109,6 @@ def test_without_processes_the_thread_does_the_work(monkeypatch: pytest.MonkeyPa
         raise OSError("no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    out = outlet.from_environment()
-    assert isinstance(out, outlet.InProcess)
+    out = exporter.from_environment()
+    assert isinstance(out, exporter.InProcess)
     out.close()

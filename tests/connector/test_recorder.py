@@ -13,10 +13,10 @@ from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import until
 
-from kvtrail.connector import outlet
-from kvtrail.connector import recorder as recorder_module
-from kvtrail.connector.outlet import InProcess
-from kvtrail.connector.recorder import Recorder
+from kvtrail.connector.recording import exporter
+from kvtrail.connector.recording import recorder as recorder_module
+from kvtrail.connector.recording.exporter import InProcess
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event, Heartbeat
 from kvtrail.tracer.model.semconv import Kind
@@ -297,4 +297,4 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
     with pytest.raises(ValueError, match="'carrier-pigeon' is not supported; it can be grpc or http/protobuf"):
-        outlet.from_environment()
+        exporter.from_environment()

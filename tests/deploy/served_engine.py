@@ -15,9 +15,9 @@ from typing import Any
 
 from prometheus_client import start_http_server
 
-from kvtrail.connector import recorder
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.workload import Job, shared_prefixes
+from kvtrail.connector.recording import recorder
 
 ROUNDS, PAUSE_S = 4, 0.6
 """Work comes in rounds, so that whoever scrapes sees counters move."""

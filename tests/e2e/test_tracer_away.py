@@ -21,7 +21,7 @@ from pathlib import Path
 channel = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 from kvtrail.connector.drive import tiny, workload
-from kvtrail.connector.recorder import recorders
+from kvtrail.connector.recording.recorder import recorders
 llm = tiny.build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 jobs = workload.shared_prefixes(requests=6)
 for number in range(2):

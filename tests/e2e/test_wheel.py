@@ -88,7 +88,7 @@ def test_the_tracer_alone_needs_neither(wheel: Path, tmp_path: Path) -> None:
     assert "vllm" not in installed
     assert "torch" not in installed
     assert "streamlit" not in installed
-    code = "import kvtrail.tracer.serve.server, kvtrail.connector.recorder; print('ok')"
+    code = "import kvtrail.tracer.serve.server, kvtrail.connector.recording.recorder; print('ok')"
     assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
     help_text = subprocess.run(
         [python.parent / "kvtrail", "serve", "--help"], capture_output=True, text=True, check=True

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import kvtrail
-from kvtrail.connector import transport
-from kvtrail.connector.context import Recorded, number_of
-from kvtrail.connector.encode import Encoder, batches, spans_in_a_request
+from kvtrail.connector.recording import transport
+from kvtrail.connector.recording.context import Recorded, number_of
+from kvtrail.connector.recording.encoder import Encoder, batches, spans_in_a_request
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -78,7 +78,7 @@ class InProcess:
 
 
 class Helper:
-    """A process that encodes and sends; see `kvtrail.connector.helper`. It ends when the engine does, however that comes."""
+    """A process that encodes and sends; see `kvtrail.connector.recording.export_process`. It ends when the engine does, however that comes."""
 
     def __init__(self) -> None:
         transport.check_environment()
@@ -130,7 +130,7 @@ class Helper:
             return NOT_SENT
 
     def _start(self) -> None:
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from kvtrail.connector.helper import main; main()"
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from kvtrail.connector.recording.export_process import main; main()"
         self._closed = False
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, str(Path(kvtrail.__file__).parents[1])],

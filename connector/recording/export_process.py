@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from kvtrail.connector.context import Recorded, number_of
-from kvtrail.connector.encode import Encoder, spans_in_a_request
-from kvtrail.connector.outlet import LENGTH, NOT_SENT, SENT, UNREADABLE
-from kvtrail.connector.transport import Delivery, from_environment
+from kvtrail.connector.recording.context import Recorded, number_of
+from kvtrail.connector.recording.encoder import Encoder, spans_in_a_request
+from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE
+from kvtrail.connector.recording.transport import Delivery, from_environment
 from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 1.5

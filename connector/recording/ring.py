@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from itertools import count
 
-from kvtrail.connector.context import Recorded, number_of
+from kvtrail.connector.recording.context import Recorded, number_of
 
 
 class Ring:

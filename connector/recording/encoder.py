@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SIZE
 
 from kvtrail import __version__
-from kvtrail.connector import wire
-from kvtrail.connector.context import Identity, Recorded
-from kvtrail.connector.environment import positive
+from kvtrail.connector.recording import wire
+from kvtrail.connector.recording.context import Identity, Recorded
+from kvtrail.connector.recording.environment import positive
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 

@@ -29,11 +29,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
 
-from kvtrail.connector import outlet, transport
-from kvtrail.connector.context import Recorded, RequestContext, caller_of, root_ids
-from kvtrail.connector.environment import positive, resource_of
 from kvtrail.connector.level import LevelSwitch
-from kvtrail.connector.ring import Ring
+from kvtrail.connector.recording import exporter, transport
+from kvtrail.connector.recording.context import Recorded, RequestContext, caller_of, root_ids
+from kvtrail.connector.recording.environment import positive, resource_of
+from kvtrail.connector.recording.ring import Ring
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
@@ -53,7 +53,7 @@ COMPLAIN_EVERY_S = 60.0
 class Recorder:
     """Records events and exports them. Create it with `of_process`; `record` and `context` are the hot path."""
 
-    def __init__(self, engine_id: str, resource: dict[str, Any], out: outlet.Outlet) -> None:
+    def __init__(self, engine_id: str, resource: dict[str, Any], out: exporter.Outlet) -> None:
         self.id = secrets.token_hex(8)
         self.engine_id = engine_id
         self.level = LevelSwitch()
@@ -286,7 +286,7 @@ def _reference(request: Any) -> Callable[[], Any] | None:
 
 _recorders: dict[tuple[int, str], Recorder | None] = {}
 _lock = threading.Lock()
-_make_outlet: Callable[[], outlet.Outlet] | None = None
+_make_outlet: Callable[[], exporter.Outlet] | None = None
 """What `handing_to` asked for; None is what the environment says."""
 
 
@@ -294,7 +294,7 @@ def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
     """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true.
 
     Raises:
-        ValueError, ImportError: the OTLP variables ask for what there is not; see `outlet.from_environment`.
+        ValueError, ImportError: the OTLP variables ask for what there is not; see `exporter.from_environment`.
     """
     key = (os.getpid(), engine_id)
     with _lock:
@@ -302,13 +302,13 @@ def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
             if _make_outlet is None and os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
                 _recorders[key] = None
             else:
-                out = outlet.from_environment() if _make_outlet is None else _make_outlet()
+                out = exporter.from_environment() if _make_outlet is None else _make_outlet()
                 _recorders[key] = Recorder(engine_id, resource, out)
         return _recorders[key]
 
 
 @contextmanager
-def handing_to(make_outlet: Callable[[], outlet.Outlet]) -> Iterator[None]:
+def handing_to(make_outlet: Callable[[], exporter.Outlet]) -> Iterator[None]:
     """Recorders that are made inside hand what they hold to outlets of this making, whatever the environment says, and are
     closed at the end. For runs that are their own tracer; not for two at a time."""
     global _make_outlet, _recorders
