@@ -19,8 +19,8 @@ from kvtrail.connector.drive import tiny
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.play import drive, play
 from kvtrail.connector.drive.scenario import Scenario
-from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.redrive import redrive
+from kvtrail.connector.registration import configuration
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 

@@ -85,9 +85,9 @@ def engine(folder: Path, count: int, layers: int) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from kvtrail.connector.drive.workload import Job
-    from kvtrail.connector.names import resolve
     from kvtrail.connector.recording.recorder import recorders
-    from kvtrail.connector.traced import Tracing, TracingHMA
+    from kvtrail.connector.registration import resolve
+    from kvtrail.connector.tracing.traced import Tracing, TracingHMA
 
     llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]

@@ -20,7 +20,7 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     if "Connector" in name or name.startswith(("Traced:", "Faulty:")):
-        from kvtrail.connector.names import resolve
+        from kvtrail.connector.registration import resolve
 
         return resolve(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

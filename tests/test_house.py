@@ -71,7 +71,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
     ("statement", "absent"),
     [
         (
-            "import kvtrail.connector.recording.recorder, kvtrail.connector.traced",
+            "import kvtrail.connector.recording.recorder, kvtrail.connector.tracing.traced",
             ["vllm", "torch", "grpc", "fastapi", "streamlit"],
         ),
         (

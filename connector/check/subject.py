@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.connector.drive.stands import SETTINGS
-from kvtrail.connector.names import configuration
+from kvtrail.connector.registration import configuration
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvtrail.connector import names
+from kvtrail.connector import registration
 from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.scenario import Reset, Scenario, tokens
@@ -187,7 +187,7 @@ def _build(
 ) -> Stage:
     try:
         if connector is not None and connector.get("kv_connector_module_path") == "kvtrail.connector":
-            names.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
+            registration.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
         return stage(
             folder,
             None if connector is None else _of_its_own(connector),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.drive.play import Played, play
-from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.compare import Closeness, compare
 from kvtrail.connector.redrive.workload import Workload, workload_of
+from kvtrail.connector.registration import configuration
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import found_in
 

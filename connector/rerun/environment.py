@@ -15,7 +15,7 @@ from typing import Any
 
 from kvtrail.connector.drive import tiny
 from kvtrail.connector.rerun.calls import Conversation, Unusable
-from kvtrail.connector.traced import UNTRACED, Tracing
+from kvtrail.connector.tracing.traced import UNTRACED, Tracing
 from kvtrail.tracer.model.events import Alloc, Lookup
 
 ASSUMED_BLOCK_SIZE = 16
@@ -109,7 +109,7 @@ def resolve(against: str) -> type:
     Raises:
         Unusable: there is no such class here; the text says why.
     """
-    from kvtrail.connector.names import resolve as traced_class
+    from kvtrail.connector.registration import resolve as traced_class
 
     tiny.prepare_environment()
     try:

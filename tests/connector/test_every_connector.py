@@ -40,16 +40,18 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvtrail import connector
-from kvtrail.connector import faults, names
+from kvtrail.connector import faults, registration
 from kvtrail.connector.probes import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcess
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.traced import Tracing, TracingHMA, traced
+from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, otlp
 
-names.register()
+registration.register()
 OURS = "UntracedOffloadConnector"
-PLAIN = sorted(n for n in KVConnectorFactory._registry if not n.startswith(names.TRACED) and n != "OffloadConnector")
+PLAIN = sorted(
+    n for n in KVConnectorFactory._registry if not n.startswith(registration.TRACED) and n != "OffloadConnector"
+)
 """The untraced connectors: vLLM's own, and ours, by their names in vLLM's registry."""
 
 INTERFACE: dict[str, Any] = {
@@ -213,7 +215,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
     sender = Memory() if request.param == "recorded" else None
     recorder = None if sender is None else Recorder("engine", {}, InProcess(sender))
-    monkeypatch.setattr("kvtrail.connector.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     yield sender
     if sender is not None and recorder is not None:
         recorder.close()
@@ -468,7 +470,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     }
     sender = Memory()
     recorder = Recorder("engine", {}, InProcess(sender))
-    monkeypatch.setattr("kvtrail.connector.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     for method in expected:
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
     recorder.close()
@@ -476,7 +478,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     assert set(expected.values()) - {s.name for s in spans} == set()
 
 
-# The names.
+# The registration.
 
 
 @pytest.fixture
@@ -504,9 +506,9 @@ def test_vllm_knows_the_names_once_its_plugins_are_loaded(
 
 def test_registration_can_be_repeated(fresh_registry: dict[str, Any]) -> None:
     """vLLM may load a plugin several times in a process: the second time changes nothing."""
-    names.register()
+    registration.register()
     once = dict(fresh_registry)
-    names.register()
+    registration.register()
     assert fresh_registry == once
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrail.connector import guard
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.index import ChunkIndex
 from kvtrail.connector.settings import Guard, Settings
+from kvtrail.connector.tracing import guard
 
 
 def test_the_defaults() -> None:

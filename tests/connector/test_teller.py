@@ -11,7 +11,7 @@ from memory import Memory
 from test_recorder import a_recorder, a_request, lookups
 
 from kvtrail.connector.probes import Moved, Planned, Probe, Seen
-from kvtrail.connector.teller import Teller
+from kvtrail.connector.tracing.instrumentation import Teller
 from kvtrail.tracer.model.events import Store
 
 ANSWER = (256, False)

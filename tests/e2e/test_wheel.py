@@ -37,7 +37,7 @@ def test_it_holds_the_three_packages_and_the_entry_points(wheel: Path) -> None:
     (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
     text = zipfile.ZipFile(wheel).read(entry_points).decode()
     assert "kvtrail = kvtrail.__main__:main" in text
-    assert "[vllm.general_plugins]\nkvtrail = kvtrail.connector.names:register" in text
+    assert "[vllm.general_plugins]\nkvtrail = kvtrail.connector.registration:register" in text
 
 
 def pip(python: Path, *arguments: str) -> str:

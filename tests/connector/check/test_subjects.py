@@ -11,14 +11,16 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-from kvtrail.connector import names
+from kvtrail.connector import registration
 from kvtrail.connector.check.profiles import PROFILES
 from kvtrail.connector.check.session import check
 from kvtrail.connector.drive.play import Unbuildable
 
-names.register()
+registration.register()
 REGISTERED = sorted(
-    name for name in KVConnectorFactory._registry if not name.startswith(names.TRACED) and name not in names.OURS
+    name
+    for name in KVConnectorFactory._registry
+    if not name.startswith(registration.TRACED) and name not in registration.OURS
 )
 CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector")
 ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")

@@ -11,7 +11,7 @@ from recordings import STALE
 
 from kvtrail.__main__ import main
 from kvtrail.connector.drive.play import play
-from kvtrail.connector.names import configuration
+from kvtrail.connector.registration import configuration
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.audit import audit
 

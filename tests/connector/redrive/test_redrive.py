@@ -15,9 +15,9 @@ from kvtrail.connector.check.session import allowed
 from kvtrail.connector.check.subject import Subject
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
-from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.redrive import redrive
 from kvtrail.connector.redrive.workload import NotDrivable, workload_of
+from kvtrail.connector.registration import configuration
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 

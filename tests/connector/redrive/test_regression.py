@@ -11,7 +11,7 @@ from pytest_alone import run_pytest
 from kvtrail.__main__ import main
 from kvtrail.connector.check.profiles import scenario_of
 from kvtrail.connector.drive.play import Played, play
-from kvtrail.connector.names import configuration
+from kvtrail.connector.registration import configuration
 from kvtrail.tracer.ingest import otlp
 
 STALE = "Faulty:stale-lookup:OffloadConnector"

@@ -9,8 +9,8 @@ from recordings import DEMO, OURS, assert_the_same, recorded
 
 from kvtrail.connector.drive.play import Played, Unbuildable, play
 from kvtrail.connector.drive.scenario import Arrival, Scenario
-from kvtrail.connector.names import configuration
 from kvtrail.connector.redrive.redrive import redrive
+from kvtrail.connector.registration import configuration
 
 
 @pytest.fixture(scope="module")

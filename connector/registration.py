@@ -21,7 +21,7 @@ def resolve(name: str) -> Any:
             vLLM, like Python, asks for the class as an attribute of the module.
     """
     from kvtrail.connector import faults
-    from kvtrail.connector.traced import traced
+    from kvtrail.connector.tracing.traced import traced
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")

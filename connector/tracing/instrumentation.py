@@ -13,12 +13,12 @@ from time import time_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvtrail.connector import guard, step
 from kvtrail.connector.level import LevelSwitch
 from kvtrail.connector.probes import Moved, Probe, Seen
 from kvtrail.connector.recording.context import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.transfers import Places, Transfers
+from kvtrail.connector.tracing import guard, steps
+from kvtrail.connector.tracing.transfers import Places, Transfers
 from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -140,7 +140,7 @@ class Teller:
         context: RequestContext = recorder.context(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, recorder.level.detailed
-        table = step.first_group(blocks.get_block_ids()) if context.detailed else None
+        table = steps.first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
         sources = self._sources(connector, request, external) if external and error is None else None
@@ -165,7 +165,7 @@ class Teller:
             return None
 
     def step(self, connector: Any, scheduler_output: Any, metadata: Any) -> None:
-        """Preemptions, steps, plans, evictions and signs of a scheduling step."""
+        """Preemptions, steps, plans, evictions and signs of a scheduling steps."""
         if self._recorder is None:
             return
         try:
@@ -178,7 +178,7 @@ class Teller:
                 or out.scheduled_cached_reqs.resumed_req_ids
                 or self._level.tells_steps
             ):
-                step.tell(self._recorder, self._source, connector, out)
+                steps.tell(self._recorder, self._source, connector, out)
             self._steps += 1
         except Exception:
             self._give_up()
@@ -206,7 +206,7 @@ class Teller:
         for number in ended:
             self._transfers.over(Kind.TRANSFER_END, number, (False, self._steps))
         if invalid := getattr(output, "invalid_block_ids", None):
-            for context, blocks in step.holders(self._recorder, connector, invalid):
+            for context, blocks in steps.holders(self._recorder, connector, invalid):
                 self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():

@@ -16,12 +16,12 @@ from itertools import count
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector import guard
 from kvtrail.connector.probes import Probe, probe_for
 from kvtrail.connector.recording import wire
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Guard, Settings
-from kvtrail.connector.teller import Teller
+from kvtrail.connector.tracing import guard
+from kvtrail.connector.tracing.instrumentation import Teller
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
