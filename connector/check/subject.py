@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.connector.drive.stands import SETTINGS
+from kvtrail.connector.known.backend import SETTINGS
 from kvtrail.connector.registration import configuration
 
 

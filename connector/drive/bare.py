@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.drive import stands, tiny
+from kvtrail.connector.drive import tiny
 from kvtrail.connector.drive.scenario import Workers
 from kvtrail.connector.drive.worker import MadeUpWorker
+from kvtrail.connector.known import backend
 
 
 class BareScheduler:
@@ -50,9 +51,9 @@ class BareScheduler:
         load_general_plugins()
         options: dict[str, Any] = {**tiny.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         options["block_size"] = block_size
-        standing = [] if connector is None else stands.stands_for(connector)
+        standing = [] if connector is None else backend.stands_for(connector)
         if connector is not None:
-            furnished = stands.furnished(connector, standing, folder)
+            furnished = backend.furnished(connector, standing, folder)
             options["kv_transfer_config"] = {"kv_role": "kv_both", **furnished}
         if drafts:
             ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from kvtrail.connector.drive.scenario import Workers, job, wait
-from kvtrail.connector.drive.stands import Job, Stand
+from kvtrail.connector.known.backend import Job, Stand
 
 
 class MadeUpWorker:

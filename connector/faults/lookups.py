@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.probes import Evicted, probe_for
+from kvtrail.connector.known.probe import Evicted, probe_for
 
 
 class StaleLookup:

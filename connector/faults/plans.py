@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.probes import Evicted
+from kvtrail.connector.known.probe import Evicted
 
 BLOCK_SIZE = 32
 """Tokens per KV block of the engines that faults are injected into."""

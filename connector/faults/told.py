@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.connector.faults.plans import BLOCK_SIZE, Planner
-from kvtrail.connector.probes import Sign
+from kvtrail.connector.known.probe import Sign
 from kvtrail.tracer.model.semconv import Kind
 
 

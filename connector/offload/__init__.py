@@ -18,11 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvtrail.connector.known.probe import Evicted, Moved, Sign
 from kvtrail.connector.offload.config import from_vllm
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
 from kvtrail.connector.offload.scheduler import OffloadScheduler
-from kvtrail.connector.probes import Evicted, Moved, Sign
 
 
 class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from kvtrail.connector.known.probe import Evicted
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.index import ChunkIndex
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
-from kvtrail.connector.probes import Evicted
 
 
 @dataclass(slots=True)

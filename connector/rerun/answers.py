@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from kvtrail.connector.probes import Evicted, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Evicted, Planned, Probe, Seen
 from kvtrail.tracer.model.events import Event, Evict, LoadPlan, Plan, StorePlan
 
 Answer = dict[str, Any]

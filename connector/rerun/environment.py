@@ -24,10 +24,10 @@ ASSUMED_BLOCK_SIZE = 16
 HEADS = 2
 
 _BY_CLASS = {
-    "UntracedOffloadConnector": "kvtrail.connector.rerun.environments.offload",
-    "OffloadingConnector": "kvtrail.connector.rerun.environments.offloading",
-    "LMCacheConnectorV1": "kvtrail.connector.rerun.environments.lmcache",
-    "LMCacheConnectorV1Dynamic": "kvtrail.connector.rerun.environments.lmcache",
+    "UntracedOffloadConnector": "kvtrail.connector.known.offload.environment",
+    "OffloadingConnector": "kvtrail.connector.known.offloading.environment",
+    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.environment",
+    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.environment",
 }
 """The environment's module, by the name of a class among the connector's bases."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.probes import probe_for
+from kvtrail.connector.known.probe import probe_for
 from kvtrail.connector.rerun import environment
 from kvtrail.connector.rerun.calls import Conversation, conversation
 from kvtrail.connector.rerun.environment import Environment

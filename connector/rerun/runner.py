@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from kvtrail.connector.probes import Probe
+from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.rerun import answers
 from kvtrail.connector.rerun.answers import Answer
 from kvtrail.connector.rerun.calls import Call, Conversation, Method

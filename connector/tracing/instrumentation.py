@@ -13,8 +13,8 @@ from time import time_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from kvtrail.connector.known.probe import Moved, Probe, Seen
 from kvtrail.connector.level import LevelSwitch
-from kvtrail.connector.probes import Moved, Probe, Seen
 from kvtrail.connector.recording.context import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing import guard, steps

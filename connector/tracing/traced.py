@@ -16,7 +16,7 @@ from itertools import count
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector.probes import Probe, probe_for
+from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording import wire
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Guard, Settings

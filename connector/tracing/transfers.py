@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector.probes import Moved, Planned
+from kvtrail.connector.known.probe import Moved, Planned
 from kvtrail.connector.recording.context import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind

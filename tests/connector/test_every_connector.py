@@ -41,7 +41,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from kvtrail import connector
 from kvtrail.connector import faults, registration
-from kvtrail.connector.probes import Probe, probe_for
+from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcess
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvtrail.connector.probes import Moved, Planned, Probe, probe_for
-from kvtrail.connector.probes.lmcache import LMCacheProbe
+from kvtrail.connector.known.lmcache.probe import LMCacheProbe
+from kvtrail.connector.known.probe import Moved, Planned, Probe, probe_for
 
 REQUEST = SimpleNamespace(request_id="r")
 BLOCK_SIZE, CHUNK = 32, 256

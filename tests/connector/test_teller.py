@@ -10,7 +10,7 @@ import pytest
 from memory import Memory
 from test_recorder import a_recorder, a_request, lookups
 
-from kvtrail.connector.probes import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.tracing.instrumentation import Teller
 from kvtrail.tracer.model.events import Store
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from kvtrail.connector.drive import stands
 from kvtrail.connector.drive.play import play
 from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
-from kvtrail.connector.drive.stands.chunks import Chunks
+from kvtrail.connector.known import backend
+from kvtrail.connector.known.chunks import Chunks
 from kvtrail.tracer.model.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
@@ -65,9 +65,9 @@ def test_streams_end_in_their_order() -> None:
     """vLLM's worker tells the latest event of a stream that has ended, so an earlier one has ended as well."""
     ended: list[Any] = []
 
-    class Noting(stands.Stand):
+    class Noting(backend.Stand):
         def jobs(self, connector: Any, plan: Any) -> Any:
-            return [stands.Job(key, stream="one") for key in plan]
+            return [backend.Job(key, stream="one") for key in plan]
 
         def told(self, over: Any) -> None:
             ended.extend(job.key for job in over)
@@ -87,6 +87,6 @@ def test_a_stand_adds_to_the_configuration_and_takes_nothing_away(tmp_path: Path
         "kv_connector": "MultiConnector",
         "kv_connector_extra_config": {"connectors": [{"kv_connector": "ExampleConnector"}]},
     }
-    assert stands.furnished(said, stands.stands_for(said), tmp_path) == said
-    children = stands.furnished(multi, stands.stands_for(multi), tmp_path)["kv_connector_extra_config"]["connectors"]
+    assert backend.furnished(said, backend.stands_for(said), tmp_path) == said
+    children = backend.furnished(multi, backend.stands_for(multi), tmp_path)["kv_connector_extra_config"]["connectors"]
     assert children[0]["kv_connector_extra_config"] == {"shared_storage_path": str(tmp_path / "stored")}

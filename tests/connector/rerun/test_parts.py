@@ -7,9 +7,9 @@ from typing import Any
 from history import history as told
 from msgspec.structs import asdict, replace
 
+from kvtrail.connector.known.offload.environment import room
 from kvtrail.connector.rerun.answers import same
 from kvtrail.connector.rerun.calls import Call, Conversation, conversation
-from kvtrail.connector.rerun.environments.offload import room
 from kvtrail.connector.rerun.forks import Forks
 from kvtrail.connector.rerun.judge import Retold
 from kvtrail.connector.rerun.prefixes import Prefixes

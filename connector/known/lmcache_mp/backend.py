@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.drive.stands import Job, Stand
-from kvtrail.connector.drive.stands.chunks import Chunks
-from kvtrail.connector.probes.lmcache_mp import blocks_of
+from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.known.chunks import Chunks
+from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 
 
 class LMCacheMPStand(Stand):

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _BY_CLASS = {
-    "ExampleConnector": "kvtrail.connector.drive.stands.example",
-    "LMCacheConnectorV1": "kvtrail.connector.drive.stands.lmcache",
-    "LMCacheMPConnector": "kvtrail.connector.drive.stands.lmcache_mp",
-    "LMCacheMPConnectorUpstream": "kvtrail.connector.drive.stands.lmcache_mp",
-    "OffloadingConnector": "kvtrail.connector.drive.stands.offloading",
-    "SimpleCPUOffloadConnector": "kvtrail.connector.drive.stands.simple_cpu",
+    "ExampleConnector": "kvtrail.connector.known.example.backend",
+    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.backend",
+    "LMCacheMPConnector": "kvtrail.connector.known.lmcache_mp.backend",
+    "LMCacheMPConnectorUpstream": "kvtrail.connector.known.lmcache_mp.backend",
+    "OffloadingConnector": "kvtrail.connector.known.offloading.backend",
+    "SimpleCPUOffloadConnector": "kvtrail.connector.known.simple_cpu.backend",
 }
 """The stand's module, by the name of a class among the connector's bases."""
 SETTINGS = "kvtrail.stand"

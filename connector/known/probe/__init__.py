@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from kvtrail.tracer.model.semconv import Kind
 
 _BY_CLASS = {
-    "UntracedOffloadConnector": "kvtrail.connector.probes.offload",
-    "LMCacheConnectorV1": "kvtrail.connector.probes.lmcache",
-    "LMCacheConnectorV1Dynamic": "kvtrail.connector.probes.lmcache",
-    "LMCacheMPConnector": "kvtrail.connector.probes.lmcache_mp",
-    "LMCacheMPConnectorUpstream": "kvtrail.connector.probes.lmcache_mp",
-    "OffloadingConnector": "kvtrail.connector.probes.offloading",
+    "UntracedOffloadConnector": "kvtrail.connector.known.offload.probe",
+    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.probe",
+    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.probe",
+    "LMCacheMPConnector": "kvtrail.connector.known.lmcache_mp.probe",
+    "LMCacheMPConnectorUpstream": "kvtrail.connector.known.lmcache_mp.probe",
+    "OffloadingConnector": "kvtrail.connector.known.offloading.probe",
 }
 """The probe's module, by the name of a class among the connector's bases."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.connector.probes import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 
 
 class OffloadProbe(Probe):

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.drive.stands import Job, Stand
-from kvtrail.connector.drive.stands.chunks import Chunks
+from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.known.chunks import Chunks
 
 CHUNK_SIZE = "lmcache.chunk_size"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from kvtrail.connector.probes import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 
 _FOREIGN = (AttributeError, TypeError)
 """What reading raises where an LMCache keeps its books in another way."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.drive.stands import Job, Stand
+from kvtrail.connector.known.backend import Job, Stand
 
 
 class ExampleStand(Stand):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.connector.probes import Planned, Probe, Seen
+from kvtrail.connector.known.probe import Planned, Probe, Seen
 
 
 class OffloadingProbe(Probe):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
-from kvtrail.connector.drive.stands import Job, Stand
+from kvtrail.connector.known.backend import Job, Stand
 
 LOAD, STORE = "load", "store"
 

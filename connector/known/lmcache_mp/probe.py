@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.probes import Planned, Probe, Seen
+from kvtrail.connector.known.probe import Planned, Probe, Seen
 
 _FOREIGN = (AttributeError, TypeError)
 """What reading raises where a connector keeps its books in another way."""
