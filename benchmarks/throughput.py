@@ -42,8 +42,8 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     """Steps a second, in one process, in turns of about 50 ms, since a shared machine changes its speed from one second to
     the next. A turn's time is its wall time, and the CPU that it takes to send what it has recorded; or, `of_thread`, the CPU
     of the scheduler's thread."""
+    from kvtrail.connector.demo.workload import shared_prefixes
     from kvtrail.connector.drive.bare import BareScheduler
-    from kvtrail.connector.drive.workload import shared_prefixes
     from kvtrail.connector.recording.recorder import recorders
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
@@ -79,12 +79,13 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
     One process and not two, since two processes of the same program differ by some per cent from their start to their end.
     """
-    from kvtrail.connector.drive import tiny, workload
+    from kvtrail.connector.demo import workload
+    from kvtrail.connector.drive import tiny
 
     tiny.prepare_environment()  # before torch is loaded
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from kvtrail.connector.drive.workload import Job
+    from kvtrail.connector.demo.workload import Job
     from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.registration import resolve
     from kvtrail.connector.tracing.traced import Tracing, TracingHMA

@@ -20,7 +20,7 @@ COMMANDS = {
     ),
     "audit": ("kvtrail.tracer.commands.commands:audit", "Judge trace files, and explain what contradicts itself."),
     "replay": (
-        "kvtrail.connector.replay.command:replay",
+        "kvtrail.connector.commands.replay:replay",
         "Step through a recorded history, with the account at each step.",
     ),
     "export": (
@@ -33,15 +33,15 @@ COMMANDS = {
         "Reduce a trace that drifts to the fewest requests and events that show it.",
     ),
     "test": (
-        "kvtrail.connector.redrive.command:write_test",
+        "kvtrail.connector.commands.write_test:write_test",
         "Turn a recorded fault into a pytest file that stands alone.",
     ),
     "check": (
-        "kvtrail.connector.check.command:check",
+        "kvtrail.connector.commands.check:check",
         "Torture a connector on vLLM's scheduler; the rules are the judge.",
     ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show live request timelines in the browser."),
-    "demo": ("kvtrail.connector.drive.command:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
+    "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
 }
 
 

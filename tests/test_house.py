@@ -87,7 +87,7 @@ def test_vocabulary_ledger_and_rules_are_pure() -> None:
             ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"],
         ),
         ("import kvtrail", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
-        ("import kvtrail.connector.replay.command", ["vllm", "torch", "fastapi", "streamlit"]),
+        ("import kvtrail.connector.commands.replay", ["vllm", "torch", "fastapi", "streamlit"]),
         (
             "import kvtrail.dashboard.client, kvtrail.dashboard.figures",
             ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi"],

@@ -16,9 +16,9 @@ import pytest
 from history import heartbeats
 from memory import Memory
 
+from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.scenario import Workers
-from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 from kvtrail.connector.recording import exporter, recorder

@@ -11,8 +11,9 @@ import pytest
 import torch
 from memory import Memory
 
-from kvtrail.connector.drive import tiny, workload
-from kvtrail.connector.drive.workload import Job
+from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.workload import Job
+from kvtrail.connector.drive import tiny
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.recording import exporter

@@ -12,8 +12,8 @@ import pytest
 from history import heartbeats
 from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fixture is used by its name
 
+from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.connector.drive.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules

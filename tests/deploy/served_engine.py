@@ -15,8 +15,8 @@ from typing import Any
 
 from prometheus_client import start_http_server
 
+from kvtrail.connector.demo.workload import Job, shared_prefixes
 from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.connector.drive.workload import Job, shared_prefixes
 from kvtrail.connector.recording import recorder
 
 ROUNDS, PAUSE_S = 4, 0.6

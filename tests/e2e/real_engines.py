@@ -44,9 +44,9 @@ def main() -> None:
 
 def drive(folder: Path, name: str) -> None:
     """One engine on the bare scheduler."""
+    from kvtrail.connector.demo.workload import stale_lookup
     from kvtrail.connector.drive.bare import BareScheduler
     from kvtrail.connector.drive.scenario import Workers
-    from kvtrail.connector.drive.workload import stale_lookup
     from kvtrail.connector.recording import recorder
 
     connector, extra, requests = ENGINES[name]
@@ -80,7 +80,8 @@ def drive(folder: Path, name: str) -> None:
 
 def whole(folder: Path) -> None:
     """vLLM's whole engine on the CPU, with the connector's own worker."""
-    from kvtrail.connector.drive import tiny, workload
+    from kvtrail.connector.demo import workload
+    from kvtrail.connector.drive import tiny
     from kvtrail.connector.recording import recorder
 
     extra = {"kvtrail": {"level": "detailed"}}

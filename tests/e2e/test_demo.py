@@ -127,7 +127,7 @@ def engines(run: Demo, plain: bool) -> list[int]:
     found = []
     for child in psutil.Process(run.process.pid).children():
         command = child.cmdline()
-        if "kvtrail.connector.drive.engine" in command and json.loads(command[-1])["plain"] == plain:
+        if "kvtrail.connector.demo.engine" in command and json.loads(command[-1])["plain"] == plain:
             found.append(child.pid)
     return found
 

@@ -16,9 +16,9 @@ import pytest
 import real_lmcache
 from processes import Tracer
 
+from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.connector.drive.workload import stale_lookup
 from kvtrail.tracer.ingest import otlp
 
 LOG = """\

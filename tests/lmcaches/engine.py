@@ -16,7 +16,8 @@ from typing import Any
 
 import cpu
 
-from kvtrail.connector.drive import tiny, workload
+from kvtrail.connector.demo import workload
+from kvtrail.connector.drive import tiny
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
-from kvtrail.connector.check import command, report
+from kvtrail.connector.check import report
 from kvtrail.connector.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.check.shrink import minimal
 from kvtrail.connector.check.trial import without_numbers
+from kvtrail.connector.commands import check
 from kvtrail.connector.drive.scenario import Scenario
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.replay.audit import audit
@@ -127,7 +128,7 @@ def test_nothing_recorded_is_an_error_of_its_own() -> None:
 
 
 def test_the_command_knows_the_profiles() -> None:
-    assert tuple(PROFILES) == command.PROFILES
+    assert tuple(PROFILES) == check.PROFILES
 
 
 def test_minimal_finds_what_is_needed_and_nothing_else() -> None:

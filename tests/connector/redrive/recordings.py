@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.drive import workload
+from kvtrail.connector.demo import workload
 from kvtrail.connector.drive.play import Played
 from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
 from kvtrail.connector.redrive.compare import Closeness

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.check import profiles
+from kvtrail.connector.demo.workload import Job
 from kvtrail.connector.drive import keep
 from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.drive.play import play
-from kvtrail.connector.drive.workload import Job
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.spans import Span

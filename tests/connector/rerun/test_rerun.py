@@ -16,8 +16,8 @@ from history import history as told
 from rerun_recording import in_another_order, served, tortured
 
 from kvtrail.connector.check.profiles import PROFILES
-from kvtrail.connector.drive.workload import shared_prefixes, stale_lookup
-from kvtrail.connector.replay.command import replay
+from kvtrail.connector.commands.replay import replay
+from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.rerun.calls import Unusable
 from kvtrail.connector.rerun.outcome import Meaning, Outcome, Rerun
 from kvtrail.connector.rerun.prefixes import Prefixes

@@ -18,8 +18,8 @@ from typing import Any
 import click
 import httpx
 
-from kvtrail.connector.drive.children import Child, ChildDied
-from kvtrail.connector.drive.engine import Order
+from kvtrail.connector.demo.children import Child, ChildDied
+from kvtrail.connector.demo.engine import Order
 
 READY_WITHIN_S = 60.0
 JUDGED_WITHIN_S = 15.0
@@ -185,7 +185,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
     }
     child = Child(
         name,
-        ["-m", "kvtrail.connector.drive.engine", order.to_json()],
+        ["-m", "kvtrail.connector.demo.engine", order.to_json()],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
         talks=True,

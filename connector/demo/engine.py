@@ -1,6 +1,6 @@
 """The demo's engine, a process of its own, since the bug that it may be given kills it.
 
-`python -m kvtrail.connector.drive.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output,
+`python -m kvtrail.connector.demo.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output,
 and runs until it is done, or until its standard input closes.
 """
 
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.drive import tiny, workload
+from kvtrail.connector.demo import workload
+from kvtrail.connector.drive import tiny
 
 GENTLY_S = 5.0
 """Pause between two rounds."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.connector.drive.needs import as_json_object, vllm_ready
+from kvtrail.connector.commands.needs import as_json_object, vllm_ready
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.reports import output_file, terminal

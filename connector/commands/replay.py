@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from kvtrail.connector.drive.needs import as_json_object
-from kvtrail.connector.replay.reading import step_through
+from kvtrail.connector.commands.needs import as_json_object
+from kvtrail.connector.commands.replay_read import step_through
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.player import NoSuchStep
 from kvtrail.tracer.replay.selection import NotInHistory
@@ -165,8 +165,8 @@ def _check(plain: bool, as_json: bool, again: bool, *, against: bool, reading: l
 def _run_again(
     traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
 ) -> int:
+    from kvtrail.connector.commands.replay_against import run_against
     from kvtrail.connector.rerun.calls import Unusable
-    from kvtrail.connector.rerun.mode import run_against
 
     try:
         return run_against(traces, against=against, config=config, request=request, as_json=as_json)
@@ -184,8 +184,8 @@ def _drive_again(
     force: bool,
     as_json: bool,
 ) -> int:
+    from kvtrail.connector.commands.replay_engine import drive_again
     from kvtrail.connector.drive.play import Unbuildable
-    from kvtrail.connector.redrive.mode import drive_again
     from kvtrail.connector.redrive.workload import NotDrivable
 
     if output is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvtrail.connector.drive.needs import progress, vllm_ready
+from kvtrail.connector.commands.needs import progress, vllm_ready
 from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.reports import terminal
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvtrail.connector.check import profiles as profiles_of_check
-from kvtrail.connector.drive.needs import as_json_object, vllm_ready
+from kvtrail.connector.commands.needs import as_json_object, vllm_ready
 
 if TYPE_CHECKING:
     from kvtrail.connector.check.session import Checked

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import httpx
 
-from kvtrail.connector.drive import demo as driver
-from kvtrail.connector.drive.children import ChildDied
+from kvtrail.connector.demo import demo as driver
+from kvtrail.connector.demo.children import ChildDied
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
 
