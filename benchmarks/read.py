@@ -26,8 +26,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from rounds import tell
 from test_bare_scheduler import storm
 
-from kvtrail.connector.drive.bare import BareScheduler
 from kvtrail.connector.recording import exporter, recorder
+from kvtrail.connector.simulate.scheduler import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter

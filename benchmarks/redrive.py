@@ -14,13 +14,13 @@ from pathlib import Path
 
 from rounds import tell
 
-from kvtrail.connector.check.profiles import scenario_of
-from kvtrail.connector.drive import tiny
-from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.connector.drive.play import drive, play
-from kvtrail.connector.drive.scenario import Scenario
-from kvtrail.connector.redrive.redrive import redrive
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.redrive.redrive import redrive
+from kvtrail.connector.simulate.run import drive, play
+from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.scheduler import BareScheduler
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--profile", default="mixed")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    tiny.prepare_environment()
+    tiny_model.prepare_environment()
     scenario = scenario_of(arguments.profile, 1)
     history = recording(scenario)
     print(f"{arguments.profile}: {len(scenario.arrivals)} requests, {len(history.moments):,} recorded events")

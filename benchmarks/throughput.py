@@ -43,8 +43,8 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     the next. A turn's time is its wall time, and the CPU that it takes to send what it has recorded; or, `of_thread`, the CPU
     of the scheduler's thread."""
     from kvtrail.connector.demo.workload import shared_prefixes
-    from kvtrail.connector.drive.bare import BareScheduler
     from kvtrail.connector.recording.recorder import recorders
+    from kvtrail.connector.simulate.scheduler import BareScheduler
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -80,9 +80,9 @@ def engine(folder: Path, count: int, layers: int) -> None:
     One process and not two, since two processes of the same program differ by some per cent from their start to their end.
     """
     from kvtrail.connector.demo import workload
-    from kvtrail.connector.drive import tiny
+    from kvtrail.connector.simulate import tiny_model
 
-    tiny.prepare_environment()  # before torch is loaded
+    tiny_model.prepare_environment()  # before torch is loaded
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from kvtrail.connector.demo.workload import Job
@@ -90,7 +90,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     from kvtrail.connector.registration import resolve
     from kvtrail.connector.tracing.traced import Tracing, TracingHMA
 
-    llm = tiny.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
+    llm = tiny_model.build(folder / "model", {"kv_connector": SIDES[0]}, layers=layers)
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}

@@ -11,7 +11,7 @@ import pytest
 from processes import Tracer, serve
 
 # vLLM's settings must stand before anything imports it.
-from kvtrail.connector.drive.tiny import prepare_environment
+from kvtrail.connector.simulate.tiny_model import prepare_environment
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

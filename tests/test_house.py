@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Settings
+from kvtrail.connector.simulate.faults import FAULTS
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
 from kvtrail.tracer.model import semconv
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.connector.check import profiles as profiles_of_check
 from kvtrail.connector.commands.needs import as_json_object, vllm_ready
+from kvtrail.connector.simulate.check import profiles as profiles_of_check
 
 if TYPE_CHECKING:
-    from kvtrail.connector.check.session import Checked
+    from kvtrail.connector.simulate.check.session import Checked
 
 PROFILES = tuple(profiles_of_check.PROFILES)
 
@@ -83,10 +83,10 @@ def check(
     Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
     """
     vllm_ready("kvtrail check")
-    from kvtrail.connector.check import report
-    from kvtrail.connector.check.session import NothingRecorded
-    from kvtrail.connector.check.session import check as torture
-    from kvtrail.connector.drive.play import Unbuildable
+    from kvtrail.connector.simulate.check import report
+    from kvtrail.connector.simulate.check.session import NothingRecorded
+    from kvtrail.connector.simulate.check.session import check as torture
+    from kvtrail.connector.simulate.run import Unbuildable
 
     if seconds is None and steps is None and trials is None:
         seconds = 60.0

@@ -21,10 +21,10 @@ def vllm_ready(command: str) -> None:
     Raises:
         click.ClickException: it is not installed; the text says so.
     """
-    from kvtrail.connector.drive import tiny
+    from kvtrail.connector.simulate import tiny_model
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    tiny.prepare_environment()
+    tiny_model.prepare_environment()
     try:
         import vllm  # noqa: F401
     except ImportError as missing:

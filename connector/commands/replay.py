@@ -166,7 +166,7 @@ def _run_again(
     traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
 ) -> int:
     from kvtrail.connector.commands.replay_against import run_against
-    from kvtrail.connector.rerun.calls import Unusable
+    from kvtrail.connector.simulate.rerun.calls import Unusable
 
     try:
         return run_against(traces, against=against, config=config, request=request, as_json=as_json)
@@ -185,8 +185,8 @@ def _drive_again(
     as_json: bool,
 ) -> int:
     from kvtrail.connector.commands.replay_engine import drive_again
-    from kvtrail.connector.drive.play import Unbuildable
-    from kvtrail.connector.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.run import Unbuildable
 
     if output is not None:
         output_file.check(output, sources=traces, force=force)

@@ -28,10 +28,10 @@ def run_against(
         UnusableTrace, Unusable: with what is wrong, and the reason.
     """
     vllm_ready("kvtrail replay --against")
-    from kvtrail.connector.rerun.calls import Unusable
-    from kvtrail.connector.rerun.outcome import Outcome
-    from kvtrail.connector.rerun.report import report
-    from kvtrail.connector.rerun.rerun import rerun
+    from kvtrail.connector.simulate.rerun.calls import Unusable
+    from kvtrail.connector.simulate.rerun.outcome import Outcome
+    from kvtrail.connector.simulate.rerun.report import report
+    from kvtrail.connector.simulate.rerun.rerun import rerun
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)

@@ -33,8 +33,8 @@ def drive_again(
         OSError: `output` cannot be written.
     """
     vllm_ready("kvtrail replay --engine")
-    from kvtrail.connector.redrive import report
-    from kvtrail.connector.redrive.redrive import redrive
+    from kvtrail.connector.simulate.redrive import report
+    from kvtrail.connector.simulate.redrive.redrive import redrive
 
     with terminal.progress(traces) as on_bytes:
         history = load(traces, on_bytes=on_bytes)

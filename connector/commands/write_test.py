@@ -16,7 +16,7 @@ from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
-    from kvtrail.connector.drive.scenario import Scenario
+    from kvtrail.connector.simulate.scenario import Scenario
 
 
 @click.command("test")
@@ -66,9 +66,9 @@ def write_test(
     """
     output_file.check(output, sources=traces, force=force)
     vllm_ready("kvtrail test")
-    from kvtrail.connector.drive.play import Unbuildable
-    from kvtrail.connector.redrive.regression import DoesNotAppear, regression
-    from kvtrail.connector.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.redrive.regression import DoesNotAppear, regression
+    from kvtrail.connector.simulate.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.run import Unbuildable
 
     try:
         with terminal.progress(traces) as on_bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.drive import tiny
+from kvtrail.connector.simulate import tiny_model
 
 GENTLY_S = 5.0
 """Pause between two rounds."""
@@ -31,7 +31,7 @@ class Order:
 
     Attributes:
         model: folder for the model.
-        bug: a fault of `kvtrail.connector.faults`, or empty.
+        bug: a fault of `kvtrail.connector.simulate.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
         plain: without any connector: the tokens to compare with.
         rounds: how often; 0 is until standard input closes.
@@ -67,7 +67,7 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     tell = _Teller()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    llm = tiny.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
+    llm = tiny_model.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
     if order.metrics_port:
         from prometheus_client import start_http_server  # vLLM brings it, and counts in its registry
 

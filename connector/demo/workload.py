@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.connector.drive.tiny import VOCABULARY
+from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)

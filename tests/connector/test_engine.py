@@ -13,10 +13,10 @@ from memory import Memory
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import Job
-from kvtrail.connector.drive import tiny
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.recording import exporter
+from kvtrail.connector.simulate import tiny_model
 
 Tokens = dict[str, list[int]]
 JOBS = workload.shared_prefixes(requests=12)
@@ -35,7 +35,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
             connector = {"kv_connector": name, "kv_connector_extra_config": extra}
             if ":" in name:
                 connector["kv_connector_module_path"] = "kvtrail.connector"
-        built.append(tiny.build(tmp_path / "model", connector, **(overrides or {})))
+        built.append(tiny_model.build(tmp_path / "model", connector, **(overrides or {})))
         return built[-1]
 
     yield build
@@ -73,7 +73,7 @@ def rounds(llm: Any, jobs: list[Job] = JOBS, count: int = 2, **reset: bool) -> l
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     """The tokens of an engine without any connector."""
-    llm = tiny.build(tmp_path_factory.mktemp("plain"))
+    llm = tiny_model.build(tmp_path_factory.mktemp("plain"))
     first, second = rounds(llm)
     assert first == second
     assert len({tuple(tokens) for tokens in first.values()}) > len(first) // 2, "the model must tell its prompts apart"

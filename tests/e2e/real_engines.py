@@ -45,9 +45,9 @@ def main() -> None:
 def drive(folder: Path, name: str) -> None:
     """One engine on the bare scheduler."""
     from kvtrail.connector.demo.workload import stale_lookup
-    from kvtrail.connector.drive.bare import BareScheduler
-    from kvtrail.connector.drive.scenario import Workers
     from kvtrail.connector.recording import recorder
+    from kvtrail.connector.simulate.scenario import Workers
+    from kvtrail.connector.simulate.scheduler import BareScheduler
 
     connector, extra, requests = ENGINES[name]
     transfer: dict[str, Any] = {
@@ -81,11 +81,11 @@ def drive(folder: Path, name: str) -> None:
 def whole(folder: Path) -> None:
     """vLLM's whole engine on the CPU, with the connector's own worker."""
     from kvtrail.connector.demo import workload
-    from kvtrail.connector.drive import tiny
     from kvtrail.connector.recording import recorder
+    from kvtrail.connector.simulate import tiny_model
 
     extra = {"kvtrail": {"level": "detailed"}}
-    llm = tiny.build(folder / "whole", {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra})
+    llm = tiny_model.build(folder / "whole", {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra})
     for part in range(2):
         llm.reset_prefix_cache()
         jobs = workload.shared_prefixes(requests=12)

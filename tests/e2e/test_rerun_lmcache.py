@@ -17,8 +17,8 @@ import real_lmcache
 from processes import Tracer
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.drive import keep
-from kvtrail.connector.drive.bare import BareScheduler
+from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.scheduler import BareScheduler
 from kvtrail.tracer.ingest import otlp
 
 LOG = """\
@@ -57,13 +57,13 @@ def from_the_bare_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kv_connector_module_path": "kvtrail.connector",
         "kv_connector_extra_config": {"kvtrail": {"level": "detailed"}},
     }
-    with keep.keeping() as kept:
+    with in_memory.keeping() as kept:
         bare = BareScheduler(folder / "model", transfer)
         for job in stale_lookup():
             bare.add(job.id, list(job.prompt), job.max_tokens)
         with pytest.raises(AssertionError, match="Mismatch in tokens to load"):
             bare.run()
-        keep.flush()
+        in_memory.flush()
     spans = [span for each in kept for span in each.spans()]
     trace = folder / "trace.jsonl"
     trace.write_text(otlp.spans_to_json_line(spans) + "\n")

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from kvtrail.connector.drive import tiny
+from kvtrail.connector.simulate import tiny_model
 
 START_WITHIN_S = 120.0
 STOP_WITHIN_S = 15.0
@@ -52,13 +52,13 @@ EXTERNAL_ID = f"cmpl-{CALLER_ID}-0"
 
 def write_model(directory: Path) -> None:
     """An OPT of two layers, with a tokenizer of one word per token."""
-    words = {"<unk>": 0, "<pad>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, tiny.VOCABULARY)}
+    words = {"<unk>": 0, "<pad>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, tiny_model.VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
     special = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "</s>", "eos_token": "</s>"}
     as_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **special})
-    tiny.write_model(directory)
+    tiny_model.write_model(directory)
 
 
 def as_json(path: Path, data: dict[str, Any]) -> None:

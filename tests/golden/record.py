@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.drive.bare import BareScheduler
-from kvtrail.connector.drive.scenario import Workers
+from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.connector.simulate.scheduler import BareScheduler
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.semconv import Kind

@@ -17,13 +17,13 @@ from typing import Any
 import cpu
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.drive import tiny
+from kvtrail.connector.simulate import tiny_model
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    tiny.prepare_environment()
+    tiny_model.prepare_environment()
     cpu.prepare_late(mended=task["mended"])
-    llm = tiny.build(Path(task["folder"]), task["connector"])
+    llm = tiny_model.build(Path(task["folder"]), task["connector"])
     tokens = []
     try:
         for number in range(task["passes"]):

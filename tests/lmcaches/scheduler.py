@@ -13,17 +13,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvtrail.connector.check.subject import Subject
-from kvtrail.connector.check.trial import run
-from kvtrail.connector.drive import tiny
-from kvtrail.connector.drive.scenario import Scenario
+from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.trial import run
+from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Lookup
 
 
 def main() -> None:
     task = json.loads(sys.argv[1])
-    tiny.prepare_environment()
+    tiny_model.prepare_environment()
     played, failures = run(Subject(task["connector"], task["extra"]), Scenario.from_dict(task["scenario"]))
     if task["trace"]:  # without the name of the folder that it was recorded in
         text = otlp.spans_to_json_line(played.spans) + "\n"

@@ -11,8 +11,8 @@ import inspect
 import os
 from typing import Any
 
-from kvtrail.connector.rerun.calls import Unusable
-from kvtrail.connector.rerun.environment import Environment
+from kvtrail.connector.simulate.rerun.calls import Unusable
+from kvtrail.connector.simulate.rerun.environment import Environment
 from kvtrail.tracer.model.events import Lookup
 
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
-from kvtrail.connector.rerun.calls import Call, Method
-from kvtrail.connector.rerun.environment import Environment
+from kvtrail.connector.simulate.rerun.calls import Call, Method
+from kvtrail.connector.simulate.rerun.environment import Environment
 from kvtrail.tracer.model.events import Evict, Reset, StorePlan
 
 PLENTY = 1 << 16

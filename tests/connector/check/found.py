@@ -15,7 +15,7 @@ from typing import Any
 
 import real_lmcache
 
-from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
+from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
 
 TRACES = real_lmcache.ROOT / "tests" / "golden" / "findings"
 HEAD = "head"

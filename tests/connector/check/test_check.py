@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
-from kvtrail.connector.check import report
-from kvtrail.connector.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.check.session import Checked, NothingRecorded, check
-from kvtrail.connector.check.shrink import minimal
-from kvtrail.connector.check.trial import without_numbers
 from kvtrail.connector.commands import check
-from kvtrail.connector.drive.scenario import Scenario
-from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.simulate.check import report
+from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
+from kvtrail.connector.simulate.check.trial import without_numbers
+from kvtrail.connector.simulate.faults import FAULTS
+from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.shrink import minimal
 from kvtrail.tracer.replay.audit import audit
 
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}

@@ -12,9 +12,9 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvtrail.connector import registration
-from kvtrail.connector.check.profiles import PROFILES
-from kvtrail.connector.check.session import check
-from kvtrail.connector.drive.play import Unbuildable
+from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.session import check
+from kvtrail.connector.simulate.run import Unbuildable
 
 registration.register()
 REGISTERED = sorted(

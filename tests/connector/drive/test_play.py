@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.drive.play import play
-from kvtrail.connector.drive.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 from kvtrail.tracer.replay.hashes import split

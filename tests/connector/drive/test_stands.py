@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from kvtrail.connector.drive.play import play
-from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario, Workers
 from kvtrail.connector.known import backend
 from kvtrail.connector.known.chunks import Chunks
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
 from kvtrail.tracer.model.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
@@ -72,7 +72,7 @@ def test_streams_end_in_their_order() -> None:
         def told(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
-    from kvtrail.connector.drive.worker import MadeUpWorker
+    from kvtrail.connector.simulate.worker import MadeUpWorker
 
     worker = MadeUpWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
     for step in range(60):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.drive.play import Played
-from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
-from kvtrail.connector.redrive.compare import Closeness
+from kvtrail.connector.simulate.redrive.compare import Closeness
+from kvtrail.connector.simulate.run import Played
+from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 

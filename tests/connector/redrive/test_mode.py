@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 from recordings import STALE
 
 from kvtrail.__main__ import main
-from kvtrail.connector.drive.play import play
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.run import play
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.audit import audit
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from recordings import DEMO, OURS, STALE, assert_the_same, recorded
 
-from kvtrail.connector.check.profiles import PROFILES, scenario_of
-from kvtrail.connector.check.session import allowed
-from kvtrail.connector.check.subject import Subject
-from kvtrail.connector.drive.play import play
-from kvtrail.connector.drive.scenario import Arrival, Reset, Scenario
-from kvtrail.connector.redrive.redrive import redrive
-from kvtrail.connector.redrive.workload import NotDrivable, workload_of
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.session import allowed
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.redrive.redrive import redrive
+from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
-from kvtrail.connector.check.profiles import scenario_of
-from kvtrail.connector.drive.play import Played, play
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.run import Played, play
 from kvtrail.tracer.ingest import otlp
 
 STALE = "Faulty:stale-lookup:OffloadConnector"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from recordings import DEMO, OURS, assert_the_same, recorded
 
-from kvtrail.connector.drive.play import Played, Unbuildable, play
-from kvtrail.connector.drive.scenario import Arrival, Scenario
-from kvtrail.connector.redrive.redrive import redrive
 from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.redrive.redrive import redrive
+from kvtrail.connector.simulate.run import Played, Unbuildable, play
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
 
 
 @pytest.fixture(scope="module")

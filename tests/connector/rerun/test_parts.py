@@ -8,12 +8,12 @@ from history import history as told
 from msgspec.structs import asdict, replace
 
 from kvtrail.connector.known.offload.environment import room
-from kvtrail.connector.rerun.answers import same
-from kvtrail.connector.rerun.calls import Call, Conversation, conversation
-from kvtrail.connector.rerun.forks import Forks
-from kvtrail.connector.rerun.judge import Retold
-from kvtrail.connector.rerun.prefixes import Prefixes
-from kvtrail.connector.rerun.stand_ins import Rebuilt, Run
+from kvtrail.connector.simulate.rerun.answers import same
+from kvtrail.connector.simulate.rerun.calls import Call, Conversation, conversation
+from kvtrail.connector.simulate.rerun.forks import Forks
+from kvtrail.connector.simulate.rerun.judge import Retold
+from kvtrail.connector.simulate.rerun.prefixes import Prefixes
+from kvtrail.connector.simulate.rerun.stand_ins import Rebuilt, Run
 from kvtrail.tracer.model.events import Alloc, Lookup, RequestStart, Schedule
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History

@@ -15,15 +15,15 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 from history import history as told
 from rerun_recording import in_another_order, served, tortured
 
-from kvtrail.connector.check.profiles import PROFILES
 from kvtrail.connector.commands.replay import replay
 from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
-from kvtrail.connector.rerun.calls import Unusable
-from kvtrail.connector.rerun.outcome import Meaning, Outcome, Rerun
-from kvtrail.connector.rerun.prefixes import Prefixes
-from kvtrail.connector.rerun.report import report
-from kvtrail.connector.rerun.rerun import rerun
-from kvtrail.connector.rerun.stand_ins import Requests, Run
+from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.rerun.calls import Unusable
+from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
+from kvtrail.connector.simulate.rerun.prefixes import Prefixes
+from kvtrail.connector.simulate.rerun.report import report
+from kvtrail.connector.simulate.rerun.rerun import rerun
+from kvtrail.connector.simulate.rerun.stand_ins import Requests, Run
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 

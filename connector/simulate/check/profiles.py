@@ -1,0 +1,196 @@
+"""Workloads, each kind made to reach other corners: a profile draws a scenario from a random generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Segment, Workers
+
+MAX_LENGTH = 1024
+"""The tiny model's; prompts and outputs of a scenario stay below it."""
+BLOCK_SIZE = 32
+
+
+def chunked_prefill(rng: random.Random) -> Scenario:
+    """Long prompts with shared prefixes, computed in small pieces; some come again as they were."""
+    scenario = _crowd(rng, requests=24, prompts=(100, 800), outputs=(1, 20), pool=(70, 120), pace=6)
+    return _with(scenario, max_num_batched_tokens=rng.choice([48, 64, 96]))
+
+
+def preemption_storm(rng: random.Random) -> Scenario:
+    """More requests than the pool holds, so that many are preempted in the middle of their prefill, and again later."""
+    if rng.random() < 0.3:
+        return _growing(rng)
+    scenario = _crowd(rng, requests=16, prompts=(300, 800), outputs=(20, 80), pool=(48, 64), pace=1)
+    return _with(scenario, max_num_batched_tokens=rng.choice([48, 96, 200]))
+
+
+def retry(rng: random.Random) -> Scenario:
+    """Requests with a stored prefix wait for the blocks of two that are about to end: they are looked up again and again."""
+    head = _segment(rng, "head", 64 * rng.randrange(1, 5))
+    arrivals: list[Arrival] = []
+    resets: list[Reset] = []
+    for number in range(6):
+        at_step = number * 80
+        for which, length, output in (("first", 990, 24 + number), ("second", 990, 30)):
+            arrivals.append(Arrival(f"{which}-{number}", (_fresh(rng, length),), output, at_step))
+        wait = rng.randrange(20, 44)
+        arrivals.append(Arrival(f"waits-{number}", (head, _fresh(rng, 600)), 3, at_step + wait))
+        resets.append(Reset(at_step + 79))
+    return Scenario(arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=64, seed=rng.randrange(10**6))
+
+
+def abort(rng: random.Random) -> Scenario:
+    """Clients that go away at any moment: while queued, in a prefill, while a load is under way, after a preemption."""
+    scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
+    gone = rng.sample(scenario.arrivals, k=12)
+    aborts = tuple(Abort(each.id, each.at_step + rng.randrange(40)) for each in gone)
+    return replace(scenario, aborts=aborts, workers=replace(scenario.workers, latest_steps=8))
+
+
+def asynchronous(rng: random.Random) -> Scenario:
+    """Transfers that end late and out of order, while blocks are scarce. It differs where loads run between steps."""
+    scenario = _crowd(rng, requests=24, prompts=(100, 700), outputs=(5, 60), pool=(48, 64), pace=3)
+    resets = tuple(Reset(step) for step in range(40, 400, 40))
+    return replace(scenario, resets=resets, workers=replace(scenario.workers, latest_steps=rng.choice([0, 8, 25])))
+
+
+def load_failure(rng: random.Random) -> Scenario:
+    """Some loads fail, and are reported; vLLM computes those tokens itself. Before each wave somebody asks for a part of what
+    it shares, so that some loads begin behind what vLLM has, and fail there."""
+    scenario = _waves(rng)
+    heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
+    parts = [
+        Arrival(
+            f"part-{wave}-{number}", ((name, BLOCK_SIZE * rng.randrange(1, count // BLOCK_SIZE) + 1),), 1, wave * 40
+        )
+        for wave in range(1, 8)
+        for number, (name, count) in enumerate(heads)
+    ]
+    later = [replace(arrival, at_step=arrival.at_step + 14) for arrival in scenario.arrivals]
+    scenario = replace(scenario, arrivals=(*parts, *later))
+    return replace(scenario, workers=replace(scenario.workers, load_failures=0.4))
+
+
+def reset(rng: random.Random) -> Scenario:
+    """Caches that are reset, vLLM's and the connector's, at rest and under way."""
+    scenario = _waves(rng)
+    extra = tuple(Reset(rng.randrange(300), connector=True) for _ in range(4))
+    return replace(
+        scenario, resets=(*scenario.resets, *extra, Reset(rng.randrange(300), prefix_cache=False, connector=True))
+    )
+
+
+def spec_decode(rng: random.Random) -> Scenario:
+    """Speculative tokens, of which some are rejected: their KV must not be stored before that is known."""
+    scenario = _crowd(rng, requests=20, prompts=(100, 500), outputs=(20, 80), pool=(64, 100), pace=4)
+    return replace(scenario, drafts=rng.choice([1, 3]))
+
+
+def multi(rng: random.Random) -> Scenario:
+    """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked, and then not chosen."""
+    return _with(_waves(rng), disable_hybrid_kv_cache_manager=True)
+
+
+def mixed(rng: random.Random) -> Scenario:
+    """Something of everything."""
+    scenario = _crowd(rng, requests=40, prompts=(30, 800), outputs=(1, 80), pool=(48, 100), pace=4)
+    aborts = tuple(Abort(a.id, a.at_step + rng.randrange(60)) for a in rng.sample(scenario.arrivals, k=4))
+    resets = tuple(
+        Reset(rng.randrange(300), running=rng.random() < 0.3, connector=rng.random() < 0.3) for _ in range(5)
+    )
+    arrivals = tuple(replace(each, priority=rng.randrange(3)) for each in scenario.arrivals)
+    scenario = replace(scenario, arrivals=arrivals, aborts=aborts, resets=resets)
+    return _with(
+        scenario, scheduling_policy=rng.choice(["fcfs", "priority"]), max_num_batched_tokens=rng.choice([48, 96])
+    )
+
+
+PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
+    "chunked-prefill": chunked_prefill,
+    "preemption-storm": preemption_storm,
+    "retry": retry,
+    "abort": abort,
+    "async": asynchronous,
+    "load-failure": load_failure,
+    "reset": reset,
+    "spec-decode": spec_decode,
+    "multi": multi,
+    "mixed": mixed,
+}
+"""By name, in the order in which `kvtrail check` takes turns."""
+
+
+def scenario_of(profile: str, seed: int) -> Scenario:
+    """The scenario of a profile and a seed: always the same."""
+    return PROFILES[profile](random.Random(f"{profile}/{seed}"))
+
+
+def _crowd(
+    rng: random.Random,
+    *,
+    requests: int,
+    prompts: tuple[int, int],
+    outputs: tuple[int, int],
+    pool: tuple[int, int],
+    pace: int,
+) -> Scenario:
+    """Requests that begin with one of a few prefixes, one every `pace` steps on average; some prompts are prefixes in
+    whole, so that they are full hits the second time, and some come again."""
+    heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(3)]
+    arrivals: list[Arrival] = []
+    at_step = 0
+    for number in range(requests):
+        head = rng.choice(heads)
+        rest = rng.randrange(*prompts) - head[1]
+        prompt: tuple[Segment, ...] = (head, _fresh(rng, rest)) if rest > 0 and rng.random() < 0.85 else (head,)
+        if arrivals and rng.random() < 0.15:
+            prompt = rng.choice(arrivals).prompt
+        arrivals.append(Arrival(f"r-{number}", prompt, rng.randrange(*outputs), at_step))
+        at_step += rng.randrange(2 * pace + 1)
+    return Scenario(
+        arrivals=tuple(arrivals),
+        num_blocks=rng.randrange(*pool),
+        workers=Workers(latest_steps=rng.choice([0, 4]), seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
+def _waves(rng: random.Random) -> Scenario:
+    """The same prefixes again and again, while vLLM forgets its own cache in between: each wave loads from the connector."""
+    heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 12)) for n in range(2)]
+    arrivals: list[Arrival] = []
+    resets: list[Reset] = []
+    for wave in range(8):
+        at_step = wave * 40
+        for number in range(rng.randrange(1, 4)):
+            tail = () if wave > 4 and rng.random() < 0.5 else (_fresh(rng, rng.randrange(20, 120)),)
+            prompt = (heads[number % 2], *tail)
+            arrivals.append(Arrival(f"w{wave}-{number}", prompt, rng.randrange(1, 8), at_step + 3 * number))
+        resets.append(Reset(at_step + 39))
+    return Scenario(
+        arrivals=tuple(arrivals),
+        resets=tuple(resets),
+        workers=Workers(latest_steps=3, seed=rng.randrange(10**6)),
+        seed=rng.randrange(10**6),
+    )
+
+
+def _growing(rng: random.Random) -> Scenario:
+    """Many short prompts with long outputs, that grow together until the pool is empty."""
+    arrivals = tuple(Arrival(f"r-{n}", (_fresh(rng, 40),), 300) for n in range(16))
+    return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6), most_steps=500), max_num_batched_tokens=48)
+
+
+def _segment(rng: random.Random, name: str, count: int) -> Segment:
+    return (f"{name}-{rng.randrange(10**6)}", count)
+
+
+def _fresh(rng: random.Random, count: int) -> Segment:
+    return (f"{rng.randrange(10**9)}", count)
+
+
+def _with(scenario: Scenario, **settings: object) -> Scenario:
+    return replace(scenario, settings={**scenario.settings, **settings})

@@ -1,0 +1,201 @@
+"""What a connector is made with, and what its store held: the recorded environment.
+
+One file for each connector whose store is known, in `environments/`; any other connector is made as vLLM would make it, with
+an empty store of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate.rerun.calls import Conversation, Unusable
+from kvtrail.connector.tracing.traced import UNTRACED, Tracing
+from kvtrail.tracer.model.events import Alloc, Lookup
+
+ASSUMED_BLOCK_SIZE = 16
+"""vLLM's own, where the recording says nothing."""
+
+HEADS = 2
+
+_BY_CLASS = {
+    "UntracedOffloadConnector": "kvtrail.connector.known.offload.environment",
+    "OffloadingConnector": "kvtrail.connector.known.offloading.environment",
+    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.environment",
+    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.environment",
+}
+"""The environment's module, by the name of a class among the connector's bases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an environment may draw from.
+
+    Attributes:
+        conversation: the recorded calls.
+        block_size: tokens per block, recorded or assumed.
+        block_bytes: bytes of a KV block of the made-up model.
+    """
+
+    conversation: Conversation
+    block_size: int
+    block_bytes: int
+
+
+class Environment:
+    """Any connector's: nothing is known of its store. Subclasses provide what was recorded.
+
+    Attributes:
+        by_tokens: whether the store's content depends on which requests share tokens.
+        same_connector: whether the recorded connector is of this class, in whichever version.
+        notes: what was assumed, in sentences.
+        unsure: why a difference may be the environment's and not the connector's; empty where the environment is the
+            recorded one.
+    """
+
+    by_tokens = True
+
+    def __init__(self, cls: type, recorded: Recorded) -> None:
+        self.recorded = recorded
+        self.same_connector = plain_name(cls) == recorded.conversation.connector
+        self.notes: list[str] = []
+        self.unsure = ""
+
+    @property
+    def follows_plans(self) -> bool:
+        """Whether what the store holds is known from what was planned."""
+        return self.by_tokens and self.same_connector
+
+    def settings(self) -> dict[str, Any]:
+        """What can be found out of the connector's settings, for `kv_connector_extra_config`; it goes before what was
+        recorded of them."""
+        return {}
+
+    def make(self, cls: type, vllm_config: Any, kv_cache_config: Any) -> Any:
+        """The scheduler's side of the connector."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+        return cls(vllm_config, KVConnectorRole.SCHEDULER, kv_cache_config)
+
+    def before_lookup(self, event: Lookup) -> str:
+        """Make the store answer as it did then; or say why it cannot."""
+        return ""
+
+    def before_report(self, ended: list[int], output: Any) -> str:
+        """Put into the workers' report that numbered transfers have ended; or say why that cannot be."""
+        return "which transfers ended can be told to nobody but the connector that numbered them"
+
+
+def environment_for(cls: type, recorded: Recorded) -> Environment:
+    """The environment that knows this class, or the one that knows nothing."""
+    for base in cls.__mro__:
+        if module := _BY_CLASS.get(base.__name__):
+            made: Environment = importlib.import_module(module).ENVIRONMENT(cls, recorded)
+            return made
+    made = Environment(cls, recorded)
+    if any(isinstance(event, Lookup) and _hits(event) for call in recorded.conversation.calls for event in call.events):
+        made.unsure = f"what {plain_name(cls)} had in its store cannot be provided"
+    return made
+
+
+def resolve(against: str) -> type:
+    """The class to run against, untraced, by its name: of vLLM's registry, ours, `module:Class`, or `Faulty:<fault>:<name>`.
+
+    Raises:
+        Unusable: there is no such class here; the text says why.
+    """
+    from kvtrail.connector.registration import resolve as traced_class
+
+    tiny_model.prepare_environment()
+    try:
+        cls = traced_class(against.removeprefix("connector:"))
+    except (AttributeError, ImportError, TypeError) as error:
+        why = str(error).removeprefix("kvtrail: ").partition(" For a class of your own")[0]
+        raise Unusable(f"--against {against}: {why} A class of your own is module:Class.") from error
+    plain: type = next(base for base in cls.__mro__ if not issubclass(base, Tracing))
+    return plain
+
+
+def plain_name(cls: type) -> str:
+    """A connector's name as recordings have it."""
+    return cls.__name__.removeprefix(UNTRACED)
+
+
+def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None = None) -> tuple[Any, Environment, int]:
+    """A connector object in its recorded environment, and the block size that it was made for.
+
+    `config` is `kv_connector_extra_config`; it goes before what was recorded.
+
+    Raises:
+        Unusable: it cannot be made here; the text says why, and what to install.
+    """
+    block_size = recorded.block_size or ASSUMED_BLOCK_SIZE
+    kv_cache_config = _kv_cache(block_size, recorded)
+    (group,) = kv_cache_config.kv_cache_groups
+    block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
+    environment = environment_for(cls, Recorded(recorded, block_size, block_bytes))
+    if recorded.block_size is None:
+        environment.notes.append(f"the size of a KV block is not recorded; {block_size} tokens are assumed")
+    told = recorded.settings if environment.same_connector else {}
+    settings = {**told, **environment.settings(), **(config or {})}
+    try:
+        vllm_config = _vllm_config(cls, recorded, block_size, settings)
+        connector = environment.make(cls, vllm_config, kv_cache_config)
+    except ImportError as error:
+        package = (error.name or str(error)).partition(".")[0]
+        raise Unusable(
+            f"{plain_name(cls)} cannot be made here: {error}. Install {package}, or put the folder that has it on PYTHONPATH"
+        ) from error
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable(f"{plain_name(cls)} cannot be made here: {type(error).__name__}: {error}") from error
+    return connector, environment, block_size
+
+
+def _vllm_config(cls: type, recorded: Conversation, block_size: int, settings: Mapping[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    transfer = {
+        "kv_connector": cls.__name__,
+        "kv_connector_module_path": cls.__module__,
+        "kv_role": "kv_both",
+        "engine_id": recorded.engine,
+        "kv_connector_extra_config": dict(settings),
+    }
+    options = {**tiny_model.OPTIONS, "kv_transfer_config": transfer, "disable_hybrid_kv_cache_manager": True}
+    if recorded.drafts:
+        options["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": recorded.drafts,
+            "prompt_lookup_max": 2,
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_model.write_model(Path(folder))
+        made = EngineArgs(model=folder, **options).create_engine_config()
+    made.cache_config.block_size = block_size  # a CPU engine would want a multiple of 32; none is made
+    return made
+
+
+def _hits(event: Lookup) -> bool:
+    return bool(event.matched or event.answer)
+
+
+def _kv_cache(block_size: int, recorded: Conversation) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+    most = max((max(e.blocks_ids or (0,)) for c in recorded.calls for e in c.events if isinstance(e, Alloc)), default=0)
+    spec = FullAttentionSpec(
+        block_size=block_size,
+        num_kv_heads=HEADS,
+        head_size=tiny_model.HIDDEN // HEADS,
+        dtype=torch.float32,
+    )
+    layers = [f"layer.{n}" for n in range(tiny_model.LAYERS)]
+    return KVCacheConfig(num_blocks=most + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(layers, spec)])

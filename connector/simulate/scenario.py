@@ -1,0 +1,175 @@
+"""What a run on the bare scheduler depends on, as data: the same scenario runs in the same way, whoever wrote it.
+
+A prompt is a list of segments, not of tokens: prompts that begin with the same segments share a prefix, and a scenario with
+thousands of tokens is still read at a glance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
+
+Segment = tuple[str, int]
+"""A seed, and how many tokens are drawn from it: segments of the same seed begin with the same tokens."""
+FIRST_TOKEN = 3
+"""Smaller ids have a meaning of their own in the tiny model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request.
+
+    Attributes:
+        id: unique in its scenario.
+        prompt: its segments.
+        max_tokens: how many tokens it generates.
+        at_step: it is there before this scheduling step.
+        priority: smaller is sooner, where the scheduler's policy is `priority`.
+        output: what it generates, as segments; tokens beyond them are made up.
+    """
+
+    id: str
+    prompt: tuple[Segment, ...]
+    max_tokens: int = 1
+    at_step: int = 0
+    priority: int = 0
+    output: tuple[Segment, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt."""
+        return sum(count for _, count in self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A request whose client goes away before a step."""
+
+    id: str
+    at_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """vLLM's prefix cache is reset before a step; with `running`, what runs is preempted for it; with `connector`, the
+    connector is told to forget as well; with neither, nothing happens while a request holds blocks. `prefix_cache` is off
+    where only the connector forgets."""
+
+    at_step: int
+    running: bool = False
+    connector: bool = False
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How the made-up workers behave.
+
+    Attributes:
+        latest_steps: a transfer ends within so many steps; the order is random. 0: at once.
+        load_failures: the share of loads that fail, and are reported.
+        seed: of their choices.
+        ends: the step in which a transfer ends, where that is laid down; see `job` and `wait`.
+    """
+
+    latest_steps: int = 4
+    load_failures: float = 0.0
+    seed: int = 0
+    ends: tuple[tuple[str, int], ...] = ()
+
+
+def job(number: Hashable) -> str:
+    """What `Workers.ends` calls a numbered transfer."""
+    return f"#{number}"
+
+
+def wait(request_id: str, number: int) -> str:
+    """What `Workers.ends` calls the end of a request's load, or the return of its blocks; `number` from 0."""
+    return f"{request_id}/{number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A workload, the scheduler's settings, and how the workers behave.
+
+    Attributes:
+        arrivals, aborts, resets: what happens, by scheduling step.
+        num_blocks: KV blocks of the pool, the null block included.
+        block_size: tokens per block.
+        drafts: speculative tokens of a step; a random part of them is rejected.
+        settings: further vLLM engine arguments.
+        workers: of the connector.
+        seed: of what the model answers.
+        most_steps: the run ends here, whatever is still open; a request may wait for ever.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    aborts: tuple[Abort, ...] = ()
+    resets: tuple[Reset, ...] = ()
+    num_blocks: int = 64
+    block_size: int = BLOCK_SIZE
+    drafts: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    workers: Workers = Workers()
+    seed: int = 0
+    most_steps: int = 20_000
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready data, without what is as it is by default."""
+        return _sparse(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The scenario that `as_dict` gave, also after a round trip through JSON.
+
+        Raises:
+            ValueError: the data is no scenario; the text says why.
+        """
+        try:
+            known = dict(data)
+            known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
+            known["aborts"] = tuple(Abort(**each) for each in known.get("aborts", ()))
+            known["resets"] = tuple(Reset(**each) for each in known.get("resets", ()))
+            known["workers"] = _workers(known.get("workers", {}))
+            return cls(**known)
+        except (TypeError, KeyError) as wrong:
+            raise ValueError(f"not a scenario: {wrong}") from wrong
+
+
+def tokens(segments: Iterable[Segment]) -> list[int]:
+    """The token ids that segments stand for."""
+    drawn: list[int] = []
+    for seed, count in segments:
+        rng = random.Random(seed)
+        drawn += [rng.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(count)]
+    return drawn
+
+
+def _arrival(data: Mapping[str, Any]) -> Arrival:
+    known = dict(data)
+    for name in ("prompt", "output"):
+        known[name] = tuple((str(seed), int(count)) for seed, count in known.get(name, ()))
+    return Arrival(**known)
+
+
+def _workers(data: Mapping[str, Any]) -> Workers:
+    return Workers(**{**data, "ends": tuple((str(what), int(step)) for what, step in data.get("ends", ()))})
+
+
+def _sparse(thing: Any) -> dict[str, Any]:
+    """A dataclass as data, without fields that have their default."""
+    kept: dict[str, Any] = {}
+    for each in fields(thing):
+        value = getattr(thing, each.name)
+        if isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
+            kept[each.name] = [_sparse(item) for item in value]
+        elif isinstance(value, Workers):
+            if value != Workers():
+                kept[each.name] = {name: told for name, told in asdict(value).items() if told or name == "latest_steps"}
+        elif value != each.default and value not in ((), {}):
+            kept[each.name] = dict(value) if isinstance(value, Mapping) else value
+    return kept

@@ -1,0 +1,172 @@
+"""The real vLLM scheduler and KV cache manager without a model: thousands of steps a second.
+
+The scheduler, its prefix cache, its preemptions and the connector's scheduler side are vLLM's and the connector's own; only
+the model's answer is made up. Tokens are drawn from the request's own seed, so a run repeats exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from kvtrail.connector.known import backend
+from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.connector.simulate.worker import MadeUpWorker
+
+
+class BareScheduler:
+    """A scheduler over a block pool of `num_blocks`, with or without a connector, driven step by step."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connector: Mapping[str, Any] | None = None,
+        *,
+        num_blocks: int = 64,
+        block_size: int = tiny_model.BLOCK_SIZE,
+        seed: int = 0,
+        drafts: int = 0,
+        workers: Workers = Workers(),  # noqa: B008 - frozen
+        **overrides: Any,
+    ) -> None:
+        """`connector` is a `kv_transfer_config`, `workers` how its workers behave; `drafts` the speculative tokens of a
+        step, of which a random part is rejected; `overrides` are vLLM engine arguments.
+
+        Raises:
+            ValueError, ImportError: vLLM refuses a setting or the connector.
+        """
+        tiny_model.prepare_environment()
+        tiny_model.write_model(folder)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.plugins import load_general_plugins
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        load_general_plugins()
+        options: dict[str, Any] = {
+            **tiny_model.OPTIONS,
+            "num_gpu_blocks_override": num_blocks,
+            "seed": seed,
+            **overrides,
+        }
+        options["block_size"] = block_size
+        standing = [] if connector is None else backend.stands_for(connector)
+        if connector is not None:
+            furnished = backend.furnished(connector, standing, folder)
+            options["kv_transfer_config"] = {"kv_role": "kv_both", **furnished}
+        if drafts:
+            ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
+            options["speculative_config"] = ngram
+        config = EngineArgs(model=str(folder), **options).create_engine_config()
+        config.cache_config.num_gpu_blocks = num_blocks
+        self.config = config
+        with ExitStack() as while_made:
+            for stand in standing:
+                while_made.enter_context(stand.standing())
+            self.scheduler = Scheduler(
+                config,
+                _kv_cache(num_blocks, block_size),
+                StructuredOutputManager(config),
+                block_size=block_size,
+                hash_block_size=block_size,
+                log_stats=True,
+            )
+        hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(block_size, hash_function)
+        self._seed = seed
+        self._drafts = drafts
+        self._worker = MadeUpWorker(self.scheduler, workers, standing, block_size=block_size) if standing else None
+        self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
+        self.steps = 0
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+    ) -> Any:
+        """Add a request; returns vLLM's object. The model answers with `output`, and when that is at its end, as it likes."""
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+            pooling_params=None,
+            block_hasher=self._hasher,
+            priority=priority,
+        )
+        self._outputs[request_id] = (len(prompt), output)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request, as when its client goes away."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
+        """One scheduling step with a made-up answer of the model; returns how many tokens it ran.
+
+        `observe` sees it before the answer is taken, while the requests still hold the blocks of the step.
+        """
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+
+        output = self.scheduler.schedule()
+        observe(output)
+        ids = list(output.num_scheduled_tokens)
+        answer = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={request_id: n for n, request_id in enumerate(ids)},
+            sampled_token_ids=[
+                self._sample(request_id, len(output.scheduled_spec_decode_tokens.get(request_id, ())))
+                for request_id in ids
+            ],
+            kv_connector_output=None if self._worker is None else self._worker(output),
+        )
+        self.scheduler.update_from_output(output, answer)
+        if self._drafts:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[3] * self._drafts for _ in ids]))
+        self.steps += 1
+        return int(output.total_num_scheduled_tokens)
+
+    def close(self) -> None:
+        """End the scheduler, and with it the connector."""
+        self.scheduler.shutdown()
+
+    def run(self) -> None:
+        """Step until all requests have ended."""
+        while self.scheduler.has_unfinished_requests():
+            self.step()
+
+    def _sample(self, request_id: str, drafted: int) -> list[int]:
+        """A token, if the step has reached the end of what is known of the request; and as many as drafts are accepted."""
+        request = self.scheduler.requests[request_id]
+        if request.num_computed_tokens < request.num_tokens:
+            return []
+        rng = random.Random(f"{self._seed}/{request_id}/{request.num_tokens}")
+        sampled = [
+            rng.randrange(3, tiny_model.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))
+        ]
+        prompt, output = self._outputs[request_id]
+        told = output[request.num_tokens - prompt :][: len(sampled)]
+        return [*told, *sampled[len(told) :]]
+
+
+def _kv_cache(num_blocks: int, block_size: int) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    layers = ["layer.0", "layer.1"]
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    page = spec.page_size_bytes
+    whole = KVCacheTensor(page * num_blocks * len(layers), layers, layer_stride=page * num_blocks, block_stride=page)
+    return KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_tensors=[whole], kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
+    )

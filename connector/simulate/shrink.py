@@ -1,0 +1,151 @@
+"""A failing scenario, made small: fewer requests, fewer happenings, shorter prompts, a simpler world.
+
+Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002) over the lists of a
+scenario, then over its numbers. Every candidate is run; what is kept fails in the same way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment, Workers
+
+Item = TypeVar("Item")
+Fails = Callable[[Scenario], bool]
+
+
+def shrink(
+    scenario: Scenario, fails: Fails, *, seconds: float, on_try: Callable[[Scenario], None] = lambda smallest: None
+) -> Scenario:
+    """The smallest scenario found in `seconds` for which `fails` holds, as it does for the one that is given.
+
+    `on_try` hears, before each try, the smallest so far.
+    """
+    until = time.monotonic() + seconds
+    smallest = scenario
+
+    def fails_in_time(candidate: Scenario) -> bool:
+        if time.monotonic() > until:
+            return False
+        on_try(smallest)
+        return fails(candidate)
+
+    while True:
+        before = smallest
+        for part in (_fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
+            smallest = part(smallest, fails_in_time)
+        if smallest == before or time.monotonic() > until:
+            return _plain_names(smallest, fails)
+
+
+def minimal(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
+    """A part of `items` that still fails, from which no single item can be left out (ddmin)."""
+    kept, pieces = list(items), 2
+    while kept:
+        size = -(-len(kept) // pieces)
+        for first in range(0, len(kept), size):
+            without = kept[:first] + kept[first + size :]
+            if fails(without):
+                kept, pieces = without, max(pieces - 1, 2)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(kept), 2 * pieces)
+    return kept
+
+
+def _fewer_arrivals(scenario: Scenario, fails: Fails) -> Scenario:
+    def without(arrivals: Sequence[Arrival]) -> Scenario:
+        ids = {arrival.id for arrival in arrivals}
+        aborts = tuple(abort for abort in scenario.aborts if abort.id in ids)
+        return replace(scenario, arrivals=tuple(arrivals), aborts=aborts)
+
+    kept = minimal(scenario.arrivals, lambda arrivals: bool(arrivals) and fails(without(arrivals)))
+    return without(kept)
+
+
+def _fewer_happenings(scenario: Scenario, fails: Fails) -> Scenario:
+    aborts = minimal(scenario.aborts, lambda kept: fails(replace(scenario, aborts=tuple(kept))))
+    scenario = replace(scenario, aborts=tuple(aborts))
+    resets = minimal(scenario.resets, lambda kept: fails(replace(scenario, resets=tuple(kept))))
+    return replace(scenario, resets=tuple(resets))
+
+
+def _simpler_world(scenario: Scenario, fails: Fails) -> Scenario:
+    for simpler in (
+        replace(scenario, workers=Workers(latest_steps=0)),
+        replace(scenario, workers=Workers()),
+        replace(scenario, workers=replace(scenario.workers, load_failures=0.0)),
+        replace(scenario, drafts=0),
+        replace(scenario, settings={k: v for k, v in scenario.settings.items() if k != "scheduling_policy"}),
+        replace(scenario, seed=0),
+        replace(scenario, arrivals=tuple(replace(arrival, priority=0) for arrival in scenario.arrivals)),
+        replace(scenario, arrivals=tuple(replace(arrival, output=()) for arrival in scenario.arrivals)),
+    ):
+        if simpler != scenario and fails(simpler):
+            scenario = simpler
+    return scenario
+
+
+def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
+    """Shorter prompts and outputs, each number as small as halving and counting down by blocks can make it."""
+    for number, arrival in enumerate(scenario.arrivals):
+        for candidate in _smaller_arrivals(arrival, scenario.block_size):
+            arrivals = (*scenario.arrivals[:number], candidate, *scenario.arrivals[number + 1 :])
+            smaller = replace(scenario, arrivals=arrivals)
+            if fails(smaller):
+                scenario = smaller
+                break
+    return scenario
+
+
+def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
+    """Everything as early as the first of it."""
+    at_once = tuple(replace(arrival, at_step=0) for arrival in scenario.arrivals)
+    by = min(each.at_step for each in scenario.arrivals)
+    by = min([by, *(each.at_step for each in scenario.resets), *(each.at_step for each in scenario.aborts)])
+    moved = replace(
+        scenario,
+        arrivals=tuple(replace(each, at_step=each.at_step - by) for each in scenario.arrivals),
+        resets=tuple(replace(each, at_step=each.at_step - by) for each in scenario.resets),
+        aborts=tuple(replace(each, at_step=each.at_step - by) for each in scenario.aborts),
+    )
+    for sooner in (replace(scenario, arrivals=at_once), moved):
+        if sooner != scenario and fails(sooner):
+            scenario = sooner
+    return scenario
+
+
+def _plain_names(scenario: Scenario, fails: Fails) -> Scenario:
+    """Requests named by their number, and segments by letters, as long as it fails all the same: names are seeds."""
+    names: dict[str, str] = {}
+    ids = {arrival.id: f"r-{number}" for number, arrival in enumerate(scenario.arrivals)}
+
+    def plain(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        return tuple((names.setdefault(seed, f"part-{len(names)}"), count) for seed, count in segments)
+
+    named = replace(
+        scenario,
+        arrivals=tuple(
+            replace(each, id=ids[each.id], prompt=plain(each.prompt), output=plain(each.output))
+            for each in scenario.arrivals
+        ),
+        aborts=tuple(replace(each, id=ids[each.id]) for each in scenario.aborts),
+    )
+    return named if named != scenario and fails(named) else scenario
+
+
+def _smaller_arrivals(arrival: Arrival, block_size: int) -> Iterator[Arrival]:
+    """Smaller forms of a request, the smallest first."""
+    if arrival.max_tokens > 1:
+        yield replace(arrival, max_tokens=1)
+        yield replace(arrival, max_tokens=arrival.max_tokens // 2)
+    for number, (seed, count) in enumerate(arrival.prompt):
+        for fewer in dict.fromkeys((0, count // 2, (count - 1) // block_size * block_size)):
+            if fewer < count and (fewer or len(arrival.prompt) > 1):
+                segment = ((seed, fewer),) if fewer else ()
+                yield replace(arrival, prompt=(*arrival.prompt[:number], *segment, *arrival.prompt[number + 1 :]))

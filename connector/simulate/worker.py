@@ -1,0 +1,152 @@
+"""The workers of a bare scheduler, made up: transfers that end early, late, out of order, or with errors.
+
+Nothing is copied. What is real is the conversation: each load that a request waits for ends once, jobs that a connector's
+stand reads from its plans end at the latest when they are to be flushed, blocks that a connector keeps after a request's end
+are given back, and the report goes to the scheduler in vLLM's own form.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.simulate.scenario import Workers, job, wait
+
+
+class MadeUpWorker:
+    """One worker. Call it with each `SchedulerOutput`; it answers with the report of that step."""
+
+    def __init__(self, scheduler: Any, workers: Workers, stands: Sequence[Stand], *, block_size: int) -> None:
+        """`stands` are the connector's, or those of a MultiConnector's children, in their order."""
+        self._scheduler = scheduler
+        self._workers = workers
+        self._stands = stands
+        self._rng = random.Random(workers.seed)
+        self._jobs: dict[tuple[int, Hashable], tuple[int, Job]] = {}
+        """Jobs by child of a MultiConnector and key, and the step in which each ends."""
+        self._streams: dict[tuple[int, str], int] = {}
+        """The step in which the latest job of each stream ends."""
+        self._waits: dict[str, tuple[int, bool]] = {}
+        """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
+        self._waited: Counter[str] = Counter()
+        self._ends = dict(workers.ends)
+        self._loads: dict[str, Sequence[int]] = {}
+        """The blocks into which each request's latest load goes."""
+        self._whole: dict[str, Sequence[int]] = {}
+        """The same, of loads that fail as a whole; empty for others."""
+        self._step = 0
+        if workers.load_failures:
+            self._listen(scheduler.connector, block_size)
+
+    def __call__(self, output: Any) -> Any:
+        """The workers' report after a step: a `KVConnectorOutput`."""
+        from vllm.v1.outputs import KVConnectorOutput
+
+        self._step += 1
+        report = KVConnectorOutput()
+        self._end_jobs(output.kv_connector_metadata, report)
+        self._end_waits(report)
+        self._fail(output, report)
+        connector = self._scheduler.connector
+        for each in (connector, *getattr(connector, "_connectors", ())):  # a MultiConnector's children
+            if garble := getattr(each, "garble", None):
+                garble(report)
+        return report
+
+    def _end_jobs(self, plan: Any, report: Any) -> None:
+        """The jobs of a connector, or of a MultiConnector's children."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
+
+        if not isinstance(plan, multi_connector.MultiKVConnectorMetadata):
+            report.kv_connector_worker_meta = self._end_jobs_of(0, self._scheduler.connector, plan, report)
+            return
+        children = zip(self._scheduler.connector._connectors, plan.metadata, strict=True)
+        told = tuple(self._end_jobs_of(number, child, each, report) for number, (child, each) in enumerate(children))
+        if any(told):
+            report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(told)
+
+    def _end_jobs_of(self, child: int, connector: Any, plan: Any, report: Any) -> Any:
+        """What one connector's jobs leave to tell: its workers' metadata, or None."""
+        stand = self._stands[child]
+        for each in stand.jobs(connector, plan):
+            ends = self._end_of(self._named(each))
+            if each.stream is not None:
+                ends = self._streams[child, each.stream] = max(ends, self._streams.get((child, each.stream), 0))
+            self._jobs[child, each.key] = (ends, each)
+            self._whole |= dict.fromkeys(each.loads, each.fills)
+        flushed = stand.flushed(plan, [key for of, key in self._jobs if of == child])
+        over = [
+            (of, key)
+            for (of, key), (step, _) in self._jobs.items()
+            if of == child and (step <= self._step or key in flushed)
+        ]
+        ended = [self._jobs.pop(each)[1] for each in over]
+        if loaded := {request_id for each in ended for request_id in each.loads}:
+            report.finished_recving = (report.finished_recving or set()) | loaded
+        return stand.told(ended)
+
+    def _end_waits(self, report: Any) -> None:
+        """What any connector's requests wait for: loads between steps, and blocks that are kept after the end."""
+        from vllm.v1.request import RequestStatus
+
+        busy = {request_id for _, each in self._jobs.values() for request_id in (*each.loads, *each.holds)}
+        busy |= self._scheduler.finished_recving_kv_req_ids | (report.finished_recving or set())
+        tells_loads = any(stand.tells_loads for stand in self._stands)
+        for request_id, request in self._scheduler.requests.items():
+            loads = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+            if not (request.is_finished() or (loads and not tells_loads)):
+                continue
+            if request_id not in self._waits and request_id not in busy:
+                self._waits[request_id] = (self._end_of(wait(request_id, self._waited[request_id])), loads)
+                self._waited[request_id] += 1
+        for request_id in [request_id for request_id, (step, _) in self._waits.items() if step <= self._step]:
+            _, loads = self._waits.pop(request_id)
+            if request_id not in self._scheduler.requests:
+                continue
+            if loads:
+                report.finished_recving = (report.finished_recving or set()) | {request_id}
+            else:
+                report.finished_sending = (report.finished_sending or set()) | {request_id}
+
+    def _fail(self, output: Any, report: Any) -> None:
+        """Some of the loads fail from some block on: those of this step, and those between steps that end in it."""
+        if not self._workers.load_failures:
+            return
+        for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *(report.finished_recving or ())):
+            whole = self._whole.pop(request_id, ())
+            if (blocks := self._loads.pop(request_id, ())) and self._rng.random() < self._workers.load_failures:
+                report.invalid_block_ids |= set(whole or blocks[self._rng.randrange(len(blocks)) :])
+
+    def _listen(self, connector: Any, block_size: int) -> None:
+        """Note into which blocks each request loads, from what the scheduler says to the connector."""
+        look_up, allocated = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
+        computed_of: dict[str, int] = {}
+
+        def hear_lookup(request: Any, computed: int) -> Any:
+            computed_of[request.request_id] = computed
+            return look_up(request, computed)
+
+        def hear_alloc(request: Any, blocks: Any, external: int) -> Any:
+            if external:
+                start = computed_of[request.request_id]
+                table = blocks.get_block_ids()[0]
+                self._loads[request.request_id] = table[start // block_size : -(-(start + external) // block_size)]
+            return allocated(request, blocks, external)
+
+        connector.get_num_new_matched_tokens, connector.update_state_after_alloc = hear_lookup, hear_alloc
+
+    def _named(self, each: Job) -> str:
+        """What `Workers.ends` calls a job: by its number, or as the load of a request, which is all that a history tells."""
+        if isinstance(each.key, int) or not each.loads:
+            return job(each.key)
+        request_id = each.loads[0]
+        self._waited[request_id] += 1
+        return wait(request_id, self._waited[request_id] - 1)
+
+    def _end_of(self, transfer: str) -> int:
+        """The step in which a transfer ends: as it is laid down, or drawn."""
+        drawn = self._step + self._rng.randrange(self._workers.latest_steps + 1)
+        return self._ends.get(transfer, drawn)
