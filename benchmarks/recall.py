@@ -17,7 +17,7 @@ from history import rules_found
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident
 
-from kvtrail.connector.simulate.faults import FAULTS
+from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"

@@ -20,7 +20,7 @@ def resolve(name: str) -> Any:
         AttributeError: no such connector, or no such fault; the text says what is known. It is an AttributeError because
             vLLM, like Python, asks for the class as an attribute of the module.
     """
-    from kvtrail.connector.simulate import faults
+    from kvtrail.connector import faults
     from kvtrail.connector.tracing.traced import traced
 
     if name.startswith("Faulty:"):

@@ -11,8 +11,8 @@ import httpx
 
 from kvtrail.connector.demo import demo as driver
 from kvtrail.connector.demo.children import ChildDied
+from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
-from kvtrail.connector.simulate.faults import FAULTS
 
 PORT = click.IntRange(1, 65535)
 

@@ -31,7 +31,7 @@ class Order:
 
     Attributes:
         model: folder for the model.
-        bug: a fault of `kvtrail.connector.simulate.faults`, or empty.
+        bug: a fault of `kvtrail.connector.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
         plain: without any connector: the tokens to compare with.
         rounds: how often; 0 is until standard input closes.

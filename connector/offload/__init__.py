@@ -33,7 +33,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.answered_from_memory = False
-        """Whether the last lookup was answered without looking. Never here; `kvtrail.connector.simulate.faults` does it."""
+        """Whether the last lookup was answered without looking. Never here; `kvtrail.connector.faults` does it."""
         self.tells_more = False
         """Whether there are signs, or evictions without a store. Never here; known faults have them."""
         config = from_vllm(vllm_config, kv_cache_config)
@@ -116,7 +116,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.last_keys()
 
     def take_signs(self) -> list[Sign]:
-        """Nothing but plans and evictions happens here; a known fault (`kvtrail.connector.simulate.faults`) may tell more."""
+        """Nothing but plans and evictions happens here; a known fault (`kvtrail.connector.faults`) may tell more."""
         return []
 
     def take_evicted(self) -> list[Evicted]:

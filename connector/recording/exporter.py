@@ -78,7 +78,7 @@ class InProcess:
 
 
 class Helper:
-    """A process that encodes and sends; see `kvtrail.connector.recording.export_process`. It ends when the engine does, however that comes."""
+    """A process that encodes and sends; see `export_process`. It ends when the engine does, however that comes."""
 
     def __init__(self) -> None:
         transport.check_environment()
@@ -130,7 +130,10 @@ class Helper:
             return NOT_SENT
 
     def _start(self) -> None:
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from kvtrail.connector.recording.export_process import main; main()"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]);"
+            "from kvtrail.connector.recording.export_process import main; main()"
+        )
         self._closed = False
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, str(Path(kvtrail.__file__).parents[1])],

@@ -13,7 +13,7 @@ from history import heartbeats
 from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fixture is used by its name
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.simulate.faults import FAULTS
+from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.scheduler import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules

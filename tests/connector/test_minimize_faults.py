@@ -12,7 +12,7 @@ from moments import loaded
 from recording import recording
 from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
 
-from kvtrail.connector.simulate.faults import FAULTS
+from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.replay.history import History, in_order, load
 from kvtrail.tracer.replay.minimize import minimize
 

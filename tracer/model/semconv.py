@@ -283,7 +283,8 @@ def as_markdown() -> str:
 
     head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
     parts = [
-        "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
+        "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by"
+        " `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
         " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
         " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
         " and the event `exception`, as OpenTelemetry's conventions have it.\n",

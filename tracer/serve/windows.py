@@ -39,7 +39,7 @@ class Trend(BaseModel):
 
 
 class Efficiency(BaseModel):
-    """What the offload did in a window; the numbers of each part are those of `Worth`, as tracer/detect/savings.py describes them."""
+    """What the offload did in a window; the numbers of each part are those of `Worth`, as `detect.savings` has them."""
 
     since_ns: int
     until_ns: int

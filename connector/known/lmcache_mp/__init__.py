@@ -1,0 +1,1 @@
+"""LMCache in a process of its own."""

@@ -1,0 +1,1 @@
+"""kvtrail's own OffloadConnector."""

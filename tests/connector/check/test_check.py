@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
-from kvtrail.connector.commands import check
+from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.trial import without_numbers
-from kvtrail.connector.simulate.faults import FAULTS
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import minimal
 from kvtrail.tracer.replay.audit import audit

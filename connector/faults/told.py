@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtrail.connector.faults.plans import BLOCK_SIZE, Planner
 from kvtrail.connector.known.probe import Sign
-from kvtrail.connector.simulate.faults.plans import BLOCK_SIZE, Planner
 from kvtrail.tracer.model.semconv import Kind
 
 

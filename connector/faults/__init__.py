@@ -6,7 +6,7 @@ know the OffloadConnector or vLLM's OffloadingConnector from inside; `FAULTS` sa
 
 from __future__ import annotations
 
-from kvtrail.connector.simulate.faults import lookups, plans, told, transfers
+from kvtrail.connector.faults import lookups, plans, told, transfers
 
 FAULTS: dict[str, type] = {
     "stale-lookup": lookups.StaleLookup,
