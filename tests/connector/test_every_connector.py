@@ -40,11 +40,10 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvtrail import connector
-from kvtrail.connector import registration
+from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcess
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.simulate import faults
 from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, otlp
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
+from kvtrail.connector.commands import check as command
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
@@ -127,7 +128,7 @@ def test_nothing_recorded_is_an_error_of_its_own() -> None:
 
 
 def test_the_command_knows_the_profiles() -> None:
-    assert tuple(PROFILES) == check.PROFILES
+    assert tuple(PROFILES) == command.PROFILES
 
 
 def test_minimal_finds_what_is_needed_and_nothing_else() -> None:
