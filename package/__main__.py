@@ -15,10 +15,10 @@ from kvtrail import __version__
 
 COMMANDS = {
     "serve": (
-        "kvtrail.tracer.commands.commands:serve",
+        "kvtrail.tracer.commands.serve:serve",
         "Run the tracer: receive spans, judge them, serve api and metrics.",
     ),
-    "audit": ("kvtrail.tracer.commands.commands:audit", "Judge trace files, and explain what contradicts itself."),
+    "audit": ("kvtrail.tracer.commands.audit:audit", "Judge trace files, and explain what contradicts itself."),
     "replay": (
         "kvtrail.connector.commands.replay:replay",
         "Step through a recorded history, with the account at each step.",

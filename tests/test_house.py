@@ -73,11 +73,11 @@ def test_vocabulary_and_detector_are_pure() -> None:
             ["vllm", "torch", "grpc", "fastapi", "streamlit"],
         ),
         (
-            "import kvtrail.tracer.serve.server, kvtrail.tracer.commands.commands, kvtrail.tracer.replay.audit",
+            "import kvtrail.tracer.serve.server, kvtrail.tracer.commands.audit",
             ["vllm", "torch", "streamlit", "kvtrail.connector"],
         ),
         (
-            "import kvtrail.tracer.commands.commands, kvtrail.tracer.replay.audit",
+            "import kvtrail.tracer.commands.serve, kvtrail.tracer.commands.audit",
             ["fastapi", "uvicorn", "grpc", "sqlite3"],
         ),
         (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.commands.options import known_rule
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
@@ -28,13 +28,6 @@ MOST_NAMED = 10
 _EVERY_S = 0.1
 
 
-def _known_rule(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    known = [rule.id for rule in all_rules()]
-    if name is not None and name not in known:
-        raise click.BadParameter(f"there is no rule {name!r}. The rules are: {', '.join(known)}")
-    return name
-
-
 @click.command()
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 @click.option(
@@ -44,7 +37,7 @@ def _known_rule(context: click.Context, parameter: click.Parameter, name: str | 
     type=click.Path(path_type=Path, dir_okay=False),
     help="Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.",
 )
-@click.option("--rule", callback=_known_rule, metavar="RULE", help="Keep a finding of this rule.")
+@click.option("--rule", callback=known_rule, metavar="RULE", help="Keep a finding of this rule.")
 @click.option("--request", metavar="ID", help="Keep a finding of this request; the engine's id or the caller's.")
 @click.option("--finding", metavar="ID", help="Keep this finding; its id, or the beginning of it.")
 @click.option("--force", is_flag=True, help="Write over an output file that is there already.")

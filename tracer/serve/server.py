@@ -6,12 +6,12 @@ import logging
 import os
 import socket
 import threading
+from pathlib import Path
 
 import uvicorn
 
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.options import Options
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import PortTaken, serve_grpc
 from kvtrail.tracer.store import StoreError
@@ -25,30 +25,40 @@ PRUNE_EVERY = 60
 HOUR_NS = 3600 * 10**9
 
 
-def serve(options: Options) -> None:
-    """Serve until SIGINT or SIGTERM.
+def serve(
+    *,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    store: Path,
+    trace_file: Path | None,
+    retain_hours: float,
+    max_requests: int,
+    nice: int,
+) -> None:
+    """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail serve`.
 
     Raises:
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
-    os.nice(options.nice)  # before there are threads, each of which takes it over
-    listener = _listener(options.host, options.http_port)
-    writer = SqliteWriter(options.store)
+    os.nice(nice)  # before there are threads, each of which takes it over
+    listener = _listener(host, http_port)
+    writer = SqliteWriter(store)
     metrics = Metrics()
     try:
-        pipeline = Pipeline(writer, metrics, trace_file=options.trace_file, max_requests=options.max_requests)
+        pipeline = Pipeline(writer, metrics, trace_file=trace_file, max_requests=max_requests)
     except OSError as error:
-        raise StoreError(f"cannot append to the trace file {options.trace_file}: {error.strerror}") from error
-    grpc_server = serve_grpc(pipeline, options.host, options.grpc_port)
+        raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
+    grpc_server = serve_grpc(pipeline, host, grpc_port)
     stop = threading.Event()
-    tidier = threading.Thread(target=_tidy, args=(pipeline, options, stop), name="tidy", daemon=True)
+    tidier = threading.Thread(target=_tidy, args=(pipeline, retain_hours, stop), name="tidy", daemon=True)
     tidier.start()
-    app = application(pipeline, SqliteReader(options.store), metrics)
+    app = application(pipeline, SqliteReader(store), metrics)
     logger.info(
         "kvtrail tracer: OTLP on %s:%d (gRPC) and http://%s:%d/v1/traces, api on http://%s:%d/docs, metrics on /metrics,"
         " store %s. Ctrl-C ends it.",
-        options.host, options.grpc_port, options.host, options.http_port, options.host, options.http_port, options.store,
+        host, grpc_port, host, http_port, host, http_port, store,
     )  # fmt: skip
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     try:
@@ -72,13 +82,13 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _tidy(pipeline: Pipeline, options: Options, stop: threading.Event) -> None:
+def _tidy(pipeline: Pipeline, retain_hours: float, stop: threading.Event) -> None:
     rounds = 0
     while not stop.wait(TIDY_EVERY_S):
         try:
             pipeline.tidy()
             if rounds % PRUNE_EVERY == 0:
-                pipeline.prune(retain_ns=int(options.retain_hours * HOUR_NS))
+                pipeline.prune(retain_ns=int(retain_hours * HOUR_NS))
             rounds += 1
         except Exception:
             logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)

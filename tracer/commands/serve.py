@@ -1,0 +1,84 @@
+"""`kvtrail serve`: run the sidecar."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvtrail.tracer.detect.ledger import MOST_REQUESTS
+
+PORT = click.IntRange(1, 65535)
+MAX_HOURS = 10**6
+"""More than a century."""
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter("it must be a number of hours")
+    return value
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--grpc-port", type=PORT, default=4317, show_default=True, help="Port for OTLP over gRPC.")
+@click.option(
+    "--http-port",
+    type=PORT,
+    default=4318,
+    show_default=True,
+    help="Port for OTLP over HTTP, the API, /metrics and /docs.",
+)
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="kvtrail.db",
+    show_default=True,
+    help="SQLite file for spans, accounts and findings; created if it does not exist.",
+)
+@click.option(
+    "--trace-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also append every span to this file, as OTLP JSON Lines, for `kvtrail audit`.",
+)
+@click.option(
+    "--retain-hours",
+    default=72.0,
+    show_default=True,
+    type=click.FloatRange(min=0.01, max=MAX_HOURS),
+    callback=_finite,
+    help="Drop spans and requests older than this. Findings stay.",
+)
+@click.option(
+    "--max-requests",
+    default=MOST_REQUESTS,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many requests to hold in memory. A request that was evicted and comes back is unknown.",
+)
+@click.option(
+    "--nice",
+    default=5,
+    show_default=True,
+    type=click.IntRange(0, 19),
+    help="How far to lower the process's priority, so that an engine on the same cores goes first.",
+)
+def serve(grpc_port: int, http_port: int, **options: Any) -> None:
+    """Run the tracer: receive spans, judge them, and serve the API and the metrics.
+
+    Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
+    """
+    from kvtrail.tracer.serve.receivers import PortTaken
+    from kvtrail.tracer.serve.server import serve as run
+    from kvtrail.tracer.store import StoreError
+
+    if grpc_port == http_port:
+        raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        run(grpc_port=grpc_port, http_port=http_port, **options)
+    except (PortTaken, StoreError) as error:
+        raise click.ClickException(str(error)) from error
