@@ -1,7 +1,6 @@
-"""A failing scenario, made small: fewer requests, fewer happenings, shorter prompts, a simpler world.
+"""Shrinks a failing scenario: fewer requests, aborts and resets, shorter prompts, simpler workers.
 
-Delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002) over the lists of a
-scenario, then over its numbers. Every candidate is run; what is kept fails in the same way.
+Delta debugging over the lists of a scenario, then over its numbers. Every candidate is run; the result fails in the same way.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, Segment, Workers
+from kvtrail.tracer.replay.shrink import minimal
 
-Item = TypeVar("Item")
 Fails = Callable[[Scenario], bool]
 
 
@@ -39,23 +37,6 @@ def shrink(
             smallest = part(smallest, fails_in_time)
         if smallest == before or time.monotonic() > until:
             return _plain_names(smallest, fails)
-
-
-def minimal(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A part of `items` that still fails, from which no single item can be left out (ddmin)."""
-    kept, pieces = list(items), 2
-    while kept:
-        size = -(-len(kept) // pieces)
-        for first in range(0, len(kept), size):
-            without = kept[:first] + kept[first + size :]
-            if fails(without):
-                kept, pieces = without, max(pieces - 1, 2)
-                break
-        else:
-            if size == 1:
-                break
-            pieces = min(len(kept), 2 * pieces)
-    return kept
 
 
 def _fewer_arrivals(scenario: Scenario, fails: Fails) -> Scenario:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.replay.numbering import Numbering
 from kvtrail.tracer.replay.prerequisites import grounds
-from kvtrail.tracer.replay.reduce import inverted, reduced
+from kvtrail.tracer.replay.shrink import inverted, shrunk
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_choice_shrinks_until_no_single_one_can_go() -> None:
         return {1, 2} <= set(kept) and (3 in kept or 0 not in kept)
 
     nothing: list[tuple[int, ...]] = [()] * 4
-    assert list(reduced(range(4), [[0], [1], [2], [3]], resting=nothing, holds=holds)) == [1, 2]
+    assert list(shrunk(range(4), [[0], [1], [2], [3]], dependents=nothing, holds=holds)) == [1, 2]
 
 
 def test_what_rests_on_something_goes_with_it() -> None:
@@ -90,7 +90,7 @@ def test_what_rests_on_something_goes_with_it() -> None:
 
     resting = inverted([(), (0,), (1,), ()])
     assert resting == [[1], [2], [], []]
-    assert list(reduced(range(4), [[0], [1], [2], [3]], resting=resting, holds=holds)) == [3]
+    assert list(shrunk(range(4), [[0], [1], [2], [3]], dependents=resting, holds=holds)) == [3]
     assert all(kept == [i for i in kept if i == 3 or i == 0 or i - 1 in kept] for kept in tried)
 
 

@@ -11,7 +11,7 @@ from kvtrail.tracer.replay.history import Moment
 from kvtrail.tracer.replay.judging import found_in
 from kvtrail.tracer.replay.numbering import Numbering, in_span
 from kvtrail.tracer.replay.prerequisites import grounds
-from kvtrail.tracer.replay.reduce import inverted, reached, reduced
+from kvtrail.tracer.replay.shrink import inverted, reachable, shrunk
 
 Progress = Callable[[int, int], None]
 """Hears how many events the history has that is judged next, and how many have been judged with it."""
@@ -48,7 +48,7 @@ class Cut:
         self._known = known
         self._finding = known[finding]
         self._witness = self._witnesses()
-        self._needed = reached(self._witness, self._rests)
+        self._needed = reachable(self._witness, self._rests)
 
     def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
         """The chosen events, numbered anew, with spans that say the same."""
@@ -65,7 +65,7 @@ class Cut:
         while len(kept) != before:
             before = len(kept)
             for units in (self._by_request(kept), [[index] for index in kept if index not in self._needed]):
-                kept = reduced(kept, units, resting=resting, holds=self._holds)
+                kept = shrunk(kept, units, dependents=resting, holds=self._holds)
         return kept
 
     def _witnesses(self) -> list[int]:
@@ -108,7 +108,7 @@ class Cut:
             yield self._scope(part)
 
     def _scope(self, chosen: Iterable[int]) -> list[int]:
-        return sorted(reached(self._needed.union(chosen), self._rests))
+        return sorted(reachable(self._needed.union(chosen), self._rests))
 
     def _of_kin(self, own: Sequence[int]) -> list[int]:
         """The events of the requests that name a block or a chunk which these events name as well."""

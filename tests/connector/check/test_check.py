@@ -18,8 +18,8 @@ from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.trial import without_numbers
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.shrink import minimal
 from kvtrail.tracer.replay.audit import audit
+from kvtrail.tracer.replay.shrink import minimal
 
 NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
 """Faults for vLLM's own OffloadingConnector; the others are for ours."""

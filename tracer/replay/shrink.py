@@ -1,0 +1,79 @@
+"""Delta debugging: the smallest part of a sequence that still shows what it must.
+
+This is the reducing half of Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", 2002): large
+pieces are left out before small ones, down to single items, until no single one can go. It shrinks both a recorded history
+(`replay.minimize`) and a failing workload (`connector.simulate.shrink`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Links = Sequence[Sequence[int]]
+"""For each item, by its index, the indexes of its prerequisites, or of its dependents."""
+
+
+def minimal(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
+    """A part of independent items that still `holds`, in order; no single one can be left out of it."""
+    every = range(len(items))
+    kept = shrunk(
+        every,
+        [[index] for index in every],
+        dependents=[()] * len(items),
+        holds=lambda kept: holds([items[index] for index in kept]),
+    )
+    return [items[index] for index in kept]
+
+
+def shrunk(
+    kept: Sequence[int], units: Sequence[Sequence[int]], *, dependents: Links, holds: Callable[[Sequence[int]], bool]
+) -> Sequence[int]:
+    """Leave out units of items, each with its dependents, as long as the rest `holds`.
+
+    Args:
+        kept: indexes of items, in order; they must hold.
+        units: what is left out together, in order: single items, or all those of a request.
+        dependents: which items cannot be without each item.
+        holds: whether a choice of items still shows what it must.
+
+    Returns:
+        The rest, in order; no single unit can be left out of it.
+    """
+    size = max(1, (len(units) + 1) // 2)
+    while units:
+        before = len(kept)
+        for end in range(len(units), 0, -size):  # late items first: they have fewer dependents
+            chosen = {index for unit in units[max(0, end - size) : end] for index in unit}
+            gone = reachable(chosen, dependents)
+            left = [index for index in kept if index not in gone]
+            if len(left) < len(kept) and holds(left):
+                kept = left
+        present = set(kept)
+        units = [unit for unit in units if not present.isdisjoint(unit)]
+        if size == 1 and len(kept) == before:
+            break
+        size = max(1, min(size, len(units)) // 2)
+    return kept
+
+
+def inverted(links: Links) -> Links:
+    """Dependents from prerequisites, and the other way round."""
+    inverse: list[list[int]] = [[] for _ in links]
+    for index, others in enumerate(links):
+        for other in others:
+            inverse[other].append(index)
+    return inverse
+
+
+def reachable(begin: Iterable[int], links: Links) -> set[int]:
+    """The items that links lead to from some items, these included."""
+    known = set(begin)
+    open_ends = list(known)
+    while open_ends:
+        for index in links[open_ends.pop()]:
+            if index not in known:
+                known.add(index)
+                open_ends.append(index)
+    return known
