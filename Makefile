@@ -1,11 +1,13 @@
 # make demo            set everything up, then run a real vLLM engine, traced live
 # make demo ARGS=...   the same with options; `make demo ARGS=--help` lists them
-# make test            set everything up, then pass the tests
+# make test            set everything up, then run all tests, in WORKERS=2 processes
+# make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make clean           remove the environment and what the demo and the tests left
 
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+WORKERS ?= 2
 
 .PHONY: demo test lint clean
 
@@ -13,7 +15,7 @@ demo: .venv/.ready
 	@$(BIN)/kvtrail demo $(ARGS)
 
 test: .venv/.ready
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
@@ -33,13 +35,15 @@ lint: .venv/.ready
 	@$(MAKE) --silent .venv/src
 	@touch $@
 
-# `kvtrail` as one folder of links, first on the path: for mypy and editors, which do not know of setup.py's mapping, and so
-# that a clone named kvtrail, in whose parent something is run, does not hide it.
+# A folder with `kvtrail` in it, made of links, which comes first on the path: mypy and editors do not know setup.py's mapping,
+# and a clone that is itself named kvtrail must not hide the package from whoever runs Python next to it. The .pth file is
+# removed before it is written, since in an environment made of hard links it may be another checkout's file, too.
 .venv/src:
 	@mkdir -p $@/kvtrail
 	@for name in connector tracer dashboard; do ln -sfn ../../../$$name $@/kvtrail/$$name; done
 	@for path in package/*.py; do ln -sfn ../../../$$path $@/kvtrail/; done
-	@$(BIN)/python -c 'import sysconfig, pathlib; pathlib.Path(sysconfig.get_path("purelib"), "kvtrail-checkout.pth").write_text(str(pathlib.Path("$@").resolve()) + "\n")'
+	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		&& rm -f "$$site/kvtrail-checkout.pth" && echo "$(abspath $@)" > "$$site/kvtrail-checkout.pth"
 
 clean:
 	rm -rf .venv .cache .demo test-artifacts build dist *.egg-info
