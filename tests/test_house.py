@@ -23,11 +23,11 @@ MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashb
 ROOMS = {
     "tracer": ["model", "ingest", "detect", "store", "replay", "serve", "reports", "commands"],
     "connector": [
-        "settings", "level", "recording", "known", "tracing", "offload", "faults", "registration", "simulate", "demo",
+        "settings", "level", "recording", "offload", "known", "tracing", "faults", "registration", "simulate", "demo",
         "commands",
     ],
 }  # fmt: skip
-"""A room may import those before it."""
+"""A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
 PURE = ["model", "detect"]
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 

@@ -166,7 +166,7 @@ def _run_again(
     traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
 ) -> int:
     from kvtrail.connector.commands.replay_against import run_against
-    from kvtrail.connector.simulate.rerun.calls import Unusable
+    from kvtrail.connector.known.environment import Unusable
 
     try:
         return run_against(traces, against=against, config=config, request=request, as_json=as_json)

@@ -28,7 +28,7 @@ def run_against(
         UnusableTrace, Unusable: with what is wrong, and the reason.
     """
     vllm_ready("kvtrail replay --against")
-    from kvtrail.connector.simulate.rerun.calls import Unusable
+    from kvtrail.connector.known.environment import Unusable
     from kvtrail.connector.simulate.rerun.outcome import Outcome
     from kvtrail.connector.simulate.rerun.report import report
     from kvtrail.connector.simulate.rerun.rerun import rerun

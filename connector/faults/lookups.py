@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, probe_for
+from kvtrail.connector.known.probe import probe_for
 
 
 class StaleLookup:
@@ -75,10 +75,10 @@ class PhantomHit:
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
         self.tells_more = True
 
-    def take_evicted(self) -> list[Evicted]:
-        evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
+    def take_evicted(self) -> list[tuple[str, int, int]]:
+        evicted: list[tuple[str, int, int]] = super().take_evicted()  # type: ignore[misc]
         if keys := self.last_keys():  # type: ignore[attr-defined]
-            evicted.append(Evicted(keys[0], self.chunk_size, 0))  # type: ignore[attr-defined]
+            evicted.append((keys[0], self.chunk_size, 0))  # type: ignore[attr-defined]
         return evicted
 
 

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted
-
 BLOCK_SIZE = 32
 """Tokens per KV block of the engines that faults are injected into."""
 
@@ -160,10 +158,10 @@ class EvictedHit:
         self._found += self.last_keys()[:1]  # type: ignore[attr-defined]
         return answer
 
-    def take_evicted(self) -> list[Evicted]:
-        evicted: list[Evicted] = super().take_evicted()  # type: ignore[misc]
+    def take_evicted(self) -> list[tuple[str, int, int]]:
+        evicted: list[tuple[str, int, int]] = super().take_evicted()  # type: ignore[misc]
         found, self._found = self._found, []
-        return evicted + [Evicted(key, self.chunk_size, 0) for key in found]  # type: ignore[attr-defined]
+        return evicted + [(key, self.chunk_size, 0) for key in found]  # type: ignore[attr-defined]
 
 
 def _a_block_further(copy: Any, output: Any) -> Any:

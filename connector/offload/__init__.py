@@ -7,7 +7,7 @@ traced, in the same way as any other connector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -18,7 +18,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvtrail.connector.known.probe import Evicted, Moved, Sign
 from kvtrail.connector.offload.config import from_vllm
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
@@ -115,17 +114,17 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Keys of the chunks that the last lookup found."""
         return self._scheduler.last_keys()
 
-    def take_signs(self) -> list[Sign]:
-        """Nothing but plans and evictions happens here; a known fault (`kvtrail.connector.faults`) may tell more."""
+    def take_signs(self) -> list[Any]:
+        """Events other than plans and evictions, as `Sign` of a probe. Only an injected fault has any."""
         return []
 
-    def take_evicted(self) -> list[Evicted]:
-        """The chunks that left host memory since the last call."""
+    def take_evicted(self) -> list[tuple[str, int, int]]:
+        """The chunks that left host memory since the last call: key, tokens and bytes of each."""
         return self._scheduler.take_evicted() if self._scheduler.has_evicted else []
 
-    def moved(self, copies: Iterable[Copy]) -> list[Moved]:
-        """Copies of a plan, with their bytes."""
-        return [Moved(c.request_id, c.start, c.count, len(c.blocks), self._memory.bytes_of(c)) for c in copies]
+    def bytes_of(self, copy: Copy) -> int:
+        """Bytes that a copy of a plan moves on this worker."""
+        return self._memory.bytes_of(copy)
 
     def _bound_plan(self) -> OffloadPlan:
         return cast(OffloadPlan, self._get_connector_metadata())

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.index import ChunkIndex
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
@@ -48,7 +47,7 @@ class OffloadScheduler:
         self._index: ChunkIndex[bytes] = ChunkIndex(config.slots)
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
-        self._evicted: list[Evicted] = []
+        self._evicted: list[tuple[str, int, int]] = []
         self._last: Any = None
         self.last_matched = 0
         """Length of the stored prefix that the last lookup found."""
@@ -116,8 +115,8 @@ class OffloadScheduler:
         for tracked in self._tracked.values():
             tracked.stored = tracked.matched = 0
 
-    def take_evicted(self) -> list[Evicted]:
-        """The chunks that left since the last call."""
+    def take_evicted(self) -> list[tuple[str, int, int]]:
+        """The chunks that left since the last call: key, tokens and bytes of each."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
@@ -166,7 +165,7 @@ class OffloadScheduler:
                 (block_ids,) = block_state.get_block_ids(request.request_id)
             slot, evicted = self._index.add(key)
             if evicted is not None:
-                self._evicted.append(Evicted(short(evicted), size, self._config.chunk_bytes))
+                self._evicted.append((short(evicted), size, self._config.chunk_bytes))
             blocks = tuple(block_ids[start // block : (start + size) // block])
             self._plan.stores.append(Copy(request.request_id, start, size, slot, 0, blocks, short(key)))
 

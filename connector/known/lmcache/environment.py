@@ -11,8 +11,7 @@ import inspect
 import os
 from typing import Any
 
-from kvtrail.connector.simulate.rerun.calls import Unusable
-from kvtrail.connector.simulate.rerun.environment import Environment
+from kvtrail.connector.known.environment import Environment, Unusable
 from kvtrail.tracer.model.events import Lookup
 
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
@@ -53,7 +52,7 @@ class LMCacheEnvironment(Environment):
     by_tokens = False  # its store answers as recorded, whatever the tokens are
 
     def settings(self) -> dict[str, Any]:
-        chunk_size = self.recorded.conversation.chunk_size
+        chunk_size = self.recorded.chunk_size
         return {} if chunk_size is None else {"lmcache.chunk_size": chunk_size}
 
     def make(self, cls: type, vllm_config: Any, kv_cache_config: Any) -> Any:

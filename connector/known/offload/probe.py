@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Evicted, Moved, Planned, Probe, Seen
 
 
 class OffloadProbe(Probe):
@@ -29,17 +29,22 @@ class OffloadProbe(Probe):
             stores += [_planned(copy, present=True) for copy in metadata.present]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
-        return Seen(loads, stores, connector.take_evicted(), (), connector.take_signs())
+        evicted = [Evicted(*each) for each in connector.take_evicted()]
+        return Seen(loads, stores, evicted, (), connector.take_signs())
 
     def loads(self, connector: Any) -> Sequence[Moved]:
-        return connector.moved(connector._connector_metadata.loads)  # type: ignore[no-any-return]  # known by name only
+        return _moved(connector, connector._connector_metadata.loads)
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        return connector.moved(connector._connector_metadata.stores)  # type: ignore[no-any-return]  # known by name only
+        return _moved(connector, connector._connector_metadata.stores)
 
 
 def _planned(copy: Any, present: bool | None = None) -> Planned:
     return Planned(copy.request_id, copy.start, copy.count, copy.blocks or None, (copy.key,), None, present)
+
+
+def _moved(connector: Any, copies: Sequence[Any]) -> list[Moved]:
+    return [Moved(c.request_id, c.start, c.count, len(c.blocks), connector.bytes_of(c)) for c in copies]
 
 
 PROBE = OffloadProbe

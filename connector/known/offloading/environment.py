@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.simulate.rerun.environment import Environment
+from kvtrail.connector.known.environment import Environment
 
 ROOM = 1 << 30
 """Bytes of host memory that are assumed, for a made-up model whose blocks have a few KiB."""

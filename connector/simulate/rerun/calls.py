@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from kvtrail.connector.known.environment import Unusable
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -30,10 +31,6 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
 )
 from kvtrail.tracer.replay.history import History
-
-
-class Unusable(ValueError):
-    """A history, or a connector, with which nothing can be run again; the text says what is missing."""
 
 
 class Method(StrEnum):

@@ -1,106 +1,22 @@
-"""What a connector is made with, and what its store held: the recorded environment.
-
-One file for each connector whose store is known, in `environments/`; any other connector is made as vLLM would make it, with
-an empty store of its own.
-"""
+"""A connector, made for a re-run: its class by name, and vLLM's configuration as recorded."""
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtrail.connector.known.environment import Environment, RecordedStore, Unusable, environment_for
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.simulate.rerun.calls import Conversation, Unusable
+from kvtrail.connector.simulate.rerun.calls import Conversation
 from kvtrail.connector.tracing.traced import UNTRACED, Tracing
-from kvtrail.tracer.model.events import Alloc, Lookup
+from kvtrail.tracer.model.events import Alloc
 
 ASSUMED_BLOCK_SIZE = 16
 """vLLM's own, where the recording says nothing."""
 
 HEADS = 2
-
-_BY_CLASS = {
-    "UntracedOffloadConnector": "kvtrail.connector.known.offload.environment",
-    "OffloadingConnector": "kvtrail.connector.known.offloading.environment",
-    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.environment",
-    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.environment",
-}
-"""The environment's module, by the name of a class among the connector's bases."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What an environment may draw from.
-
-    Attributes:
-        conversation: the recorded calls.
-        block_size: tokens per block, recorded or assumed.
-        block_bytes: bytes of a KV block of the made-up model.
-    """
-
-    conversation: Conversation
-    block_size: int
-    block_bytes: int
-
-
-class Environment:
-    """Any connector's: nothing is known of its store. Subclasses provide what was recorded.
-
-    Attributes:
-        by_tokens: whether the store's content depends on which requests share tokens.
-        same_connector: whether the recorded connector is of this class, in whichever version.
-        notes: what was assumed, in sentences.
-        unsure: why a difference may be the environment's and not the connector's; empty where the environment is the
-            recorded one.
-    """
-
-    by_tokens = True
-
-    def __init__(self, cls: type, recorded: Recorded) -> None:
-        self.recorded = recorded
-        self.same_connector = plain_name(cls) == recorded.conversation.connector
-        self.notes: list[str] = []
-        self.unsure = ""
-
-    @property
-    def follows_plans(self) -> bool:
-        """Whether what the store holds is known from what was planned."""
-        return self.by_tokens and self.same_connector
-
-    def settings(self) -> dict[str, Any]:
-        """What can be found out of the connector's settings, for `kv_connector_extra_config`; it goes before what was
-        recorded of them."""
-        return {}
-
-    def make(self, cls: type, vllm_config: Any, kv_cache_config: Any) -> Any:
-        """The scheduler's side of the connector."""
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-        return cls(vllm_config, KVConnectorRole.SCHEDULER, kv_cache_config)
-
-    def before_lookup(self, event: Lookup) -> str:
-        """Make the store answer as it did then; or say why it cannot."""
-        return ""
-
-    def before_report(self, ended: list[int], output: Any) -> str:
-        """Put into the workers' report that numbered transfers have ended; or say why that cannot be."""
-        return "which transfers ended can be told to nobody but the connector that numbered them"
-
-
-def environment_for(cls: type, recorded: Recorded) -> Environment:
-    """The environment that knows this class, or the one that knows nothing."""
-    for base in cls.__mro__:
-        if module := _BY_CLASS.get(base.__name__):
-            made: Environment = importlib.import_module(module).ENVIRONMENT(cls, recorded)
-            return made
-    made = Environment(cls, recorded)
-    if any(isinstance(event, Lookup) and _hits(event) for call in recorded.conversation.calls for event in call.events):
-        made.unsure = f"what {plain_name(cls)} had in its store cannot be provided"
-    return made
 
 
 def resolve(against: str) -> type:
@@ -138,7 +54,9 @@ def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None 
     kv_cache_config = _kv_cache(block_size, recorded)
     (group,) = kv_cache_config.kv_cache_groups
     block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
-    environment = environment_for(cls, Recorded(recorded, block_size, block_bytes))
+    calls = tuple(call.events for call in recorded.calls)
+    store = RecordedStore(recorded.connector, recorded.chunk_size, block_size, block_bytes, calls)
+    environment = environment_for(cls, plain_name(cls), store)
     if recorded.block_size is None:
         environment.notes.append(f"the size of a KV block is not recorded; {block_size} tokens are assumed")
     told = recorded.settings if environment.same_connector else {}
@@ -180,10 +98,6 @@ def _vllm_config(cls: type, recorded: Conversation, block_size: int, settings: M
         made = EngineArgs(model=folder, **options).create_engine_config()
     made.cache_config.block_size = block_size  # a CPU engine would want a multiple of 32; none is made
     return made
-
-
-def _hits(event: Lookup) -> bool:
-    return bool(event.matched or event.answer)
 
 
 def _kv_cache(block_size: int, recorded: Conversation) -> Any:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.probe import probe_for
 from kvtrail.connector.simulate.rerun import environment
 from kvtrail.connector.simulate.rerun.calls import Conversation, conversation
-from kvtrail.connector.simulate.rerun.environment import Environment
 from kvtrail.connector.simulate.rerun.judge import Judge, Retold
 from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.prefixes import Prefixes

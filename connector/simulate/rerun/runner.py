@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.probe import Probe
 from kvtrail.connector.simulate.rerun import answers
 from kvtrail.connector.simulate.rerun.answers import Answer
 from kvtrail.connector.simulate.rerun.calls import Call, Conversation, Method
-from kvtrail.connector.simulate.rerun.environment import Environment
 from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.outcome import Compared, Outcome
 from kvtrail.connector.simulate.rerun.stand_ins import NotRecorded, Rebuilt, Requests, Run

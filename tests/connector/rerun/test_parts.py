@@ -14,9 +14,13 @@ from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.judge import Retold
 from kvtrail.connector.simulate.rerun.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.stand_ins import Rebuilt, Run
-from kvtrail.tracer.model.events import Alloc, Lookup, RequestStart, Schedule
+from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestStart, Schedule
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History
+
+
+def events_of(talk: Conversation) -> tuple[tuple[Event, ...], ...]:
+    return tuple(call.events for call in talk.calls)
 
 
 def a_conversation(text: str, **about: Any) -> Conversation:
@@ -151,11 +155,11 @@ def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
 def test_a_store_has_the_room_that_it_was_seen_to_have() -> None:
     stored = [f"plan store {n * 64}+64 keys k{n}" for n in range(4)]
     roomy = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "plan store 256+64 keys k0 present"]), chunk=64)
-    assert room(roomy.calls) == (4, False)
+    assert room(events_of(roomy)) == (4, False)
     full = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "evict k0", "plan store 256+64 keys k4"]), chunk=64)
-    assert room(full.calls) == (4, True)
+    assert room(events_of(full)) == (4, True)
     emptied = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "reset", *stored[:2]]), chunk=64)
-    assert room(emptied.calls) == (4, False)
+    assert room(events_of(emptied)) == (4, False)
 
 
 def test_errors_are_the_same_by_class_and_numbers() -> None:

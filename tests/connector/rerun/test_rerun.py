@@ -17,8 +17,8 @@ from rerun_recording import in_another_order, served, tortured
 
 from kvtrail.connector.commands.replay import replay
 from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
+from kvtrail.connector.known.environment import Unusable
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.rerun.calls import Unusable
 from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.report import report
