@@ -11,7 +11,7 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.minimize import Minimized, minimize
-from kvtrail.tracer.replay.prerequisites import grounds
+from kvtrail.tracer.replay.prerequisites import prerequisites
 
 
 def findings(events: Sequence[Event]) -> dict[str, Finding]:
@@ -40,7 +40,7 @@ def assert_minimal(result: Minimized) -> None:
     Where an event alone could go, another one needs it. To minimize once more changes nothing.
     """
     events = result.history.events
-    rests = grounds(events)
+    rests = prerequisites(events)
     shown = findings(events)
     assert result.finding == shown[result.finding.id]
 

@@ -49,7 +49,7 @@ def test_the_standard_output_is_the_trace_alone(tmp_path: Path) -> None:
 def test_a_sound_trace_has_nothing_to_keep(tmp_path: Path) -> None:
     result = run("minimize", str(write(tmp_path / "t.jsonl", OK)), "-o", str(tmp_path / "small.jsonl"))
     assert (result.exit_code, (tmp_path / "small.jsonl").exists()) == (1, False)
-    assert "no drift was found, so there is nothing to keep" in result.output
+    assert "no drift was found, so there is nothing to minimize" in result.output
 
 
 def test_findings_can_be_asked_for_and_those_that_are_left_out_are_named(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay import minimize as minimizing
-from kvtrail.tracer.replay.cut import Progress
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.minimize import Minimized, NoFinding
+from kvtrail.tracer.replay.minimize import Minimized, NoFinding, Progress
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT

@@ -1,25 +1,31 @@
-"""From a history that drifts to the smallest one that still shows the same finding, for a report that others can read.
+"""Reduces a history with a finding to the smallest one that still shows it, for a report that others can read.
 
 The detector is the oracle. A smaller history counts only if it shows the finding with the same numbers and by the same
-spans, nothing that the recording does not show, and if all that its events rest on is in it (`replay.grounds`): what
-is wrong in it was wrong in the recording, and never a hole that the cutting made.
+spans, shows nothing that the recording does not show, and has the prerequisites of all its events (`replay.prerequisites`).
+So what is wrong in it was wrong in the recording, and is never a hole that the cutting made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, by_weight
-from kvtrail.tracer.replay.cut import Cut, Progress, request_of
 from kvtrail.tracer.replay.history import History, Moment
 from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.numbering import Numbering, in_span
+from kvtrail.tracer.replay.prerequisites import prerequisites
+from kvtrail.tracer.replay.shrink import inverted, reachable, shrunk
+
+Progress = Callable[[int, int], None]
+"""Called with the number of events of the history that is judged next, and how many have been judged, this one included."""
 
 
 class NoFinding(ValueError):
-    """There is nothing to keep: no finding, or none like the one that was asked for; the text says which of the two.
+    """The history has no finding, or none like the one that was asked for; the text says which.
 
     Attributes:
         found: the findings of the history, worst and earliest first.
@@ -32,16 +38,16 @@ class NoFinding(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimized:
-    """A history cut down to one finding.
+    """A history reduced to one finding.
 
     Attributes:
-        history: what is left, whole in itself: numbered anew, with resource attributes that say of what it is a part. Spans
-            that no kvtrail recorder wrote are not in it.
-        finding: the finding as this history shows it: the recording's, but for how often it was repeated.
+        history: numbered anew and complete in itself, with resource attributes that say what it is a part of. Spans that no
+            kvtrail recorder wrote are left out.
+        finding: the finding as this history shows it: the recording's, except for how often it was repeated.
         lost: findings of the recording that this history does not show, worst and earliest first.
-        events_before, events: how many events the recording had, and this history has.
+        events_before, events: events of the recording, and of this history.
         requests_before, requests: the same of requests.
-        tries: how many histories were judged to get there.
+        tries: how many histories were judged.
     """
 
     history: History
@@ -64,14 +70,14 @@ def minimize(
 ) -> Minimized:
     """Reduce a history to the fewest requests, and these to the fewest events, that still show a finding.
 
-    No single request or event of the result can be left out, not even with all that rests on it. To minimize the result
-    again changes nothing.
+    No single request or event of the result can be left out, not even with all its dependents. Minimizing the result again
+    changes nothing.
 
     Args:
-        finding: the id of the finding to keep, or its beginning; without one, the worst is kept, and of those the earliest.
-        rule: keep a finding of this rule.
-        request: keep a finding of this request; its id in the engine, or the caller's.
-        on_progress: hears of every history that was judged.
+        finding: the id of the finding, or its beginning; by default the worst one, and of those the earliest.
+        rule: the finding's rule.
+        request: the finding's request; its id in the engine, or the caller's.
+        on_progress: called before each history is judged.
 
     Raises:
         NoFinding: the history shows no finding, or none like that.
@@ -80,13 +86,13 @@ def minimize(
     chosen = _choose(found, finding=finding, rule=rule, request=request)
     moments, shown, tries = history.moments, found, 1
     while True:
-        cut = Cut(moments, shown, chosen.id, tries=tries, on_progress=on_progress)
-        kept = cut.smallest()
-        tries = cut.tries
+        search = _Search(moments, shown, chosen.id, tries=tries, on_progress=on_progress)
+        kept = search.smallest()
+        tries = search.tries
         if len(kept) == len(moments):
             break
-        # Once more, from what is left: it must be the smallest for whoever knows nothing else, too.
-        moments = tuple(cut.moments(kept))
+        # Once more, from the result: it must be minimal for somebody who has only that, too.
+        moments = tuple(search.moments(kept))
         shown = found_in([event for event, _ in moments])
     return Minimized(
         history=History(moments=tuple(_marked(moments, chosen.rule, history))),
@@ -103,21 +109,18 @@ def minimize(
 def _choose(found: Mapping[str, Finding], *, finding: str | None, rule: str | None, request: str | None) -> Finding:
     ordered = by_weight(found.values())
     if not ordered:
-        raise NoFinding("no drift was found, so there is nothing to keep", ordered)
-    asked = {"id": finding, "rule": rule, "request": request}
+        raise NoFinding("no drift was found, so there is nothing to minimize", ordered)
     for each in ordered:
-        if (
-            each.id.startswith(finding or "")
-            and rule in (None, each.rule)
-            and request in (None, each.request, each.external)
-        ):
+        of_request = request in (None, each.request, each.external)
+        if each.id.startswith(finding or "") and rule in (None, each.rule) and of_request:
             return each
+    asked = {"id": finding, "rule": rule, "request": request}
     like = ", ".join(f"{what} {name}" for what, name in asked.items() if name is not None)
     raise NoFinding(f"none of the {len(ordered)} findings has {like}", ordered)
 
 
 def _marked(moments: Iterable[Moment], rule: str, recording: History) -> Iterator[Moment]:
-    """The moments with resources that say that they are a part of a recording. A part of a part is a part of the whole."""
+    """The moments with resources that say which recording they are a part of. A part of a part is a part of the whole."""
     known: dict[int, Mapping[str, Any]] = {}
     size = {
         semconv.MINIMIZED_EVENTS.key: len(recording.moments),
@@ -130,4 +133,117 @@ def _marked(moments: Iterable[Moment], rule: str, recording: History) -> Iterato
 
 
 def _requests(moments: Iterable[Moment]) -> int:
-    return len({request_of(event) for event, _ in moments if event.request is not None})
+    return len({_request_of(event) for event, _ in moments if event.request is not None})
+
+
+def _request_of(event: Event) -> tuple[str, str | None]:
+    """The request of an event; an id is unique only in its engine."""
+    return event.engine, event.request
+
+
+class _Search:
+    """Finds the smallest choice of a history's events that still shows a finding.
+
+    Attributes:
+        tries: how many histories have been judged.
+    """
+
+    def __init__(
+        self,
+        moments: Sequence[Moment],
+        known: Mapping[str, Finding],
+        finding: str,
+        *,
+        tries: int,
+        on_progress: Progress | None,
+    ) -> None:
+        """`known` is what the history shows, by id; `finding` the id of the one to keep."""
+        self.tries = tries
+        self._moments = moments
+        self._on_progress = on_progress
+        self._events = [event for event, _ in moments]
+        self._numbering = Numbering(self._events)
+        self._prerequisites = prerequisites(self._events)
+        self._known = known
+        self._finding = known[finding]
+        self._witness = self._witnesses()
+        self._needed = reachable(self._witness, self._prerequisites)
+
+    def moments(self, kept: Sequence[int]) -> Iterator[Moment]:
+        """The chosen events, numbered anew, with spans that say the same."""
+        for index, event in zip(kept, self._numbering.events(kept), strict=True):
+            yield event, in_span(event, self._moments[index][1])
+
+    def smallest(self) -> Sequence[int]:
+        """The fewest events: from the smallest scope that shows the finding, leave out whole requests, then single events."""
+        dependents = inverted(self._prerequisites)
+        kept: Sequence[int] = next(
+            scope for scope in self._scopes() if len(scope) == len(self._events) or self._holds(scope)
+        )
+        before = -1
+        while len(kept) != before:
+            before = len(kept)
+            for units in (self._by_request(kept), [[index] for index in kept if index not in self._needed]):
+                kept = shrunk(kept, units, dependents=dependents, holds=self._holds)
+        return kept
+
+    def _witnesses(self) -> list[int]:
+        """The finding's witness. Span ids are unique in a trace only: of two, the one in the finding's request is meant."""
+        finding = self._finding
+        named: dict[tuple[str, str, int], list[int]] = {(w.span_id, w.kind, w.at_ns): [] for w in finding.witness}
+        for index, event in enumerate(self._events):
+            if (same := named.get((event.span_id, event.kind, event.start_ns))) is not None:
+                same.append(index)
+
+        def elsewhere(index: int) -> tuple[bool, bool]:
+            event = self._events[index]
+            return event.engine != finding.engine, (event.request or "") != finding.request
+
+        return [min(same, key=elsewhere) for same in named.values()]
+
+    def _holds(self, kept: Sequence[int]) -> bool:
+        """Whether these events, as a history of their own, show the finding by the same spans, and nothing new."""
+        self.tries += 1
+        if self._on_progress is not None:
+            self._on_progress(len(kept), self.tries)
+        shown = found_in(self._numbering.events(kept))
+        found = shown.get(self._finding.id)
+        if found is None or (found.numbers, found.witness) != (self._finding.numbers, self._finding.witness):
+            return False
+        return all(f.id in self._known and f.count <= self._known[f.id].count for f in shown.values())
+
+    def _scopes(self) -> Iterator[list[int]]:
+        """Parts of the history that may already show the finding, small ones first; the last is all of it."""
+        events, last = self._events, max(self._witness)
+        everything = range(len(events))
+        own = {_request_of(events[index]) for index in self._witness}
+        of_own = [i for i in everything if _request_of(events[i]) in own]
+        of_none = [i for i in everything if events[i].request is None]
+        clocks = {events[index].recorder: index for index in everything}
+        yield self._scope(())
+        yield self._scope(clocks[events[index].recorder] for index in self._witness)
+        for part in (of_own, [*of_own, *of_none], [*of_own, *of_none, *self._related(of_own)], everything):
+            yield self._scope(index for index in part if index <= last)
+            yield self._scope(part)
+
+    def _scope(self, chosen: Iterable[int]) -> list[int]:
+        return sorted(reachable(self._needed.union(chosen), self._prerequisites))
+
+    def _related(self, own: Sequence[int]) -> list[int]:
+        """The events of all requests that name a block or a chunk which these events name as well."""
+        named = {name for index in own for name in _blocks_and_chunks(self._events[index])}
+        related = {_request_of(event) for event in self._events if not named.isdisjoint(_blocks_and_chunks(event))}
+        return [index for index, event in enumerate(self._events) if _request_of(event) in related]
+
+    def _by_request(self, kept: Sequence[int]) -> list[list[int]]:
+        units: dict[tuple[str, str | None], list[int]] = {}
+        for index in kept:
+            units.setdefault(_request_of(self._events[index]), []).append(index)
+        return [unit for (_, request), unit in units.items() if request is not None and self._needed.isdisjoint(unit)]
+
+
+def _blocks_and_chunks(event: Event) -> list[Any]:
+    """The blocks and chunks that an event names. Block ids are an engine's own; several engines may share chunks."""
+    names: list[Any] = [(event.engine, block) for block in getattr(event, "blocks_ids", None) or ()]
+    names += getattr(event, "chunk_keys", None) or ()
+    return names

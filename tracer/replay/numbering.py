@@ -1,7 +1,7 @@
-"""New numbers for a history that others were taken out of.
+"""New sequence numbers for a part of a history.
 
-What was taken out must not look like a loss, and what the recording lost must not look like a whole: the numbers of what is
-left close up, but a number that the recording lacks stays missing in its place.
+Events that were left out must not look lost, and events that the recording lost must still look lost: the numbers of the rest
+close up, but a number that is missing in the recording stays missing in its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtrail.tracer.model.spans import Span
 
 
 class Numbering:
-    """The numbers of a recording, of which any choice of events can be numbered anew."""
+    """The numbers of a recording; renumbers any choice of its events."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
@@ -28,10 +28,10 @@ class Numbering:
             stream: {number: number - rank for rank, number in enumerate(sorted(numbers))}
             for stream, numbers in recorded.items()
         }
-        """How many numbers are missing before each, by stream."""
+        """How many numbers are missing before each number, by stream."""
 
     def events(self, kept: Sequence[int]) -> list[Event]:
-        """Copies of the chosen events with their new numbers; the others are as they were."""
+        """The chosen events with their new numbers; copies, where the numbers change."""
         chosen: dict[Hashable, set[int]] = {}
         for index in kept:
             for stream, number in _places(self._events[index]):
@@ -49,8 +49,8 @@ def in_span(event: Event, span: Span) -> Span:
         semconv.SEQUENCE.key: event.sequence,
         semconv.REQUEST_SEQUENCE.key: event.request_sequence,
     }
-    told = {key: number for key, number in numbers.items() if key in span.attributes}
-    return replace(span, attributes={**span.attributes, **told})
+    present = {key: number for key, number in numbers.items() if key in span.attributes}
+    return replace(span, attributes={**span.attributes, **present})
 
 
 def _places(event: Event) -> Iterable[tuple[Hashable, int]]:

@@ -1,7 +1,7 @@
-"""What an event presupposes: the events without which it could not have happened.
+"""The prerequisites of an event: the events without which it could not have happened.
 
-Whoever takes events out of a history must not leave a hole: an allocation that no lookup asked for, an epoch that no
-preemption began. The rules find many a hole by themselves; this is what they do not look at.
+A part of a history must have no holes: no allocation without a lookup, no epoch without the preemption that began it. The
+rules notice many holes by themselves; this covers what they do not look at.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtrail.tracer.model.semconv import Kind
 
 @dataclass(slots=True)
 class _Past:
-    """Where the events of a request lie on which later ones may rest; those of an epoch are forgotten with it."""
+    """The indexes of a request's events that may be prerequisites of later ones; those of an epoch are dropped with it."""
 
     members: list[int] = field(default_factory=list)
     start: int | None = None
@@ -27,7 +27,7 @@ class _Past:
     allocs: dict[str, int] = field(default_factory=dict)
     alloc: int | None = None
     step: int | None = None
-    """The first of the epoch: the only one that every level of recording tells."""
+    """The first of the epoch: the only one that is recorded at every level."""
     load: int | None = None
     store: int | None = None
     lock: int | None = None
@@ -40,10 +40,10 @@ class _Past:
         self.allocs.clear()
 
 
-def grounds(events: Sequence[Event]) -> list[tuple[int, ...]]:
-    """For each event, by its index, the indexes of those that it rests on directly; none that was not recorded.
+def prerequisites(events: Sequence[Event]) -> list[tuple[int, ...]]:
+    """The direct prerequisites of each event, as indexes; only recorded events are named.
 
-    | event | rests on |
+    | event | prerequisites |
     | --- | --- |
     | any of a request | the request's start; the preemption that began its epoch |
     | allocation | the last lookup of its connector in the epoch |
@@ -53,46 +53,46 @@ def grounds(events: Sequence[Event]) -> list[tuple[int, ...]]:
     | copy of a worker | its plan |
     | end of a transfer, flush | the plan with its number |
     | unlock | the lock before it: without one, a second unlock would look like a first |
-    | what comes after the end of a request | that end |
+    | anything after the end of a request | that end |
 
-    If an id is used again, all of the request before rests on its end, or the two would be taken for one.
+    If an id is used again, all events of the earlier request need its end, or the two would look like one request.
     """
-    told: list[tuple[int, ...]] = []
+    needed: list[tuple[int, ...]] = []
     pasts: dict[tuple[str, str], _Past] = {}
     endings: list[_Past] = []
     for index, event in enumerate(events):
         if event.request is None:
-            told.append(())
+            needed.append(())
             continue
         key = (event.engine, event.request)
         past = pasts.setdefault(key, _Past())
         if event.kind is Kind.REQUEST_START and past.end is not None:
             endings.append(past)
             past = pasts[key] = _Past()
-        told.append(_enter(index, event, past))
+        needed.append(_prerequisites_of(index, event, past))
     for past in endings:
         assert past.end is not None
         for index in past.members:
             if index != past.end:
-                told[index] = (*told[index], past.end)
-    return told
+                needed[index] = (*needed[index], past.end)
+    return needed
 
 
-def _enter(index: int, event: Event, past: _Past) -> tuple[int, ...]:
-    """The event's grounds; it is itself one from now on."""
+def _prerequisites_of(index: int, event: Event, past: _Past) -> tuple[int, ...]:
+    """The event's prerequisites; from now on it may be one itself."""
     begins = event.epoch > past.epoch
-    if begins and event.kind is not Kind.PREEMPT:  # whose preemption was not recorded
+    if begins and event.kind is not Kind.PREEMPT:  # the preemption was not recorded
         past.begin_epoch(event.epoch)
-    rests = {past.start}
+    needs = {past.start}
     if own := _OWN.get(event.kind):
-        rests.add(own(event, past))
-    if event.epoch >= past.epoch:  # a worker in another process knows of no epochs
-        rests.add(past.preempt)
+        needs.add(own(event, past))
+    if event.epoch >= past.epoch:  # a worker in another process does not know epochs
+        needs.add(past.preempt)
     if begins and event.kind is Kind.PREEMPT:
         past.begin_epoch(event.epoch)
     past.members.append(index)
     _note(index, event, past)
-    return tuple(sorted(ground for ground in rests if ground is not None))
+    return tuple(sorted(index for index in needs if index is not None))
 
 
 def _note(index: int, event: Event, past: _Past) -> None:
