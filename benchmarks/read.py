@@ -27,7 +27,7 @@ from rounds import tell
 from test_bare_scheduler import storm
 
 from kvtrail.connector.recording import exporter, recorder
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter

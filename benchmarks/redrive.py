@@ -20,7 +20,7 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.run import drive, play
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.replay.history import History, load
 

@@ -44,7 +44,7 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
     of the scheduler's thread."""
     from kvtrail.connector.demo.workload import shared_prefixes
     from kvtrail.connector.recording.recorder import recorders
-    from kvtrail.connector.simulate.scheduler import BareScheduler
+    from kvtrail.connector.simulate.stages import BareScheduler
 
     schedulers = {side: BareScheduler(folder / "model", {"kv_connector": side}) for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}

@@ -1,4 +1,4 @@
-"""An outlet that keeps: for runs whose tracer is the program itself."""
+"""An in-memory exporter, for runs that judge their own events in this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.spans import Span
 
 BATCH = 512
-"""Spans of one request, as a recorder would send them."""
+"""Events per OTLP request, as a recorder sends them."""
 FLUSH_S = 60.0
 
 
-class Kept:
-    """What one recorder has handed out, in its order."""
+class InMemoryExporter:
+    """Holds what one recorder exports, in its order."""
 
     endpoint = "memory"
 
@@ -45,8 +45,8 @@ class Kept:
         """Nothing is open."""
 
     def seal(self, *, later_s: int) -> None:
-        """End the history with a sign of life so many seconds after the last event, and not with a goodbye: whatever is
-        still awaited then is overdue."""
+        """End the history with a heartbeat `later_s` seconds after the last event, instead of the recorder's own end: what
+        is still awaited then is overdue."""
         self._sealed = True
         if self._held:
             root, _, _ = self._held[-1][2]
@@ -68,11 +68,11 @@ class Kept:
             self._held.append(beat)
 
     def events(self) -> list[Event]:
-        """The events, the short way: what encoding them as OTLP and decoding them again would give."""
+        """The events, as encoding them as OTLP and decoding them again would give them, but faster."""
         return [self._event(each) for each in self._held]
 
     def spans(self) -> list[Span]:
-        """The spans, as a tracer would have received them."""
+        """The spans, as a tracer would receive them."""
         encoder = Encoder(self._resource, self._span_id_base)
         payloads = encoder.requests(self._held, BATCH)
         return [span for p in payloads for span in otlp.spans(ExportTraceServiceRequest.FromString(p))]
@@ -98,7 +98,7 @@ class Kept:
         )
 
     def _decoded(self, source: bytes, identity: Identity) -> dict[str, Any]:
-        """What all events of one request from one connector have in common."""
+        """The fields that all events of one request from one connector share."""
         root, _, request_id = identity
         known = {pair.key: otlp.value(pair.value) for pair in ProtoSpan.FromString(source).attributes}
         fields = {field: known[key] for key, field, _ in decode.COMMON if key in known}
@@ -114,20 +114,20 @@ class Kept:
 
 
 @contextmanager
-def keeping() -> Iterator[list[Kept]]:
-    """Recorders that are made inside keep what they record, in the yielded list; they are closed at the end."""
-    kept: list[Kept] = []
+def exporters() -> Iterator[list[InMemoryExporter]]:
+    """Recorders that are made inside export to memory; yields the list of their exporters. They are closed at the end."""
+    made: list[InMemoryExporter] = []
 
-    def one_more() -> Kept:
-        kept.append(Kept())
-        return kept[-1]
+    def one_more() -> InMemoryExporter:
+        made.append(InMemoryExporter())
+        return made[-1]
 
     with recorder.handing_to(one_more):
-        yield kept
+        yield made
 
 
 def flush() -> None:
-    """Wait until all that was recorded is kept.
+    """Wait until everything that was recorded has been exported.
 
     Raises:
         RuntimeError: something was dropped, or the recorder's thread does not answer.
@@ -138,5 +138,5 @@ def flush() -> None:
 
 
 def fresh_id() -> str:
-    """An engine's id that nobody else has."""
+    """A unique engine id."""
     return f"bare-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""A scenario on vLLM's bare real scheduler, recorded and judged in this process."""
+"""Plays a scenario on vLLM's real scheduler, and records and judges it in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.engine import WholeEngine
 from kvtrail.connector.simulate.scenario import Reset, Scenario, tokens
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
@@ -24,34 +23,34 @@ from kvtrail.tracer.model.findings import Finding, Severity, Verdict
 from kvtrail.tracer.model.spans import Span
 
 MUCH_LATER_S = 3600
-"""After the last step of a scenario nothing comes any more: what is still awaited is overdue."""
+"""Seconds after the last step of a scenario at which it is judged: what is still awaited then is overdue."""
 FLUSH_STEPS = 200
-"""Steps after which the recorder is given time to empty its ring."""
+"""Steps after which the recorder is flushed, so that its ring does not overflow."""
 DRAIN_STEPS = 12
-"""Steps without work at the end, beyond those that transfers which are under way may take."""
+"""Idle steps at the end, beyond those that transfers in flight may take."""
 STALLED_STEPS = 300
-"""So many steps in a row in which nothing was scheduled, though requests wait and nothing is to come: they never end."""
+"""After so many steps in which nothing was scheduled although requests wait, they count as never ending."""
 
 
 class Unbuildable(ValueError):
-    """vLLM or the connector refuses to be made; the text says why."""
+    """vLLM or the connector cannot be built; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What came of a scenario.
+    """The result of a scenario.
 
     Attributes:
-        kept: what each recorder held, for its spans.
+        exporters: of each recorder, for its spans.
         events: all events, in the order of their recorders.
-        findings: what the rules say, the worst first, then by time.
+        findings: the worst first, then by time.
         checks: how often each rule gave each verdict.
         error: what the engine died of, `TypeName: text`; None if it lived.
         steps: scheduling steps.
-        unfinished: requests that had not ended when the run did, though the engine lived.
+        unfinished: requests that had not ended when the run did, although the engine lived.
     """
 
-    kept: Sequence[in_memory.Kept]
+    exporters: Sequence[in_memory.InMemoryExporter]
     events: Sequence[Event]
     findings: Sequence[Finding]
     checks: Mapping[tuple[str, Verdict], int]
@@ -61,31 +60,8 @@ class Played:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The events as spans: a trace to be written."""
-        return [span for each in self.kept for span in each.spans()]
-
-
-class Stage(Protocol):
-    """Where a scenario is played: `BareScheduler`, or `WholeEngine`.
-
-    Attributes:
-        scheduler: vLLM's.
-        steps: scheduling steps so far.
-    """
-
-    scheduler: Any
-    steps: int
-
-    def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
-    ) -> Any: ...
-
-    def abort(self, request_id: str) -> None: ...
-
-    def step(self) -> int:
-        """One scheduling step; returns how many tokens it ran."""
-
-    def close(self) -> None: ...
+        """The events as spans, to write a trace."""
+        return [span for each in self.exporters for span in each.spans()]
 
 
 def play(
@@ -98,14 +74,16 @@ def play(
 ) -> Played:
     """Run a scenario with a connector, and judge what it records.
 
-    `connector` is a `kv_transfer_config` of vLLM; without one nothing is recorded. With `rules`, only these judge. With
-    `whole_engine` vLLM's CPU engine runs it, model and worker included: the model's answers are then its own. `on_step` hears
-    how many steps there were.
+    Args:
+        connector: vLLM's `kv_transfer_config`; without one nothing is recorded.
+        rules: judge by these only.
+        whole_engine: run vLLM's CPU engine, with a model and the connector's workers, instead of the bare scheduler.
+        on_step: called with the number of steps so far.
 
     Raises:
         Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
-    with tempfile.TemporaryDirectory() as folder, in_memory.keeping() as kept:
+    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
         stage = _build(Path(folder), scenario, connector, WholeEngine if whole_engine else BareScheduler)
         error = None
         try:
@@ -113,20 +91,20 @@ def play(
         except Exception as died:  # an engine may die of anything
             error = f"{type(died).__name__}: {died}"
         in_memory.flush()
-        for each in kept:
+        for each in exporters:
             each.seal(later_s=MUCH_LATER_S)
         unfinished = [r for r, request in stage.scheduler.requests.items() if not request.is_finished()]
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()
-    events = [event for each in kept for event in each.events()]
+    events = [event for each in exporters for event in each.events()]
     if whole_engine:
         for event in events:
-            event.request = event.external  # the engine has put a suffix to the scenario's ids
+            event.request = event.external  # the engine appends a suffix to the scenario's ids
     detector = judged(events, rules=rules)
     order = list(Severity)
     found = [finding for held in detector.findings.values() for finding in held.values()]
     return Played(
-        kept=kept,
+        exporters=exporters,
         events=events,
         findings=sorted(found, key=lambda f: (order.index(f.severity), f.first_ns, f.id)),
         checks=Counter(detector.verdicts),
@@ -137,7 +115,7 @@ def play(
 
 
 def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lambda steps: None) -> None:
-    """Run a scenario's happenings, step by step, until nothing is left to do."""
+    """Run a scenario step by step until nothing is left to do."""
     arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
     resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
@@ -203,7 +181,7 @@ def _build(
 
 
 def _of_its_own(connector: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration for one run: with an engine's id of its own, at level `detailed` if nothing else is said."""
+    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise."""
     own = copy.deepcopy(dict(connector))
     extra = own.setdefault("kv_connector_extra_config", {})
     extra["kvtrail"] = {"level": "detailed"} | extra.get("kvtrail", {})

@@ -1,8 +1,8 @@
 """A real vLLM engine that fits a laptop: a two-layer OPT with seeded random weights, on the CPU, in this process.
 
-vLLM's own dummy weights answer the same token to everything, so wrong KV would go unnoticed; normal weights with a standard
-deviation of 0.25 answer differently for different KV, and the same for the same, whatever the batch. They are written to a
-file before vLLM starts: on a CPU it packs what it has loaded, and overwriting its parameters afterwards changes nothing.
+With vLLM's own dummy weights the model always answers the same token, so wrong KV would go unnoticed. With normal weights of
+a standard deviation of 0.25 the answer depends on the KV, and not on the batch. The weights are written to a file before vLLM
+starts: on a CPU vLLM packs what it has loaded, so overwriting its parameters later changes nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # what a command prints is its own
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the commands
     "HF_HUB_OFFLINE": "1",
 }
-"""Set before vLLM is imported; what the user has set already stays."""
+"""Set before vLLM is imported, unless the user has set them."""
 
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -43,15 +43,20 @@ OPTIONS: dict[str, Any] = {
     "scheduler_reserve_full_isl": False,
     "enable_prefix_caching": True,
 }
-"""vLLM's engine arguments. The block pool holds about three requests of the demo's size and a step 48 tokens, so that
-requests queue, prefill in pieces and preempt each other. `scheduler_reserve_full_isl` is off for the same reason: with it,
-vLLM would admit a request only when the whole of it fits."""
+"""vLLM's engine arguments. The block pool holds about three requests of the demo's size, and a step runs 48 tokens, so that
+requests queue, prefill in chunks and preempt each other. `scheduler_reserve_full_isl` is off for the same reason: it would
+make vLLM admit a request only when all of it fits."""
 
 
 def prepare_environment() -> None:
     """Make vLLM run in this process, quietly, on two cores."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def drafting(tokens: int) -> dict[str, Any]:
+    """vLLM's `speculative_config` for so many speculative tokens per step; no draft model is needed."""
+    return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 2}
 
 
 def write_model(folder: Path, layers: int = LAYERS) -> None:
@@ -78,7 +83,7 @@ def write_model(folder: Path, layers: int = LAYERS) -> None:
 
 
 def write_weights(folder: Path, seed: int, layers: int = LAYERS) -> None:
-    """Write seeded noise for every matrix and bias; the norms stay as they are, or they would drown what attention sees."""
+    """Write seeded noise for every matrix and bias. The norms stay ones and zeros; noise there would drown the attention."""
     import torch
     from safetensors.torch import save_file
 

@@ -1,8 +1,8 @@
-"""The workers of a bare scheduler, made up: transfers that end early, late, out of order, or with errors.
+"""The fake worker of a bare scheduler: its transfers end early, late, out of order, or with errors.
 
-Nothing is copied. What is real is the conversation: each load that a request waits for ends once, jobs that a connector's
-stand reads from its plans end at the latest when they are to be flushed, blocks that a connector keeps after a request's end
-are given back, and the report goes to the scheduler in vLLM's own form.
+Nothing is copied, but the protocol is real: each load that a request waits for ends once, jobs that a connector's stand reads
+from its plans end at the latest when they must be flushed, blocks that a connector holds after a request's end are released,
+and the scheduler gets the report in vLLM's own form.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from kvtrail.connector.known.backend import Job, Stand
 from kvtrail.connector.simulate.scenario import Workers, job, wait
 
 
-class MadeUpWorker:
-    """One worker. Call it with each `SchedulerOutput`; it answers with the report of that step."""
+class FakeWorker:
+    """Call it with each `SchedulerOutput`; it returns the worker's report of that step."""
 
     def __init__(self, scheduler: Any, workers: Workers, stands: Sequence[Stand], *, block_size: int) -> None:
-        """`stands` are the connector's, or those of a MultiConnector's children, in their order."""
+        """`stands`: the connector's, or one for each child of a MultiConnector, in their order."""
         self._scheduler = scheduler
         self._workers = workers
         self._stands = stands
         self._rng = random.Random(workers.seed)
         self._jobs: dict[tuple[int, Hashable], tuple[int, Job]] = {}
-        """Jobs by child of a MultiConnector and key, and the step in which each ends."""
+        """The step in which each job ends, and the job, by child of a MultiConnector and key."""
         self._streams: dict[tuple[int, str], int] = {}
         """The step in which the latest job of each stream ends."""
         self._waits: dict[str, tuple[int, bool]] = {}
-        """Requests that wait for a load, or else for their blocks' return, and the step in which that ends."""
+        """For each request that waits: the step in which that ends, and whether it waits for a load or for its blocks."""
         self._waited: Counter[str] = Counter()
         self._ends = dict(workers.ends)
         self._loads: dict[str, Sequence[int]] = {}
@@ -39,10 +39,10 @@ class MadeUpWorker:
         """The same, of loads that fail as a whole; empty for others."""
         self._step = 0
         if workers.load_failures:
-            self._listen(scheduler.connector, block_size)
+            self._note_loads(scheduler.connector, block_size)
 
     def __call__(self, output: Any) -> Any:
-        """The workers' report after a step: a `KVConnectorOutput`."""
+        """The report after a step: a `KVConnectorOutput`."""
         from vllm.v1.outputs import KVConnectorOutput
 
         self._step += 1
@@ -64,12 +64,12 @@ class MadeUpWorker:
             report.kv_connector_worker_meta = self._end_jobs_of(0, self._scheduler.connector, plan, report)
             return
         children = zip(self._scheduler.connector._connectors, plan.metadata, strict=True)
-        told = tuple(self._end_jobs_of(number, child, each, report) for number, (child, each) in enumerate(children))
-        if any(told):
-            report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(told)
+        reports = tuple(self._end_jobs_of(number, child, each, report) for number, (child, each) in enumerate(children))
+        if any(reports):
+            report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(reports)
 
     def _end_jobs_of(self, child: int, connector: Any, plan: Any, report: Any) -> Any:
-        """What one connector's jobs leave to tell: its workers' metadata, or None."""
+        """The workers' metadata about the jobs of one connector that end, or None."""
         stand = self._stands[child]
         for each in stand.jobs(connector, plan):
             ends = self._end_of(self._named(each))
@@ -89,7 +89,7 @@ class MadeUpWorker:
         return stand.told(ended)
 
     def _end_waits(self, report: Any) -> None:
-        """What any connector's requests wait for: loads between steps, and blocks that are kept after the end."""
+        """End what requests of any connector wait for: loads between steps, and blocks that are held after the end."""
         from vllm.v1.request import RequestStatus
 
         busy = {request_id for _, each in self._jobs.values() for request_id in (*each.loads, *each.holds)}
@@ -112,7 +112,7 @@ class MadeUpWorker:
                 report.finished_sending = (report.finished_sending or set()) | {request_id}
 
     def _fail(self, output: Any, report: Any) -> None:
-        """Some of the loads fail from some block on: those of this step, and those between steps that end in it."""
+        """Fail some loads from some block on: those of this step, and those between steps that end in it."""
         if not self._workers.load_failures:
             return
         for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *(report.finished_recving or ())):
@@ -120,26 +120,26 @@ class MadeUpWorker:
             if (blocks := self._loads.pop(request_id, ())) and self._rng.random() < self._workers.load_failures:
                 report.invalid_block_ids |= set(whole or blocks[self._rng.randrange(len(blocks)) :])
 
-    def _listen(self, connector: Any, block_size: int) -> None:
-        """Note into which blocks each request loads, from what the scheduler says to the connector."""
+    def _note_loads(self, connector: Any, block_size: int) -> None:
+        """Note the blocks into which each request loads, from the scheduler's calls of the connector."""
         look_up, allocated = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
         computed_of: dict[str, int] = {}
 
-        def hear_lookup(request: Any, computed: int) -> Any:
+        def noting_lookup(request: Any, computed: int) -> Any:
             computed_of[request.request_id] = computed
             return look_up(request, computed)
 
-        def hear_alloc(request: Any, blocks: Any, external: int) -> Any:
+        def noting_alloc(request: Any, blocks: Any, external: int) -> Any:
             if external:
                 start = computed_of[request.request_id]
                 table = blocks.get_block_ids()[0]
                 self._loads[request.request_id] = table[start // block_size : -(-(start + external) // block_size)]
             return allocated(request, blocks, external)
 
-        connector.get_num_new_matched_tokens, connector.update_state_after_alloc = hear_lookup, hear_alloc
+        connector.get_num_new_matched_tokens, connector.update_state_after_alloc = noting_lookup, noting_alloc
 
     def _named(self, each: Job) -> str:
-        """What `Workers.ends` calls a job: by its number, or as the load of a request, which is all that a history tells."""
+        """The name of a job in `Workers.ends`: by its number or, as histories have no more, as the load of a request."""
         if isinstance(each.key, int) or not each.loads:
             return job(each.key)
         request_id = each.loads[0]
@@ -147,6 +147,6 @@ class MadeUpWorker:
         return wait(request_id, self._waited[request_id] - 1)
 
     def _end_of(self, transfer: str) -> int:
-        """The step in which a transfer ends: as it is laid down, or drawn."""
+        """The step in which a transfer ends: as given in `Workers.ends`, or drawn."""
         drawn = self._step + self._rng.randrange(self._workers.latest_steps + 1)
         return self._ends.get(transfer, drawn)

@@ -21,7 +21,7 @@ from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Alloc, Event
 from kvtrail.tracer.model.findings import Verdict

@@ -14,7 +14,7 @@ from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fi
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event

@@ -17,7 +17,7 @@ from prometheus_client import start_http_server
 
 from kvtrail.connector.demo.workload import Job, shared_prefixes
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 
 ROUNDS, PAUSE_S = 4, 0.6
 """Work comes in rounds, so that whoever scrapes sees counters move."""

@@ -18,7 +18,7 @@ from processes import Tracer
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.ingest import otlp
 
 LOG = """\
@@ -57,14 +57,14 @@ def from_the_bare_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kv_connector_module_path": "kvtrail.connector",
         "kv_connector_extra_config": {"kvtrail": {"level": "detailed"}},
     }
-    with in_memory.keeping() as kept:
+    with in_memory.exporters() as exporters:
         bare = BareScheduler(folder / "model", transfer)
         for job in stale_lookup():
             bare.add(job.id, list(job.prompt), job.max_tokens)
         with pytest.raises(AssertionError, match="Mismatch in tokens to load"):
             bare.run()
         in_memory.flush()
-    spans = [span for each in kept for span in each.spans()]
+    spans = [span for each in exporters for span in each.spans()]
     trace = folder / "trace.jsonl"
     trace.write_text(otlp.spans_to_json_line(spans) + "\n")
     return trace

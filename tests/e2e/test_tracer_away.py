@@ -20,9 +20,10 @@ import json, os, sys
 from pathlib import Path
 channel = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-from kvtrail.connector.simulate import tiny, workload
+from kvtrail.connector.demo import workload
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.recording.recorder import recorders
-llm = tiny.build(Path(sys.argv[1]), json.loads(sys.argv[2]))
+llm = tiny_model.build(Path(sys.argv[1]), json.loads(sys.argv[2]))
 jobs = workload.shared_prefixes(requests=6)
 for number in range(2):
     tokens = {}

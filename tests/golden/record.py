@@ -21,7 +21,7 @@ from recording import recording
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.semconv import Kind

@@ -72,9 +72,9 @@ def test_streams_end_in_their_order() -> None:
         def told(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
-    from kvtrail.connector.simulate.worker import MadeUpWorker
+    from kvtrail.connector.simulate.worker import FakeWorker
 
-    worker = MadeUpWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
+    worker = FakeWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
     for step in range(60):
         worker._step += 1
         worker._end_jobs_of(0, None, [step] if step < 40 else [], None)

@@ -12,7 +12,7 @@ from kvtrail.connector.demo.workload import Job
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check import profiles
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scheduler import BareScheduler
+from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.spans import Span
@@ -22,7 +22,7 @@ DETAILED: dict[str, Any] = {"kvtrail": {"level": "detailed"}}
 
 def served(path: Path, name: str, jobs: Sequence[Job], extra: dict[str, Any] | None = None) -> Path:
     """The demo's jobs, each added when it arrives; returns the trace file. A connector's error ends the recording."""
-    with in_memory.keeping() as kept, contextlib.suppress(AssertionError):
+    with in_memory.exporters() as exporters, contextlib.suppress(AssertionError):
         bare = BareScheduler(path.parent / "model", _transfer(name, DETAILED if extra is None else extra))
         waiting = list(jobs)[::-1]
         while waiting or bare.scheduler.has_unfinished_requests():
@@ -30,7 +30,7 @@ def served(path: Path, name: str, jobs: Sequence[Job], extra: dict[str, Any] | N
                 job = waiting.pop()
                 bare.add(job.id, list(job.prompt), job.max_tokens)
             bare.step()
-    return _write(path, (span for each in kept for span in each.spans()))
+    return _write(path, (span for each in exporters for span in each.spans()))
 
 
 def tortured(path: Path, name: str, profile: str, extra: dict[str, Any], *, seed: int = 1) -> Path:

@@ -1,12 +1,13 @@
-"""The real vLLM scheduler and KV cache manager without a model: thousands of steps a second.
+"""The two stages on which a scenario is played: vLLM's bare scheduler, and vLLM's whole CPU engine.
 
-The scheduler, its prefix cache, its preemptions and the connector's scheduler side are vLLM's and the connector's own; only
-the model's answer is made up. Tokens are drawn from the request's own seed, so a run repeats exactly.
+On both, the scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. `BareScheduler` fakes
+the model and the workers, and runs thousands of steps a second. `WholeEngine` has a tiny model and the connector's own workers.
 """
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +16,42 @@ from typing import Any
 from kvtrail.connector.known import backend
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.scenario import Workers
-from kvtrail.connector.simulate.worker import MadeUpWorker
+from kvtrail.connector.simulate.worker import FakeWorker
 
 
-class BareScheduler:
-    """A scheduler over a block pool of `num_blocks`, with or without a connector, driven step by step."""
+class Stage(ABC):
+    """An engine in this process, driven step by step.
+
+    Attributes:
+        scheduler: vLLM's scheduler.
+        steps: scheduling steps so far.
+    """
+
+    scheduler: Any
+    steps = 0
+
+    @abstractmethod
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+    ) -> Any:
+        """Add a request. Where the model is fake it answers with `output`, then with tokens drawn from the seed."""
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Abort a request, as when its client disconnects."""
+
+    @abstractmethod
+    def step(self) -> int:
+        """Run one scheduling step; returns how many tokens it ran, or for `WholeEngine` how many requests."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Shut the scheduler down, and with it the connector."""
+
+
+class BareScheduler(Stage):
+    """vLLM's scheduler and KV cache manager without a model. Tokens are drawn from the request's seed, so a run repeats
+    exactly."""
 
     def __init__(
         self,
@@ -33,8 +65,13 @@ class BareScheduler:
         workers: Workers = Workers(),  # noqa: B008 - frozen
         **overrides: Any,
     ) -> None:
-        """`connector` is a `kv_transfer_config`, `workers` how its workers behave; `drafts` the speculative tokens of a
-        step, of which a random part is rejected; `overrides` are vLLM engine arguments.
+        """
+        Args:
+            folder: for the model's configuration and what a fake backend stores.
+            connector: a `kv_transfer_config`; None runs without a connector.
+            drafts: speculative tokens per step; a random part of them is rejected.
+            workers: how the fake workers behave.
+            overrides: vLLM engine arguments.
 
         Raises:
             ValueError, ImportError: vLLM refuses a setting or the connector.
@@ -49,20 +86,14 @@ class BareScheduler:
         from vllm.v1.structured_output import StructuredOutputManager
 
         load_general_plugins()
-        options: dict[str, Any] = {
-            **tiny_model.OPTIONS,
-            "num_gpu_blocks_override": num_blocks,
-            "seed": seed,
-            **overrides,
-        }
+        options = {**tiny_model.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         options["block_size"] = block_size
         standing = [] if connector is None else backend.stands_for(connector)
         if connector is not None:
             furnished = backend.furnished(connector, standing, folder)
             options["kv_transfer_config"] = {"kv_role": "kv_both", **furnished}
         if drafts:
-            ngram = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
-            options["speculative_config"] = ngram
+            options["speculative_config"] = tiny_model.drafting(drafts)
         config = EngineArgs(model=str(folder), **options).create_engine_config()
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
@@ -82,14 +113,13 @@ class BareScheduler:
         self._hasher = get_request_block_hasher(block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
-        self._worker = MadeUpWorker(self.scheduler, workers, standing, block_size=block_size) if standing else None
+        self._worker = FakeWorker(self.scheduler, workers, standing, block_size=block_size) if standing else None
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
-        self.steps = 0
 
     def add(
         self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
     ) -> Any:
-        """Add a request; returns vLLM's object. The model answers with `output`, and when that is at its end, as it likes."""
+        """Add a request; returns vLLM's object."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
@@ -106,15 +136,14 @@ class BareScheduler:
         return request
 
     def abort(self, request_id: str) -> None:
-        """Abort a request, as when its client goes away."""
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
-        """One scheduling step with a made-up answer of the model; returns how many tokens it ran.
+        """Run one scheduling step with a fake answer of the model.
 
-        `observe` sees it before the answer is taken, while the requests still hold the blocks of the step.
+        `observe` sees vLLM's output before the answer is applied, while the requests still hold the blocks of the step.
         """
         from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
@@ -137,7 +166,6 @@ class BareScheduler:
         return int(output.total_num_scheduled_tokens)
 
     def close(self) -> None:
-        """End the scheduler, and with it the connector."""
         self.scheduler.shutdown()
 
     def run(self) -> None:
@@ -146,7 +174,7 @@ class BareScheduler:
             self.step()
 
     def _sample(self, request_id: str, drafted: int) -> list[int]:
-        """A token, if the step has reached the end of what is known of the request; and as many as drafts are accepted."""
+        """A token, if the step computes the last known token of the request, and as many more as drafts are accepted."""
         request = self.scheduler.requests[request_id]
         if request.num_computed_tokens < request.num_tokens:
             return []
@@ -155,8 +183,62 @@ class BareScheduler:
             rng.randrange(3, tiny_model.VOCABULARY) for _ in range(1 + (rng.randrange(drafted + 1) if drafted else 0))
         ]
         prompt, output = self._outputs[request_id]
-        told = output[request.num_tokens - prompt :][: len(sampled)]
-        return [*told, *sampled[len(told) :]]
+        given = output[request.num_tokens - prompt :][: len(sampled)]
+        return [*given, *sampled[len(given) :]]
+
+
+class WholeEngine(Stage):
+    """A `vllm.LLM` with a tiny model of random weights, and the connector's own workers. The outputs, failing loads and late
+    transfers of a scenario are not played here."""
+
+    def __init__(
+        self,
+        folder: Path,
+        connector: Mapping[str, Any] | None,
+        *,
+        num_blocks: int,
+        block_size: int,
+        seed: int,
+        drafts: int,
+        workers: Workers,
+        **overrides: Any,
+    ) -> None:
+        """As for `BareScheduler`; `seed` and `workers` have no effect.
+
+        Raises:
+            ValueError: vLLM's CPU attention cannot have such blocks, or the tiny model such long requests.
+        """
+        if block_size % tiny_model.BLOCK_SIZE:
+            raise ValueError(
+                f"vLLM's CPU attention needs blocks of a multiple of {tiny_model.BLOCK_SIZE} tokens, not {block_size}"
+            )
+        if overrides.get("max_model_len", 0) > tiny_model.POSITIONS:
+            raise ValueError(f"the tiny model ends at {tiny_model.POSITIONS} tokens, not {overrides['max_model_len']}")
+        if drafts:
+            raise ValueError("speculative tokens are not run in the whole engine")
+        options = {"num_gpu_blocks_override": num_blocks, "block_size": block_size, **overrides}
+        self._engine = tiny_model.build(folder, connector, seed=0, **options).llm_engine
+        self.scheduler = self._engine.engine_core.engine_core.scheduler
+
+    def add(
+        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+    ) -> None:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params, priority=priority)
+
+    def abort(self, request_id: str) -> None:
+        self._engine.abort_request([request_id])
+
+    def step(self) -> int:
+        running = len(self.scheduler.running)
+        self._engine.step()
+        self.steps += 1
+        return max(running, len(self.scheduler.running))
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
 
 
 def _kv_cache(num_blocks: int, block_size: int) -> Any:
