@@ -1,7 +1,8 @@
 """The two stages on which a scenario is played: vLLM's bare scheduler, and vLLM's whole CPU engine.
 
-On both, the scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. `BareScheduler` fakes
-the model and the workers, and runs thousands of steps a second. `WholeEngine` has a tiny model and the connector's own workers.
+On both, the scheduler, its prefix cache, its preemptions and the connector's scheduler side are real. `BareScheduler`
+fakes the model and the workers, and runs thousands of steps a second. `WholeEngine` has a tiny model and the connector's
+own workers.
 """
 
 from __future__ import annotations
