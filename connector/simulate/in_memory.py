@@ -106,6 +106,7 @@ class InMemoryExporter:
             "engine": self._resource[semconv.ENGINE_ID.key],
             "recorder": self._resource[semconv.RECORDER_ID.key],
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
+            "capabilities": self._resource.get(semconv.CAPABILITIES.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:

@@ -83,6 +83,7 @@ def from_span(span: Span) -> Event | None:
             trace_id=span.trace_id,
             error=span.error,
             block_size=resource.get(semconv.BLOCK_SIZE.key),
+            capabilities=_declared(resource),
             **fields,
         )
     except KeyError as missing:
@@ -107,6 +108,7 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any] | None:
             "engine": _id(resource, semconv.ENGINE_ID.key),
             "recorder": _id(resource, semconv.RECORDER_ID.key),
             "block_size": resource.get(semconv.BLOCK_SIZE.key),
+            "capabilities": _declared(resource),
             **_OPTIONAL,
         }
     except (KeyError, TypeError):
@@ -130,6 +132,12 @@ def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
 
 def _id(resource: Mapping[str, Any], key: str) -> Any:
     return _typed(key, resource[key], str)
+
+
+def _declared(resource: Mapping[str, Any]) -> str | None:
+    """The capabilities that a recorder declares; those of another type are ignored."""
+    value = resource.get(semconv.CAPABILITIES.key)
+    return value if isinstance(value, str) else None
 
 
 def _typed(key: str, value: Any, type_: type) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.capabilities import Capability, of_connector
 from kvtrail.tracer.model.semconv import Kind
 
 
@@ -43,6 +44,12 @@ class Event(msgspec.Struct, kw_only=True, gc=False):
     block_size: int | None = None
     """Tokens per KV block of the engine, where its recorder says so."""
     chunk_size: int | None = None
+    capabilities: str | None = None
+    """What its recorder declares about connectors: the value of `semconv.CAPABILITIES`."""
+
+    def has(self, capability: Capability) -> bool:
+        """Whether the connector of this event has a capability."""
+        return capability in of_connector(self.connector, self.capabilities)
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known."""

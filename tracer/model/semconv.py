@@ -248,9 +248,16 @@ CONNECTOR_SETTINGS = Attribute(
     str,
     "JSON: the numbers and truth values of the connector's configuration. Texts are left out: one may be a secret.",
 )
+CAPABILITIES = Attribute(
+    "kvtrail.connector.capabilities",
+    str,
+    "JSON: by connector name, what rules may rely on in its spans (docs/connectors.md). Where it is absent, the connector's"
+    " name decides.",
+)
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
     MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
+    CAPABILITIES,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

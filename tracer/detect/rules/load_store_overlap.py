@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from kvtrail.tracer.model.semconv import Kind
-
-EXCLUSIVE = ("OffloadingConnector",)
-"""Connectors whose own invariant it is: at any time either one load or stores of a request, not both."""
 
 
 class LoadStoreOverlap(RequestRule[LoadPlan]):
@@ -28,7 +26,7 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
     hint = "The request was preempted and came back before its store had ended. Flush, and wait for the completion."
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
-        if event.connector not in EXCLUSIVE or event.transfer_id is None:
+        if event.transfer_id is None or not event.has(Capability.EXCLUSIVE_TRANSFERS):
             return None
         if not account.complete:
             return Verdict.UNKNOWN

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.detect.rules.store_gap import TELLS_ALL, hole
+from kvtrail.tracer.detect.rules.store_gap import hole
+from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from kvtrail.tracer.model.semconv import Kind
@@ -30,7 +31,7 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
         if isinstance(event, Store) and event.role != "scheduler":
             return None
         asked = account.books.repeated_hits
-        if asked < 2 or not event.connector.startswith(TELLS_ALL) or event.epoch != account.epoch:
+        if asked < 2 or event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         if not account.complete:
             return Verdict.UNKNOWN

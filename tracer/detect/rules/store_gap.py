@@ -2,13 +2,10 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from kvtrail.tracer.model.semconv import Kind
-
-TELLS_ALL = ("OffloadConnector", "LMCache")
-"""Connectors, by the beginning of their name, that store a request's chunks in their order, and tell of those that were
-there already."""
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -47,7 +44,7 @@ class StoreGap(RequestRule[Store | StorePlan]):
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if isinstance(event, Store) and event.role != "scheduler":
             return None
-        if not event.connector.startswith(TELLS_ALL) or event.epoch != account.epoch:
+        if event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         if not account.complete:
             return Verdict.UNKNOWN

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.detect.rules.store_gap import TELLS_ALL, held_until
+from kvtrail.tracer.detect.rules.store_gap import held_until
+from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
 from kvtrail.tracer.model.semconv import Kind
@@ -32,7 +33,7 @@ class StoreShort(RequestRule[RequestEnd]):
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
         books = account.books
         store, step, size = books.store, books.schedule, event.chunk_size
-        if store is None or step is None or not size or not event.connector.startswith(TELLS_ALL):
+        if store is None or step is None or not size or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         if not account.complete or account.prompt is None:
             return Verdict.UNKNOWN

@@ -1,0 +1,46 @@
+"""What the spans of a connector show, and what holds for it: rules ask for a capability and never for a connector's name.
+
+A recorder declares the capabilities of the connectors that it knows in the resource attribute `semconv.CAPABILITIES`. Traces
+without that attribute, from older recorders and from logs, get them by the connector's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import lru_cache
+
+
+class Capability(StrEnum):
+    """A value of the attribute."""
+
+    REPORTS_ALL_STORES = "reports_all_stores"
+    """The stores of a request are reported in the order of its tokens, with the chunks that the store held already."""
+    EXCLUSIVE_TRANSFERS = "exclusive_transfers"
+    """A request has either one load or stores under way at any time, never both."""
+
+
+_WITHOUT_ATTRIBUTE = {
+    "OffloadConnector": {Capability.REPORTS_ALL_STORES},
+    "LMCache": {Capability.REPORTS_ALL_STORES},
+    "OffloadingConnector": {Capability.EXCLUSIVE_TRANSFERS},
+}
+"""By the beginning of a connector's name: its capabilities in a trace that declares none."""
+
+
+def declaration(capabilities: Mapping[str, Iterable[Capability]]) -> str:
+    """The attribute's value: JSON, the capabilities by connector name."""
+    return json.dumps({name: sorted(each) for name, each in sorted(capabilities.items())}, separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def of_connector(name: str, declared: str | None) -> frozenset[str]:
+    """The capabilities of a connector; `declared` is the attribute's value, if its recorder wrote any."""
+    if declared is None:
+        return frozenset().union(*(each for prefix, each in _WITHOUT_ATTRIBUTE.items() if name.startswith(prefix)))
+    try:
+        capabilities = json.loads(declared)[name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return frozenset()
+    return frozenset(str(each) for each in capabilities) if isinstance(capabilities, list) else frozenset()
