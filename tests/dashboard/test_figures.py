@@ -11,7 +11,7 @@ from history import START_NS, history, judge
 from kvtrail.dashboard import figures, series, tables, wording
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.serve.timeline import timeline
+from kvtrail.tracer.serve.api_requests import timeline
 
 STALE = """
 L 750 c0 h0 -> 0

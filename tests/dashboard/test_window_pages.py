@@ -13,7 +13,7 @@ from kvtrail.dashboard.window import RANGES, Window, window
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.savings import Row
-from kvtrail.tracer.serve.windows import told as efficiency_told
+from kvtrail.tracer.serve.api_ranges import efficiency_report
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS
@@ -41,7 +41,7 @@ def efficiency(text: str, **asked: str) -> dict[str, Any]:
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
     listed = [Row(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
-    told = efficiency_told(
+    told = efficiency_report(
         listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
     )
     data: dict[str, Any] = json.loads(told.model_dump_json())

@@ -18,7 +18,7 @@ from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.serve import pipeline as pipelines
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.series import MOST_ENGINES, OTHER, Series
+from kvtrail.tracer.serve.series import MAX_ENGINES, OTHER, Series
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -224,13 +224,13 @@ def test_a_series_that_alerts_look_at_begins_at_0(sidecar: Sidecar) -> None:
 def test_only_so_many_engines_are_told_apart_and_a_silent_one_makes_place() -> None:
     registry, series = CollectorRegistry(), Series()
     counter = Counter("c", "c", ("engine",), registry=registry)
-    for number in range(MOST_ENGINES + 10):
+    for number in range(MAX_ENGINES + 10):
         series.at(counter, f"engine-{number}").inc()
     assert registry.get_sample_value("c_total", {"engine": OTHER}) == 10
-    assert not series.place("one more")
+    assert not series.has_own("one more")
     series.retire("engine-0")
     assert registry.get_sample_value("c_total", {"engine": "engine-0"}) is None
-    assert series.place("one more")
+    assert series.has_own("one more")
 
 
 def test_an_engine_that_is_silent_for_long_leaves_the_metrics(

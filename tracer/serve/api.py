@@ -1,4 +1,7 @@
-"""The HTTP api: what the dashboard, scripts and people read. `/docs` shows it in a browser."""
+"""The HTTP API, which the dashboard, scripts and people read. `/docs` shows it in a browser.
+
+The routes of this file are about the tracer itself; `api_requests`, `api_ranges` and `api_lanes` have the others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
@@ -16,22 +19,18 @@ from pydantic import BaseModel
 from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.serve.download import taken
-from kvtrail.tracer.serve.live import lane_routes
+from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
+from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
-from kvtrail.tracer.serve.timeline import Timeline, timeline
-from kvtrail.tracer.serve.windows import windows
-from kvtrail.tracer.store import Reader, Which
+from kvtrail.tracer.store import Reader
 
 TAIL_EVERY_S = 0.5
-Limit = Annotated[int, Query(ge=1, le=10_000)]
-Whole = Annotated[int, Query(ge=0, le=2**63 - 1)]
 
 
 class Health(BaseModel):
-    """How the tracer is. Times are Unix nanoseconds."""
+    """The tracer's own state. Times are Unix nanoseconds."""
 
     status: str
     version: str
@@ -40,33 +39,45 @@ class Health(BaseModel):
     spans_stored: int
     """Since this tracer started."""
     events_missing: int
-    """Declared missing: they did not come within the grace time."""
+    """Declared missing: they did not arrive within the grace period."""
     recorders: list[dict[str, Any]]
-    """Each recorder's engine, model, events received, dropped (as it says) and missing (by their numbers)."""
+    """Each recorder's engine, model, and events received, dropped (as it reports) and missing (by sequence numbers)."""
 
 
 class Overview(BaseModel):
-    """Now and in all. Counts of tokens, bytes, calls or requests, as the names say."""
+    """Recent activity and totals. Counts are tokens, bytes, calls or requests, as the names say."""
 
     window_s: int
     activity: dict[str, dict[str, int]]
-    """For each kind of event in the window: its `count`, and sums of `returned`, `count_tokens` and `bytes`."""
+    """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
     totals: dict[str, int]
     """Over all requests stored."""
 
 
+class Fleet(BaseModel):
+    """The engines and how completely their events arrive."""
+
+    tracer: dict[str, Any]
+    """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
+    engines: list[dict[str, Any]]
+    """Each engine's `engine`, `model`, vLLM `version`, `service`, `host`, `open` requests and `recorders`. An engine
+    without recorders has not been heard from since the tracer started."""
+
+
 def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI:
-    """The ASGI application: OTLP, api and metrics on one port."""
+    """The ASGI application: OTLP, API and metrics on one port."""
     app = FastAPI(
         title="kvtrail tracer",
         version=__version__,
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
     )
     app.include_router(http_routes(pipeline))
-    app.include_router(_reading(pipeline, reader))
-    app.include_router(windows(pipeline, reader))
-    app.include_router(taken(reader))
-    app.include_router(lane_routes(pipeline, reader))
+    api = APIRouter(prefix="/api", tags=["Reading"])
+    _add_routes(api, pipeline, reader)
+    api_requests.add_routes(api, reader)
+    api_ranges.add_routes(api, reader)
+    api_lanes.add_routes(api, pipeline, reader)
+    app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
     def prometheus(request: Request) -> Response:
@@ -76,64 +87,62 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
     return app
 
 
-def _reading(pipeline: Pipeline, reader: Reader) -> APIRouter:
-    router = APIRouter(prefix="/api", tags=["Reading"])
+def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
+    def state() -> dict[str, Any]:
+        return {
+            "version": __version__,
+            "started_ns": pipeline.started_ns,
+            "last_received_ns": pipeline.last_received_ns,
+            "spans_stored": pipeline.spans_stored,
+            "events_missing": pipeline.detector.missing,
+        }
 
-    @router.get("/health", summary="Is it alive, what does it hear, what is missing")
+    def recorders() -> list[dict[str, Any]]:
+        return [recorder.as_dict() for recorder in list(pipeline.recorders.values())]
+
+    @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
-        return Health(
-            status="ok",
-            version=__version__,
-            started_ns=pipeline.started_ns,
-            last_received_ns=pipeline.last_received_ns,
-            spans_stored=pipeline.spans_stored,
-            events_missing=pipeline.detector.missing,
-            recorders=[state.as_dict() for state in list(pipeline.recorders.values())],
-        )
+        return Health(status="ok", **state(), recorders=recorders())
 
-    @router.get("/overview", summary="What happens now, and what happened in all")
+    @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:
         since_ns = time.time_ns() - window_s * 10**9
         return Overview(window_s=window_s, activity=reader.activity(since_ns=since_ns), totals=reader.totals())
 
-    @router.get("/requests", summary="Requests, latest first")
-    def requests(
-        search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
-        status: str = "",
-        verdict: str = "",
-        before_ns: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="began before: the next page")] = None,
-        limit: Limit = 100,
-    ) -> list[dict[str, Any]]:
-        return reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
+    @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
+    def fleet() -> Fleet:
+        known = reader.engines()
+        by_engine: dict[str, list[dict[str, Any]]] = {}
+        for recorder in recorders():
+            by_engine.setdefault(recorder["engine"], []).append(recorder)
+        return Fleet(
+            tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
+            engines=[
+                {"engine": name, **engine, "recorders": by_engine.get(name, [])}
+                for name, engine in sorted(known.items())
+            ],
+        )
 
-    @router.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
-    def request(request_id: str, engine: str = "") -> Timeline:
-        account = reader.request(request_id, engine=engine)
-        if account is None:
-            raise HTTPException(404, f"no request {request_id!r} is known here, by its engine's or its external id")
-        found = reader.findings(Which(request=account["request"], engine=account["engine"]), limit=1000)
-        return timeline(account, reader.spans_of(account), found)
-
-    @router.get("/rules", summary="The rules: what is checked")
+    @api.get("/rules", summary="The rules")
     def rules() -> list[dict[str, str]]:
         return [
             {
-                "id": r.id,
-                "title": r.title,
-                "severity": r.severity,
-                "text": (type(r).__doc__ or "").strip(),
-                "hint": r.hint,
+                "id": rule.id,
+                "title": rule.title,
+                "severity": rule.severity,
+                "text": (type(rule).__doc__ or "").strip(),
+                "hint": rule.hint,
             }
-            for r in all_rules()
+            for rule in all_rules()
         ]
 
-    @router.get("/spans", summary="Spans in the order of their arrival")
-    def spans(after: Whole = 0, limit: Limit = 500) -> list[dict[str, Any]]:
+    @api.get("/spans", summary="Spans in the order of their arrival")
+    def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
         return [_numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
 
-    @router.get("/tail", summary="Spans as they arrive, as server-sent events")
+    @api.get("/tail", summary="Spans as they arrive, as server-sent events")
     async def tail(request: Request) -> StreamingResponse:
-        begin_after = await run_in_threadpool(reader.last_number)  # now, so that nothing after the answer is missed
+        begin_after = await run_in_threadpool(reader.last_number)  # now, so that no later span is missed
 
         async def stream() -> AsyncIterator[str]:
             number = begin_after
@@ -144,8 +153,6 @@ def _reading(pipeline: Pipeline, reader: Reader) -> APIRouter:
                 await asyncio.sleep(TAIL_EVERY_S)
 
         return StreamingResponse(stream(), media_type="text/event-stream")
-
-    return router
 
 
 def _numbered(number: int, span: Span) -> dict[str, Any]:

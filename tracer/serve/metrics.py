@@ -1,6 +1,6 @@
-"""What Prometheus sees: base units, `_total`, and labels that stay few. There are no request ids among them.
+"""What Prometheus sees: base units, `_total`, and few label values. No request id is ever a label.
 
-The registry is ours alone: vLLM may set `PROMETHEUS_MULTIPROC_DIR`, whose multiprocess mode this process has no use for.
+The registry is our own. vLLM may set `PROMETHEUS_MULTIPROC_DIR`, whose multiprocess mode this process has no use for.
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ import os
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it when it is imported
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -26,17 +21,40 @@ from prometheus_client.registry import Collector
 from kvtrail import __version__
 from kvtrail.tracer.detect.efficiency import Admission, Wait
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.detect.transfer_times import Transfers
+from kvtrail.tracer.model.events import (
+    Alloc,
+    Event,
+    Evict,
+    Load,
+    LoadError,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    Store,
+)
 from kvtrail.tracer.model.findings import Finding, Verdict
-from kvtrail.tracer.serve.connector_metrics import CALL_SECONDS, Work, exemplar
-from kvtrail.tracer.serve.engine_status import INFO, EngineState
-from kvtrail.tracer.serve.series import Series
+from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.serve.engines import INFO, EngineState
+from kvtrail.tracer.serve.series import OTHER, Series
 
-disable_created_metrics()  # a `_created` series beside every counter says nothing that Prometheus does not know
+disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
+CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
+TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown"})
+"""vLLM's finish statuses. What a newer vLLM adds is `other`."""
+UNSPECIFIED = "external_unspecified"
+"""vLLM's name for the source of tokens whose connector does not name one."""
+SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
+"""vLLM's names for where cached tokens come from."""
+FIRST, RESUMED = "first", "resumed"
+_CONNECTOR = ("engine", "connector")
+_EPOCH = (*_CONNECTOR, "epoch")
 
 Checks = Mapping[tuple[str, Verdict], int]
-"""How often each rule, by its id, gave each verdict."""
+"""How often each rule, by its id, reached each verdict."""
 
 
 class _ChecksCollector(Collector):
@@ -44,152 +62,260 @@ class _ChecksCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterable[CounterMetricFamily]:
-        family = CounterMetricFamily("kvtrail_checks", "Judgements of the rules.", labels=("rule", "verdict"))
+        family = CounterMetricFamily("kvtrail_checks", "Verdicts of the rules.", labels=("rule", "verdict"))
         for labels, count in self._read().items():
             family.add_metric(labels, count)
         yield family
 
 
 class Metrics:
-    """The sidecar's metrics; `docs/metrics.md` lists them, and a test holds the two together."""
+    """The sidecar's metrics. `docs/metrics.md` lists them, and a test checks that both agree."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._series = Series()
-        self._work = Work(self.registry, self._series)
-        self._watched: dict[str, Gauge] = {}
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._transfers = Transfers()
+        self._info_shown: dict[str, tuple[str, ...]] = {}
+        counter = partial(Counter, namespace="kvtrail", registry=self.registry)
+        gauge = partial(Gauge, namespace="kvtrail", registry=self.registry)
+        histogram = partial(Histogram, namespace="kvtrail", registry=self.registry)
 
-        def counter(name: str, text: str, labels: Iterable[str] = ()) -> Counter:
-            return Counter(f"kvtrail_{name}", text, labels, registry=self.registry)
+        # What the connectors do.
+        self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
+        self.lookup_tokens = counter("lookup_tokens_returned", "Tokens that lookups returned.", _CONNECTOR)
+        self.admissions = counter("admissions", "Lookups whose answer led to an allocation.", _EPOCH)
+        self.queried = counter("queried_tokens", "Tokens that the connector was asked for at admissions.", _EPOCH)
+        self.hits = counter("hit_tokens", "External tokens that blocks were allocated for.", (*_EPOCH, "source"))
+        self.local = counter("local_hit_tokens", "Tokens that vLLM's prefix cache held at admissions.", _EPOCH)
+        self.recomputed = counter(
+            "recomputed_tokens", "Tokens that the connector held at admissions and the engine still computed.", _EPOCH
+        )
+        self.load_tokens = counter("load_tokens", "Tokens loaded from the connector's store.", _CONNECTOR)
+        self.load_bytes = counter("load_bytes", "Bytes loaded from the connector's store.", _CONNECTOR)
+        self.load_failures = counter("load_failures", "Failed loads, by who reported it.", (*_CONNECTOR, "report"))
+        self.store_tokens = counter("store_tokens", "Tokens copied to the connector's store.", _CONNECTOR)
+        self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", _CONNECTOR)
+        self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
+        self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
+        self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
+        self.errors = counter("connector_errors", "Calls of the connector that raised.", (*_CONNECTOR, "call"))
+        self.healed = counter("lookups_healed", "Lookup answers that the guard replaced.", _CONNECTOR)
+        self.lookup_seconds = histogram(
+            "lookup_duration_seconds", "Time of a lookup on the scheduler's thread.", _CONNECTOR, buckets=CALL_SECONDS
+        )
+        self.wait_seconds = histogram(
+            "wait_duration_seconds",
+            "Time that requests waited for an asynchronous load, from its allocation.",
+            _CONNECTOR,
+            buckets=TRANSFER_SECONDS,
+        )
+        self.load_seconds = histogram(
+            "load_duration_seconds", "Duration of loads.", _CONNECTOR, buckets=TRANSFER_SECONDS
+        )
+        self.store_seconds = histogram(
+            "store_duration_seconds", "Duration of stores.", _CONNECTOR, buckets=TRANSFER_SECONDS
+        )
+        self.findings = counter(
+            "findings",
+            "Contradictions found, one for each rule, request and epoch.",
+            (*_CONNECTOR, "rule", "severity"),
+        )
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"kvtrail_{name}", text, ("engine", *labels), registry=self.registry)
-
+        # What the sidecar received.
         self.spans_received = counter("spans_received", "Spans received, by transport.", ("transport",))
         self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
-        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that lack what their kind needs.")
-        self.store_failures = counter("store_failures", "Writes that the store refused; the sender tries again.")
-        self.findings = counter(
-            "findings",
-            "Contradictions found: one for each rule, request and epoch.",
-            ("engine", "connector", "rule", "severity"),
-        )
+        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that lack required attributes.")
+        self.store_failures = counter("store_failures", "Writes that the store refused; the sender retries.")
         self.events_received = counter("events_received", "Events received.", ("engine",))
         self.events_missing = counter(
-            "events_missing", "Events that never came, by the gaps in their numbers.", ("engine",)
+            "events_missing", "Events that never arrived, by the gaps in their sequence numbers.", ("engine",)
         )
-        self.events_dropped = counter(
-            "events_dropped", "Events that the recorders had to drop, as they say.", ("engine",)
-        )
-        self.lag_seconds = Histogram(
-            "kvtrail_event_lag_seconds",
-            "Time from the end of an engine's oldest event in a batch to the batch's being stored here.",
+        self.events_dropped = counter("events_dropped", "Events that the recorders report as dropped.", ("engine",))
+        self.lag_seconds = histogram(
+            "event_lag_seconds",
+            "Time from the end of an engine's oldest event in a batch until the batch is stored.",
             ("engine",),
             buckets=LAG_SECONDS,
-            registry=self.registry,
         )
-        self.ingest_seconds = Histogram(
-            "kvtrail_ingest_duration_seconds",
-            "Time from a batch's arrival to its being stored.",
-            buckets=CALL_SECONDS,
-            registry=self.registry,
+        self.ingest_seconds = histogram(
+            "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
-        self._info = gauge("engine_info", "What an engine says of itself; always 1.", *INFO)
-        self._heard = gauge("engine_last_received_timestamp_seconds", "When an engine's last span came.")
-        self._recorders = gauge("engine_recorders", "Recorders of an engine that have not said goodbye.")
-        self._outstanding = gauge("events_outstanding", "Events whose number is known and that have not come (yet).")
-        self._open_loads = gauge("open_loads", "Asynchronous loads that were not received.")
-        self._oldest_load = gauge("open_load_oldest_seconds", "Age of the oldest of them; 0 when there is none.")
-        self._kept_requests = gauge("kept_requests", "Requests that have ended and whose blocks are kept.")
-        self._kept_blocks = gauge("kept_blocks", "Their KV blocks, where the recorder names them.")
-        self._oldest_kept = gauge("kept_oldest_seconds", "Time since the oldest of them ended; 0 when there is none.")
-        Gauge("kvtrail_build_info", "The tracer's version; always 1.", ("version",), registry=self.registry).labels(
-            __version__
-        ).set(1)
+        gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
 
+        # The state of the engines.
+        self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
+        states: tuple[tuple[str, str, Callable[[EngineState], float]], ...] = (
+            (
+                "engine_last_received_timestamp_seconds",
+                "Arrival of an engine's latest span.",
+                lambda s: s.heard_ns / 1e9,
+            ),
+            ("engine_recorders", "Recorders of an engine that have not closed.", lambda s: s.recorders),
+            ("events_outstanding", "Events whose number is known and that have not arrived.", lambda s: s.outstanding),
+            ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
+            ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
+            ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
+            ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
+            ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
+        )
+        self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
+
+        # An alert sees no increase in a series that begins at 1.
+        moved = (self.load_tokens, self.load_bytes, self.store_tokens, self.store_bytes)
+        by_epoch = (self.admissions, self.queried, self.local, self.recomputed)
+        self._begin_at_0: list[tuple[Counter, tuple[str, ...]]] = [
+            *((metric, ()) for metric in (self.healed, self.preemptions, self.evicted, self.lookup_tokens, *moved)),
+            *((metric, (epoch,)) for metric in by_epoch for epoch in (FIRST, RESUMED)),
+            *((self.hits, (epoch, UNSPECIFIED)) for epoch in (FIRST, RESUMED)),
+            *((self.lookups, (answer,)) for answer in ("hit", "miss", "later", "error")),
+            *((self.errors, (call,)) for call in (Kind.LOOKUP, Kind.ALLOC)),
+            *((self.load_failures, (report,)) for report in ("blocks", "completion")),
+            *((self.requests, (outcome,)) for outcome in ("stopped", "length_capped", "aborted")),
+            *((self.findings, (rule.id, rule.severity)) for rule in all_rules()),
+        ]
+
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a gauge whose value is read when Prometheus asks."""
-        gauge = self._watched[name] = Gauge(f"kvtrail_{name}", text, registry=self.registry)
-        gauge.set_function(read)
+        """Add a gauge that is read when Prometheus scrapes."""
+        Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
 
     def watch_checks(self, read: Callable[[], Checks]) -> None:
-        """Add the counter of judgements, which is read when Prometheus asks."""
+        """Add the counter of verdicts, which is read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(read))
 
-    def received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
-        """Count an engine's events in a batch: the oldest ended then, and the batch was stored at that moment of this
-        machine's clock."""
-        self._series.at(self.events_received, engine).inc(events)
-        self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
-
-    def observe(self, event: Event) -> None:
-        """Count what one event says."""
-        if self._counts(event):
-            self._work.observe(event)
-
-    def tell(self, facts: Iterable[Admission | Wait]) -> None:
-        """Count what admissions were worth, and how long requests waited."""
-        for fact in facts:
-            if self._counts(fact.event):
-                self._work.tell(fact)
-
-    def lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
-        """Count events that never came, or that a recorder says it dropped."""
-        self._series.at(self.events_missing, engine).inc(missing)
-        self._series.at(self.events_dropped, engine).inc(dropped)
-
-    def found(self, finding: Finding) -> None:
-        """Count a new finding."""
-        connector = self._series.connectors.name(finding.connector)
-        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
-        series.inc(1, exemplar(finding.trace_id))
-
-    def stand(self, state: EngineState) -> None:
-        """Show how an engine stands."""
-        engine = state.engine
-        if not self._series.place(engine):
-            return  # no place left to tell it apart, and `other` is nobody's state
-        told = self._told.get(engine)
-        if told is not None and told != state.info:
-            self._series.drop(self._info, engine, *told)
-        self._told[engine] = state.info
-        self._series.at(self._info, engine, *state.info).set(1)
-        for gauge, value in (
-            (self._heard, state.heard_ns / 1e9),
-            (self._recorders, state.recorders),
-            (self._outstanding, state.outstanding),
-            (self._open_loads, state.open_loads),
-            (self._oldest_load, state.open_load_oldest_ns / 1e9),
-            (self._kept_requests, state.kept_requests),
-            (self._kept_blocks, state.kept_blocks),
-            (self._oldest_kept, state.kept_oldest_ns / 1e9),
-        ):
-            self._series.at(gauge, engine).set(value)
-
-    def retire(self, engine: str) -> None:
-        """Remove the series of an engine that was not heard of for long."""
-        self._told.pop(engine, None)
-        self._series.retire(engine)
-
     def expose(self, accept: str) -> tuple[bytes, str]:
-        """The page for Prometheus, in the format that it accepts, and its content type."""
+        """The page in a format that the `accept` header allows, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
-    def _counts(self, event: Event) -> bool:
-        """Whether the event is a connector's, whose series have begun at 0; a recorder's sign of life is none's."""
+    def count_received(self, engine: str, *, events: int, oldest_ns: int, stored_ns: int) -> None:
+        """Count an engine's events in one batch. The oldest ended at `oldest_ns`; `stored_ns` is this machine's clock."""
+        self._series.at(self.events_received, engine).inc(events)
+        self._series.at(self.lag_seconds, engine).observe(max(0, stored_ns - oldest_ns) / 1e9)
+
+    def count_lost(self, engine: str, *, missing: int = 0, dropped: int = 0) -> None:
+        """Count events that never arrived, or that a recorder says it dropped."""
+        self._series.at(self.events_missing, engine).inc(missing)
+        self._series.at(self.events_dropped, engine).inc(dropped)
+
+    def count_finding(self, finding: Finding) -> None:
+        """Count a new finding."""
+        connector = self._series.connectors.label(finding.connector)
+        series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
+        series.inc(1, _exemplar(finding.trace_id))
+
+    def count_event(self, event: Event) -> None:
+        """Count what one event of a connector reports. A recorder's heartbeat belongs to no connector."""
+        if not self._is_connectors(event):
+            return
+        if event.error is not None:
+            self._at(self.errors, event, event.kind).inc()
+        match event:
+            case Lookup():
+                self._count_lookup(event)
+            case Alloc() if event.error is None and event.allocated:
+                for source, tokens in _sources(event).items():
+                    self._at(self.hits, event, _epoch(event), source).inc(tokens)
+            case Load():
+                self._count_copy(event, self.load_tokens, self.load_bytes, self.load_seconds)
+            case Store():
+                self._count_copy(event, self.store_tokens, self.store_bytes, self.store_seconds)
+            case LoadError():
+                self._at(self.load_failures, event, "blocks").inc()
+            case Received() if event.failed:
+                self._at(self.load_failures, event, "completion").inc()
+            case Evict():
+                self._at(self.evicted, event).inc()
+            case Preempt():
+                self._at(self.preemptions, event).inc()
+            case RequestEnd():
+                outcome = event.outcome or "unknown"
+                self._at(self.requests, event, outcome if outcome in OUTCOMES else OTHER).inc()
+        if (transfer := self._transfers.enter(event)) is not None:
+            self._time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
+
+    def count_facts(self, facts: Iterable[Admission | Wait]) -> None:
+        """Count admissions, and time how long requests waited."""
+        for fact in facts:
+            if not self._is_connectors(fact.event):
+                continue
+            if isinstance(fact, Wait):
+                self._time(self.wait_seconds, fact.event, fact.lasted_ns)
+                continue
+            lookup, alloc = fact.lookup, fact.event
+            epoch = _epoch(alloc)
+            self._at(self.admissions, alloc, epoch).inc()
+            self._at(self.queried, alloc, epoch).inc(max(0, lookup.total - lookup.computed))
+            self._at(self.local, alloc, epoch).inc(lookup.computed)
+            if lookup.matched is not None and fact.is_alone:
+                # The last token is computed in any case: there are no logits without it.
+                usable = min(lookup.matched, lookup.total - 1)
+                self._at(self.recomputed, alloc, epoch).inc(max(0, usable - lookup.computed - alloc.allocated))
+
+    def show(self, state: EngineState) -> None:
+        """Set the gauges of an engine. An engine that shares the label `other` has none."""
+        engine = state.engine
+        if not self._series.has_own(engine):
+            return
+        shown = self._info_shown.get(engine)
+        if shown is not None and shown != state.info:
+            self._series.remove(self._info, engine, *shown)
+        self._info_shown[engine] = state.info
+        self._series.at(self._info, engine, *state.info).set(1)
+        for gauge, read in self._states:
+            self._series.at(gauge, engine).set(read(state))
+
+    def retire(self, engine: str) -> None:
+        """Remove the series of an engine that has been silent for long."""
+        self._info_shown.pop(engine, None)
+        self._series.retire(engine)
+
+    def _is_connectors(self, event: Event) -> bool:
+        """Whether the event is a connector's. If it is the connector's first, its series begin at 0."""
         if not event.connector:
             return False
-        if self._series.begins(event.engine, event.connector):
-            self._begin(event.engine, event.connector)
+        if self._series.is_new(event.engine, event.connector):
+            for metric, labels in self._begin_at_0:
+                self._at(metric, event, *labels)
+            self.count_lost(event.engine)
         return True
 
-    def _begin(self, engine: str, connector: str) -> None:
-        self._work.begin(engine, connector)
-        name = self._series.connectors.name(connector)
-        for rule in all_rules():
-            self._series.at(self.findings, engine, name, rule.id, rule.severity)
-        self.lost(engine)
+    def _count_lookup(self, event: Lookup) -> None:
+        answer = "later" if event.returned is None else "hit" if event.returned else "miss"
+        self._at(self.lookups, event, "error" if event.error else answer).inc()
+        self._at(self.lookup_tokens, event).inc(max(0, event.returned or 0))
+        self._time(self.lookup_seconds, event, event.end_ns - event.start_ns)
+        if event.refused is not None:
+            self._at(self.healed, event).inc()
+
+    def _count_copy(self, event: Load | Store, tokens: Counter, bytes_: Counter, seconds: Histogram) -> None:
+        self._at(tokens, event).inc(event.count)
+        self._at(bytes_, event).inc(event.bytes or 0)
+        if event.end_ns > event.start_ns:  # a log line has one moment only
+            self._time(seconds, event, event.end_ns - event.start_ns)
+
+    def _at(self, metric: Counter | Histogram, event: Event, *labels: str) -> Any:
+        return self._series.at(metric, event.engine, self._series.connectors.label(event.connector), *labels)
+
+    def _time(self, metric: Histogram, event: Event, lasted_ns: int) -> None:
+        self._at(metric, event).observe(max(0, lasted_ns) / 1e9, _exemplar(event.trace_id))
+
+
+def _sources(event: Alloc) -> dict[str, int]:
+    """The allocated external tokens by source, as the connector reports them, if its numbers add up."""
+    tokens: dict[str, int] = {}
+    for source in event.hit_sources or ():
+        name, _, count = source.partition(":")
+        if name in SOURCES and count.isdecimal():
+            tokens[name] = tokens.get(name, 0) + int(count)
+    return tokens if sum(tokens.values()) == event.allocated else {UNSPECIFIED: event.allocated}
+
+
+def _exemplar(trace_id: str) -> dict[str, str] | None:
+    """The exemplar that leads from a number to a trace; None if there is no trace id."""
+    return {"trace_id": trace_id} if len(trace_id) == 32 else None
+
+
+def _epoch(event: Event) -> str:
+    return RESUMED if event.epoch else FIRST

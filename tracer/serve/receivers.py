@@ -1,6 +1,6 @@
-"""OTLP servers: gRPC, and the HTTP routes for protobuf and JSON, plain or gzip.
+"""OTLP receivers: a gRPC server, and the HTTP route for protobuf and JSON, plain or gzip.
 
-Both acknowledge a batch only when the pipeline has stored it, and answer 'try again' when it could not.
+Both acknowledge a batch only after the pipeline has stored it, and ask the sender to retry if it could not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Largest request taken, after decompression; the limit of the OpenTelemetry SDK's own exporters."""
+"""The largest request accepted, after decompression: the limit of the OpenTelemetry SDK's own exporters."""
 
 
 class PortTaken(RuntimeError):
@@ -40,7 +40,7 @@ class _TraceService(TraceServiceServicer):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def Export(  # the name is the protocol's
+    def Export(  # the protocol's name
         self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
         try:
@@ -51,14 +51,14 @@ class _TraceService(TraceServiceServicer):
 
 
 def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
-    """Start the gRPC server; it runs on threads of its own until it is stopped.
+    """Start the gRPC server, which runs on its own threads until it is stopped.
 
     Raises:
-        PortTaken: the address is in use or not ours.
+        PortTaken: the address is in use or does not belong to this machine.
     """
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4, thread_name_prefix="otlp-grpc"),
-        # Without so_reuseport a second tracer on the same port would silently take half of the spans.
+        # Without so_reuseport a second tracer on the same port would silently receive half of the spans.
         options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.so_reuseport", 0)],
     )
     add_TraceServiceServicer_to_server(_TraceService(pipeline), server)  # type: ignore[no-untyped-call]
@@ -106,14 +106,14 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
             plain = file.read(MAX_BODY_BYTES + 1)
     else:
-        raise ValueError(f"content encoding {encoding!r}: send gzip, or none")
+        raise ValueError(f"content encoding {encoding!r}: send gzip, or no encoding")
     if len(plain) > MAX_BODY_BYTES:
         raise ValueError(f"more than {MAX_BODY_BYTES} bytes in one request: send smaller batches")
     return plain
 
 
 def _refused(code: int, message: str, content_type: str) -> Response:
-    """An error as OTLP/HTTP has it: a `google.rpc.Status` in the request's encoding."""
+    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding."""
     if content_type == "application/x-protobuf":
         return Response(Status(message=message).SerializeToString(), status_code=code, media_type=content_type)
     return Response(json.dumps({"message": message}), status_code=code, media_type="application/json")

@@ -1,4 +1,4 @@
-"""`kvtrail serve`: the sidecar's servers, started, kept and stopped together."""
+"""The sidecar process: its servers and its background thread, started and stopped together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("kvtrail")
 
 TIDY_EVERY_S = 1.0
 PRUNE_EVERY = 60
-"""Rounds of tidying between two prunings of the store."""
+"""Rounds of tidying from one pruning of the store to the next."""
 HOUR_NS = 3600 * 10**9
 
 
@@ -42,7 +42,7 @@ def serve(
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
-    os.nice(nice)  # before there are threads, each of which takes it over
+    os.nice(nice)  # before any thread starts, since threads inherit it
     listener = _listener(host, http_port)
     writer = SqliteWriter(store)
     metrics = Metrics()
@@ -55,11 +55,11 @@ def serve(
     tidier = threading.Thread(target=_tidy, args=(pipeline, retain_hours, stop), name="tidy", daemon=True)
     tidier.start()
     app = application(pipeline, SqliteReader(store), metrics)
+    http = f"http://{host}:{http_port}"
     logger.info(
-        "kvtrail tracer: OTLP on %s:%d (gRPC) and http://%s:%d/v1/traces, api on http://%s:%d/docs, metrics on /metrics,"
-        " store %s. Ctrl-C ends it.",
-        host, grpc_port, host, http_port, host, http_port, store,
-    )  # fmt: skip
+        f"kvtrail tracer: OTLP on {host}:{grpc_port} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on /metrics,"
+        f" store {store}. Press Ctrl-C to stop."
+    )
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     try:
         uvicorn.Server(config).run(sockets=[listener])
@@ -71,7 +71,7 @@ def serve(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Bind before anything else is made, so that a taken port leaves no trace."""
+    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,0 +1,152 @@
+"""API routes about a range of time: its findings, and what the offload did in it.
+
+An answer grows with the resolution of the range, not with the size of the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel
+
+from kvtrail.tracer.detect.savings import Row, Worth, prefill_rates, step_of, worth
+from kvtrail.tracer.model.findings import Severity
+from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
+from kvtrail.tracer.store import Reader, Which
+
+DAY_NS = 24 * 3600 * 10**9
+MAX_STRETCHES = 60
+"""The most stretches of time that make up a trend."""
+Moment = Annotated[int | None, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
+
+
+class FindingsTrend(BaseModel):
+    """The number of findings by rule and time, and the values one can filter by."""
+
+    since_ns: int
+    until_ns: int
+    step_ns: int
+    counts: list[dict[str, Any]]
+    """For each `rule`, `severity` and stretch that begins at `at_ns`: the number of `findings` last seen in it."""
+    choices: dict[str, list[str]]
+    """The `rules`, `severities`, `connectors`, `engines` and `models` that have findings at all."""
+
+
+class EfficiencyReport(BaseModel):
+    """What the offload did in a range of time. `detect.savings.Worth` explains the numbers of each part."""
+
+    since_ns: int
+    until_ns: int
+    step_s: int
+    """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
+    longer than six hours."""
+    worth: Worth
+    by_epoch: dict[str, Worth]
+    """By preemption epoch, `0` to `3`; `3` includes all later ones."""
+    by_place: list[dict[str, Any]]
+    """By `engine` and `connector`: their `worth`."""
+    trend: list[dict[str, Any]]
+    """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
+    choices: dict[str, list[str]]
+    """The `engines` and `connectors` of the range, whatever the filters are."""
+
+
+def add_routes(api: APIRouter, reader: Reader) -> None:
+    """Add the routes to the router of `/api`."""
+
+    def which(model: str, **asked: Any) -> Which:
+        engines = [name for name, engine in reader.engines().items() if engine["model"] == model] if model else None
+        return Which(**asked, engines=engines)
+
+    @api.get("/findings", summary="Findings, latest first")
+    def findings(
+        request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "", model: str = "",
+        since_ns: Moment = None, until_ns: Moment = None, limit: Limit = 100,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        asked = which(
+            model, request=request, rule=rule, severity=severity, connector=connector, engine=engine,
+            since_ns=since_ns, until_ns=until_ns,
+        )  # fmt: skip
+        models = {name: known["model"] for name, known in reader.engines().items()}
+        return [{**f, "model": models.get(f["engine"], "")} for f in reader.findings(asked, limit=limit)]
+
+    @api.get("/findings/trend", summary="The number of findings by rule and time")
+    def trend(
+        rule: str = "", severity: str = "", connector: str = "", engine: str = "", model: str = "",
+        since_ns: Moment = None, until_ns: Moment = None,
+    ) -> FindingsTrend:  # fmt: skip
+        since, until = _range(since_ns, until_ns)
+        step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
+        asked = which(
+            model, rule=rule, severity=severity, connector=connector, engine=engine, since_ns=since, until_ns=until
+        )
+        known = reader.engines()
+        places = reader.findings_places()
+        models = sorted({known[e]["model"] for e in places["engines"] if e in known and known[e]["model"]})
+        return FindingsTrend(
+            since_ns=since,
+            until_ns=until,
+            step_ns=step_ns,
+            counts=reader.findings_trend(asked, step_ns=step_ns),
+            choices={**places, "severities": [*Severity], "models": models},
+        )
+
+    @api.get("/efficiency", summary="What the offload saved over a range of time")
+    def efficiency(
+        engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
+    ) -> EfficiencyReport:
+        since, until = _range(since_ns, until_ns)
+        fine_s = step_of(since, until)
+        stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
+        rows = reader.efficiency(since_ns=since, until_ns=until, stretch_s=stretch_s)
+        return efficiency_report(
+            rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
+        )
+
+
+def efficiency_report(
+    rows: Iterable[Row], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
+) -> EfficiencyReport:
+    """The report on the rows of a range. An empty engine or connector means all of them."""
+    every = list(rows)
+    rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
+    chosen = [row for row in every if engine in ("", row.engine) and connector in ("", row.connector)]
+
+    def parts(key: Callable[[Row], Any]) -> list[tuple[Any, Worth]]:
+        by_key: dict[Any, list[Row]] = {}
+        for row in chosen:
+            by_key.setdefault(key(row), []).append(row)
+        return [(name, worth(by_key[name], rates=rates)) for name in sorted(by_key)]
+
+    return EfficiencyReport(
+        since_ns=since_ns,
+        until_ns=until_ns,
+        step_s=stretch_s,
+        worth=worth(chosen, rates=rates),
+        by_epoch={str(epoch): part for epoch, part in parts(lambda row: row.epoch)},
+        by_place=[
+            {"engine": e, "connector": c, "worth": asdict(part)}
+            for (e, c), part in parts(lambda row: (row.engine, row.connector))
+        ],
+        trend=[
+            {"at_ns": at_s * 10**9, "worth": asdict(part)}
+            for at_s, part in parts(lambda row: row.at_s // stretch_s * stretch_s)
+        ],
+        choices={
+            "engines": sorted({row.engine for row in every}),
+            "connectors": sorted({row.connector for row in every if row.connector}),
+        },
+    )
+
+
+def _range(since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
+    """The range asked for; by default, the day that ends now."""
+    until = time.time_ns() if until_ns is None else until_ns
+    since = max(0, until - DAY_NS) if since_ns is None else since_ns
+    if since >= until:
+        raise HTTPException(422, f"since_ns {since} is not before until_ns {until}")
+    return since, until

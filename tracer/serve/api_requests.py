@@ -1,0 +1,176 @@
+"""API routes about requests: the list, one request's timeline, and a request as a file for other tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Response
+from pydantic import BaseModel
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Severity, Witness
+from kvtrail.tracer.model.semconv import SCOPE
+from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.replay.history import History, Moment, in_order
+from kvtrail.tracer.replay.perfetto import trace_events
+from kvtrail.tracer.store import Reader, Which
+
+MAX_FINDINGS = 1000
+"""Findings of one request that are shown."""
+MAX_NS = 2**63 - 1
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+
+
+class TimelineStep(BaseModel):
+    """One span of a request. Times are Unix nanoseconds."""
+
+    name: str
+    span_id: str
+    start_ns: int
+    end_ns: int
+    foreign: bool
+    """True for a span that no kvtrail recorder wrote, such as vLLM's `llm_request`."""
+    service: str
+    epoch: int | None = None
+    sequence: int | None = None
+    role: str = ""
+    rank: int | None = None
+    error: str | None = None
+    numbers: dict[str, Any]
+    """The numbers of the event, or the attributes of a foreign span."""
+    account: dict[str, Any] | None = None
+    """The request's account after the event; None for a foreign span."""
+
+
+class Timeline(BaseModel):
+    """A request's current account, its steps in order, and its findings."""
+
+    request: dict[str, Any]
+    steps: list[TimelineStep]
+    findings: list[dict[str, Any]]
+    missing: int
+    """Events of this request that have not arrived, by the gaps in their numbers."""
+
+
+def add_routes(api: APIRouter, reader: Reader) -> None:
+    """Add the routes to the router of `/api`."""
+
+    def account_of(request: str, engine: str) -> dict[str, Any]:
+        account = reader.request(request, engine=engine)
+        if account is None:
+            raise HTTPException(404, f"no request here has {request!r} as its engine's or its external id")
+        return account
+
+    def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
+        return reader.findings(Which(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
+
+    @api.get("/requests", summary="Requests, latest first")
+    def requests(
+        search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
+        status: str = "",
+        verdict: str = "",
+        before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
+        limit: Limit = 100,
+    ) -> list[dict[str, Any]]:
+        return reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
+
+    @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
+    def request(request_id: str, engine: str = "") -> Timeline:
+        account = account_of(request_id, engine)
+        return timeline(account, reader.spans_of(account), findings_of(account))
+
+    @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
+    def spans(request: str, engine: str = "") -> Response:
+        account = account_of(request, engine)
+        lines = f"{otlp.spans_to_json_line(reader.spans_of(account))}\n"
+        return _file(lines, account["request"], ending="jsonl", media_type="application/x-ndjson")
+
+    @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")
+    def perfetto(request: str, engine: str = "") -> Response:
+        account = account_of(request, engine)
+        findings = [_finding(stored) for stored in findings_of(account)]
+        events = list(trace_events(_history(reader.spans_of(account)), findings))
+        body = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
+        return _file(body, account["request"], ending="perfetto.json", media_type="application/json")
+
+
+def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict[str, Any]]) -> Timeline:
+    """Rebuild a request's timeline from its stored `spans`: each event with the account after it, and the foreign spans
+    between them. Spans that are malformed, or of a kind that only a newer kvtrail knows, are left out."""
+    replayed = Account(account["engine"], account["request"])
+    # An event happened when its call ended; a foreign span is placed where it began.
+    ordered = sorted(
+        ((span, _event(span)) for span in spans),
+        key=lambda pair: (pair[0].start_ns, -1) if pair[1] is None else (pair[0].end_ns, pair[1].sequence),
+    )
+    steps = []
+    numbers: dict[str, list[int]] = {}
+    for span, event in ordered:
+        if event is not None:
+            replayed.apply(event)
+            numbers.setdefault(event.recorder, []).append(event.request_sequence)
+        elif span.scope == SCOPE:
+            continue
+        steps.append(_step(span, event, replayed))
+    missing = sum(max(seen) + 1 - len(set(seen)) for seen in numbers.values())
+    return Timeline(request=account, steps=steps, findings=findings, missing=missing)
+
+
+def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
+    common: dict[str, Any] = {
+        "name": span.name,
+        "span_id": span.span_id,
+        "start_ns": span.start_ns,
+        "end_ns": span.end_ns,
+        "error": span.error,
+        "service": str(span.resource.get("service.name", "")),
+    }
+    if event is None:
+        return TimelineStep(**common, foreign=True, numbers=span.attributes)
+    return TimelineStep(
+        **common,
+        foreign=False,
+        epoch=event.epoch,
+        sequence=event.request_sequence,
+        role=event.role,
+        rank=event.rank,
+        numbers=event.numbers(),
+        account=account.as_dict(),
+    )
+
+
+def _event(span: Span) -> Event | None:
+    try:
+        return decode.from_span(span)
+    except decode.MalformedSpan:
+        return None
+
+
+def _history(spans: Sequence[Span]) -> History:
+    """The history of one request, without the spans that its timeline leaves out."""
+    moments: list[Moment] = []
+    foreign = []
+    for span in spans:
+        if (event := _event(span)) is not None:
+            moments.append((event, span))
+        elif not decode.is_ours(span):
+            foreign.append(span)
+    return History(moments=tuple(in_order(moments)), foreign=tuple(foreign))
+
+
+def _finding(stored: Mapping[str, Any]) -> Finding:
+    """The inverse of `Finding.as_dict`."""
+    fields = {name: value for name, value in stored.items() if name != "id"}
+    witness = [Witness(**each) for each in stored["witness"]]
+    return Finding(**{**fields, "severity": Severity(stored["severity"]), "witness": witness})
+
+
+def _file(body: str, request: str, *, ending: str, media_type: str) -> Response:
+    # The id is the caller's own text, and few characters of it are safe in a header.
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in request)
+    headers = {"content-disposition": f'attachment; filename="{name}.{ending}"'}
+    return Response(body, media_type=media_type, headers=headers)
