@@ -1,0 +1,10 @@
+"""What `forks.py` imports before it forks: vLLM's engine and scheduler, the model, and nothing of LMCache."""
+
+import vllm.model_executor.models.opt
+import vllm.v1.worker.cpu_worker
+from vllm import LLM
+
+import kvtrail.connector.simulate.scheduler
+from kvtrail.connector.simulate import tiny_model
+
+__all__ = ["LLM", "kvtrail", "tiny_model", "vllm"]
