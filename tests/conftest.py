@@ -24,8 +24,8 @@ os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several processes take the files that wait for engines and browsers first, so that none of them comes last, alone."""
     if hasattr(config, "workerinput"):
-        first = ("e2e", "deploy", "connector")
-        items.sort(key=lambda item: min((first.index(part) for part in item.path.parts if part in first), default=9))
+        first = ["tests/e2e", "tests/deploy", "tests/connector"]
+        items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
 
 
 @pytest.fixture

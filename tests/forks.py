@@ -23,6 +23,12 @@ from unittest.mock import patch
 
 HANGS_S = 400.0
 """Only what hangs takes so long."""
+SERVER = {
+    "PYTHONPATH": str(Path(__file__).parent),
+    "PYTHONHASHSEED": "0",  # LMCache's keys are hashes of Python's
+    "PYTHONWARNINGS": "ignore:resource_tracker",  # an engine that crashes leaves its semaphores to be cleaned up
+}
+"""The fork server's own environment, beyond this process's."""
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["vllm_imported"])
 
@@ -45,7 +51,7 @@ def start(
     given = dict(os.environ if environment is None else environment)
     places = str(folder or Path.cwd()), str(out), str(error or out)
     process = _CONTEXT.Process(target=_fork, args=(call, arguments, given, *places))
-    with patch.dict(os.environ, PYTHONHASHSEED="0", PYTHONPATH=str(Path(__file__).parent)):  # the fork server's own
+    with patch.dict(os.environ, SERVER):
         process.start()
     return process
 
@@ -72,7 +78,12 @@ def run(
 
 
 def _fork(
-    call: Callable[..., None], arguments: tuple[Any, ...], environment: dict[str, str], folder: str, out: str, error: str
+    call: Callable[..., None],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    folder: str,
+    out: str,
+    error: str,
 ) -> None:
     for path, number in ((out, 1), (error, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +23,6 @@ INSTALLED = ROOT / ".cache" / "lmcache"
 PINS = [line for line in (HOUSE / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
 HELPERS = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
 INSTALL_S = 240
-RUN_S = 150
 SETTINGS = {
     "LMCACHE_CHUNK_SIZE": "256",
     "LMCACHE_SAVE_UNFULL_CHUNK": "False",
@@ -114,14 +114,7 @@ def run(
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
     task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
-    process = subprocess.run(
-        [sys.executable, str(HOUSE / "engine.py"), json.dumps(task)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RUN_S,
-        env=environment,
-    )
+    process = forks.run([HOUSE / "engine.py", json.dumps(task)], environment=environment)
     said = process.stdout + process.stderr
     results = [line for line in process.stdout.splitlines() if line.startswith("{")]
     assert results, said[-8000:]

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import real_lmcache
 from processes import Tracer
@@ -28,21 +27,16 @@ LMCache hit tokens: 0, need to load: 0, num_computed_tokens 0 (vllm_v1_adapter.p
 LMCache hit tokens: 256, need to load: -80, num_computed_tokens 336 (vllm_v1_adapter.py:1512:lmcache.integration.vllm)
 """
 """What the log of LMCache #2158 shows of lookups; it ends before the fatal ones."""
-RERUN_S = 120
-REPLAY = (sys.executable, "-m", "kvtrail", "replay")
+REPLAY = ("-m", "kvtrail", "replay")
 STALE = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm) - 0 (full"
 
 
 def against(version: str, trace: Path, **config: Any) -> tuple[int, dict[str, Any]]:
     """The exit code and the report of a re-run against this LMCache's connector."""
     path = os.pathsep.join(map(str, real_lmcache.folders(version)))
-    run = subprocess.run(
-        [*REPLAY, str(trace), "--against", "LMCacheConnectorV1", "--json", "--config", json.dumps(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=RERUN_S,
-        env=os.environ | {"PYTHONPATH": path},
+    run = forks.run(
+        [*REPLAY, trace, "--against", "LMCacheConnectorV1", "--json", "--config", json.dumps(config)],
+        environment=os.environ | {"PYTHONPATH": path},
     )
     assert run.stdout, run.stderr[-4000:]
     return run.returncode, json.loads(run.stdout)

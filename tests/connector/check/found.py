@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import forks
 import real_lmcache
 
 from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
@@ -59,13 +59,10 @@ class Finding:
             "trace": None if trace is None else str(trace),
         }
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_TRACK_USAGE": "false"}
-        process = subprocess.run(
-            [sys.executable, str(real_lmcache.HOUSE / "scheduler.py"), json.dumps(task)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=real_lmcache.RUN_S,
-            env={**os.environ, **quiet, **self.environment, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        path = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        process = forks.run(
+            [real_lmcache.HOUSE / "scheduler.py", json.dumps(task)],
+            environment={**os.environ, **quiet, **self.environment, **path},
         )
         lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
         assert lines, (process.stdout + process.stderr)[-4000:]
