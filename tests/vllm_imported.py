@@ -4,7 +4,6 @@ import vllm.model_executor.models.opt
 import vllm.v1.worker.cpu_worker
 from vllm import LLM
 
-import kvtrail.connector.simulate.scheduler
-from kvtrail.connector.simulate import tiny_model
+from kvtrail.connector.simulate import scheduler, tiny_model
 
-__all__ = ["LLM", "kvtrail", "tiny_model", "vllm"]
+__all__ = ["LLM", "scheduler", "tiny_model", "vllm"]
