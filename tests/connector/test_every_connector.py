@@ -546,7 +546,7 @@ def test_an_unknown_name_is_explained(asked: str, said: str) -> None:
     """The package says what is wrong and what there is; vLLM's factory passes it on as the cause of its own error."""
     with pytest.raises(AttributeError, match=said):
         getattr(connector, asked)
-    with pytest.raises(AttributeError, match="not found in connector") as caught:
+    with pytest.raises(AttributeError, match=r"not found in kvtrail\.connector") as caught:
         KVConnectorFactory.get_connector_class(transfer_config(asked, kv_connector_module_path="kvtrail.connector"))
     assert isinstance(caught.value.__cause__, AttributeError)
 

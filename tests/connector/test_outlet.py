@@ -22,7 +22,7 @@ from kvtrail.tracer.model.semconv import Kind
 ENGINE = """
 import time
 from types import SimpleNamespace
-from kvtrail.connector import outlet, wire
+from kvtrail.connector.recording import exporter, wire
 from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
