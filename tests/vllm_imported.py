@@ -4,6 +4,6 @@ import vllm.model_executor.models.opt
 import vllm.v1.worker.cpu_worker
 from vllm import LLM
 
-from kvtrail.connector.simulate import scheduler, tiny_model
+from kvtrail.connector.simulate import stages, tiny_model
 
-__all__ = ["LLM", "scheduler", "tiny_model", "vllm"]
+__all__ = ["LLM", "stages", "tiny_model", "vllm"]
