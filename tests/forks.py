@@ -29,8 +29,9 @@ SERVER = {
     "PYTHONWARNINGS": "ignore:resource_tracker",  # an engine that crashes leaves its semaphores to be cleaned up
 }
 """The fork server's own environment, beyond this process's."""
+IMPORTED = "vllm_imported"
 _CONTEXT = get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["vllm_imported"])
+_CONTEXT.set_forkserver_preload([IMPORTED])
 
 
 def start(
@@ -89,6 +90,7 @@ def _fork(
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    assert IMPORTED in sys.modules, f"the fork server could not import {IMPORTED}"
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
