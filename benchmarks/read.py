@@ -64,7 +64,7 @@ class Patient(BareScheduler):
 def record(path: Path, level: str, requests: int) -> None:
     """Write the history of a random workload; nothing of it is dropped."""
     memory = Memory()
-    exporter.from_environment = lambda: exporter.InProcess(memory)
+    exporter.from_environment = lambda: exporter.InProcessExporter(memory)
     extra = {"cpu_bytes_to_use": 8_000_000, "chunk_size": 64, "kvtrail": {"level": level}}
     connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
     bare = Patient(Path(tempfile.mkdtemp()), connector, seed=1)

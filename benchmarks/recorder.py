@@ -1,7 +1,7 @@
 """The recorder against OpenTelemetry's own SDK spans with a batch OTLP exporter: the same lookups, over the same wire.
 
 Both sides send to a gRPC server in another process that takes everything and does nothing. Measured for each: time on the
-caller's thread per event, and CPU in all per event until all has been sent: caller, exporting thread, helper process.
+caller's thread per event, and CPU in all per event until all has been sent: caller, exporting thread, export process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 from rounds import tell
 
-from kvtrail.connector.recording import wire
-from kvtrail.connector.recording.exporter import Helper
+from kvtrail.connector.recording.encoder import attribute
+from kvtrail.connector.recording.exporter import ExportProcess
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
@@ -48,9 +48,9 @@ class Ours:
     """The recorder."""
 
     def __init__(self) -> None:
-        self.outlet = Helper()
-        self.recorder = Recorder("bench", {}, self.outlet)
-        self.source = wire.attribute(semconv.CONNECTOR.key, "Bench") + wire.attribute(semconv.ROLE.key, "scheduler")
+        self.exporter = ExportProcess()
+        self.recorder = Recorder("bench", {}, self.exporter)
+        self.source = attribute(semconv.CONNECTOR.key, "Bench") + attribute(semconv.ROLE.key, "scheduler")
         self.requests = [
             SimpleNamespace(request_id=f"cmpl-{n}-0-0123abcd", num_preemptions=0, trace_headers=None)
             for n in range(REQUESTS)
@@ -69,8 +69,8 @@ class Ours:
         assert self.recorder.dropped == 0
 
     def cpu_s(self) -> float:
-        helper = psutil.Process(self.outlet._process.pid).cpu_times()
-        return time.process_time() + float(helper.user + helper.system)
+        process = psutil.Process(self.exporter._process.pid).cpu_times()
+        return time.process_time() + float(process.user + process.system)
 
 
 class Sdk:

@@ -32,7 +32,7 @@ MUCH_LATER_S = 3600.0
 def run(name: str, seed: int) -> tuple[int, Detector]:
     """One random workload: the steps it took, and the detector after it."""
     memory = Memory()
-    exporter.from_environment = lambda: exporter.InProcess(memory)
+    exporter.from_environment = lambda: exporter.InProcessExporter(memory)
     rng = random.Random(seed)
     extra = {
         "cpu_bytes_to_use": rng.choice([2_000_000, 8_000_000, 50_000_000]),

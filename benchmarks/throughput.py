@@ -136,9 +136,9 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if arguments.what == "thread":
-            from kvtrail.connector.recording.recorder import handing_to
+            from kvtrail.connector.recording.recorder import exporting_to
 
-            stack.enter_context(handing_to(Nowhere))
+            stack.enter_context(exporting_to(Nowhere))
         elif arguments.tracer != "absent":
             process = stack.enter_context(rounds.tracer(folder, GRPC_PORT, HTTP_PORT))
             if arguments.tracer == "hung":

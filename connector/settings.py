@@ -6,15 +6,17 @@ Where the spans go is set by OpenTelemetry's own variables: `OTEL_EXPORTER_OTLP_
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 
 class Guard(StrEnum):
-    """What happens when a lookup's answer breaks the contract of `kvtrail.tracer.model.contract`."""
+    """What to do when a lookup's answer breaks the contract of `kvtrail.tracer.model.contract`."""
 
     OBSERVE = "observe"
     """Record it; the scheduler gets the answer as it is."""
@@ -78,3 +80,32 @@ def _choice(name: str, value: Any, choices: type[StrEnum]) -> StrEnum:
         return choices(value)
     except ValueError:
         raise ValueError(f"kvtrail: {name} is {value!r}; it can be {', '.join(choices)}") from None
+
+
+class LevelSwitch:
+    """The level of a process, which can be changed while the engine runs.
+
+    Attributes:
+        detailed: whether requests are recorded in detail from their next epoch on.
+        any_detailed: whether any request may be recorded in detail: now, or since an epoch that began when the level was
+            higher.
+    """
+
+    def __init__(self) -> None:
+        self.detailed = self.any_detailed = False
+        self._file: Path | None = None
+
+    def set(self, level: Level, file: str | None) -> None:
+        """Start with this level, and follow the file if there is one."""
+        self._file = None if file is None else Path(file)
+        self._change(level)
+
+    def read(self) -> None:
+        """Read the file again. One that is absent, or holds no level, changes nothing."""
+        if self._file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._change(Level(self._file.read_text().strip()))
+
+    def _change(self, level: Level) -> None:
+        self.detailed = level is Level.DETAILED
+        self.any_detailed = self.any_detailed or self.detailed

@@ -18,7 +18,7 @@ from kvtrail.tracer.ingest import otlp
 def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
     """Write all that is recorded inside to a file, when it is over."""
     memory = Memory()
-    with patch.object(exporter, "from_environment", lambda: exporter.InProcess(memory)):
+    with patch.object(exporter, "from_environment", lambda: exporter.InProcessExporter(memory)):
         try:
             yield
         finally:

@@ -23,7 +23,7 @@ MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashb
 ROOMS = {
     "tracer": ["model", "ingest", "detect", "store", "replay", "serve", "reports", "commands"],
     "connector": [
-        "settings", "level", "recording", "offload", "known", "tracing", "faults", "registration", "simulate", "demo",
+        "settings", "recording", "offload", "known", "tracing", "faults", "registration", "simulate", "demo",
         "commands",
     ],
 }  # fmt: skip

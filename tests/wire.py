@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from kvtrail.connector.recording.context import RequestContext, root_ids
-from kvtrail.connector.recording.encoder import Encoder
-from kvtrail.connector.recording.wire import attribute
+from kvtrail.connector.recording.contexts import RequestContext, root_ids
+from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 
@@ -45,7 +44,8 @@ def encoded(events: Sequence[Event]) -> bytes:
                 event.start_ns, event.end_ns, event.error, values,
             )
         )  # fmt: skip
-    return encoder.request([encoder.spans(recorded)])
+    (payload,) = encoder.requests(recorded, len(recorded))
+    return payload
 
 
 def as_request(events: Sequence[Event]) -> ExportTraceServiceRequest:

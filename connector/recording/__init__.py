@@ -1,4 +1,4 @@
-"""The hot path and its other end: events go into a ring as tuples, and leave a second process as OTLP.
+"""An event is a tuple appended to a ring; a thread passes batches to the export process, which encodes OTLP and sends it.
 
 In: calls of `tracing`, on the scheduler's thread. Out: OTLP protobuf to the tracer. Nothing here blocks or breaks the caller.
 """

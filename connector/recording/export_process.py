@@ -1,7 +1,7 @@
-"""The helper process of a recorder: takes its batches from a pipe, encodes them, and sends them.
+"""The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each with one byte.
 
-It lives as long as the pipe. When the engine dies without a goodbye, the helper says it in its place, so that requests
-which the engine left open do not look alive.
+It lives as long as the pipe. If the engine dies without a goodbye, this process sends the goodbye in its place, so that
+requests which the engine left open do not look alive.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from kvtrail.connector.recording.context import Recorded, number_of
-from kvtrail.connector.recording.encoder import Encoder, spans_in_a_request
-from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE
-from kvtrail.connector.recording.transport import Delivery, from_environment
+from kvtrail.connector.recording import transport
+from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE, InProcessExporter
+from kvtrail.connector.recording.ring import EventTuple, sequence_of
 from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 1.5
@@ -32,45 +31,44 @@ _CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
 def main() -> None:
     """Serve the pipe on standard input and output until it closes."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the end of the pipe is the end
+        signal.signal(number, signal.SIG_IGN)  # only the end of the pipe ends it
     os.nice(5)  # where cores are few, the engine goes first
-    logging.disable(logging.CRITICAL)  # the recorder says once what the exporters would say at every attempt
+    logging.disable(logging.CRITICAL)  # the recorder warns once; the SDK would at every attempt
     pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     answers = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever prints must not be taken for an answer
-    first = _frame(pipe)
-    if first is None:
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that is printed may be mistaken for an answer
+    hello = _frame(pipe)
+    if hello is None:
         return
-    resource, span_id_base = first
-    encoder, sender, most = Encoder(resource, span_id_base), from_environment(), spans_in_a_request()
-    delivery = Delivery(sender)
-    last: Recorded | None = None
-    heartbeat: Recorded | None = None
+    exporter = InProcessExporter(transport.from_environment())
+    exporter.open(*hello)
+    last: EventTuple | None = None
+    heartbeat: EventTuple | None = None
     for events in _batches(pipe):
         try:
-            payloads = list(encoder.requests(events, most))
+            answer = SENT if exporter.send(events) else NOT_SENT
         except Exception:
-            os.write(answers, UNREADABLE)
-            continue
-        last = events[-1]
-        heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
-        os.write(answers, SENT if delivery.send(number_of(events[0]), payloads) else NOT_SENT)
+            answer = UNREADABLE
+        else:
+            last = events[-1]
+            heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
+        os.write(answers, answer)
     if last is not None and heartbeat is not None and not heartbeat[-1][_CLOSED]:
-        sender.send(*encoder.requests([_goodbye(last, heartbeat)], most))
-    sender.close()
+        exporter.send([_goodbye(last, heartbeat)])
+    exporter.close()
 
 
-def _goodbye(last: Recorded, heartbeat: Recorded) -> Recorded:
+def _goodbye(last: EventTuple, heartbeat: EventTuple) -> EventTuple:
     """The heartbeat that the engine did not live to send, numbered as its next event."""
     kind, source, identity, _, number, epoch, *_, values = heartbeat
     now_ns = time.time_ns()
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
-    return (kind, source, identity, number_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
+    return (kind, source, identity, sequence_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
 
 
-def _batches(pipe: BinaryIO) -> Iterator[list[Recorded]]:
+def _batches(pipe: BinaryIO) -> Iterator[list[EventTuple]]:
     """The batches that come through the pipe. A thread reads them, so that the pipe's end is seen even while a batch is
-    being sent to a tracer that does not answer: `GRACE_S` later it is over."""
+    being sent to a tracer that does not answer; `GRACE_S` later the process exits."""
     frames: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:

@@ -1,8 +1,8 @@
-"""The way out of the engine's process for what a recorder holds.
+"""Exporters: what a recorder's thread gives its batches to.
 
-Encoding and sending cost ten times what recording does, and gRPC brings threads of its own. So the recorder's thread only
-hands its batches to a helper process through a pipe (`Helper`), and waits there for the answer. Where no process can be
-started, the thread does the work itself (`InProcess`).
+Encoding and sending cost ten times what recording does, and gRPC brings threads of its own. So the thread only passes
+batches to the export process through a pipe (`ExportProcess`), and waits for the answer. Where no process can be started,
+it encodes and sends them itself (`InProcessExporter`).
 """
 
 from __future__ import annotations
@@ -12,37 +12,35 @@ import marshal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
 import kvtrail
 from kvtrail.connector.recording import transport
-from kvtrail.connector.recording.context import Recorded, number_of
-from kvtrail.connector.recording.encoder import Encoder, batches, spans_in_a_request
+from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.ring import EventTuple, sequence_of
 
 logger = logging.getLogger("vllm.kvtrail")
 
-SLICE = 32
-"""Events encoded in one go before the thread offers the interpreter to others: about 0.3 ms."""
 LENGTH = struct.Struct("<I")
 """Before every frame of the pipe: its length in bytes."""
 SENT, NOT_SENT, UNREADABLE = b"+", b"-", b"!"
-"""The helper's answers to a batch."""
+"""The export process's answers to a batch."""
 
 
-class Outlet(Protocol):
-    """Takes a recorder's batches, one at a time, on the recorder's thread."""
+class Exporter(Protocol):
+    """Exports a recorder's batches, one at a time, on the recorder's thread."""
 
     endpoint: str
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
-        """Say who records: the attributes of the resource, and where the ids of its spans begin."""
+        """Called once, first: the attributes of the recorder's resource, and where the ids of its spans begin."""
 
-    def send(self, events: Sequence[Recorded]) -> bool:
-        """True once the receiver has acknowledged them. Blocks for the exporter's timeout at most.
+    def send(self, events: Sequence[EventTuple]) -> bool:
+        """True once the receiver has acknowledged them. Blocks for the exporter's timeout at most. A batch that was not
+        acknowledged comes again, unchanged.
 
         Raises:
             ValueError: the events cannot be encoded; sending them again would not help.
@@ -52,65 +50,68 @@ class Outlet(Protocol):
         """Give up what is being sent."""
 
 
-class InProcess:
-    """Encodes and sends on the recorder's own thread."""
+class InProcessExporter:
+    """Encodes and sends on the thread that calls it."""
 
     def __init__(self, sender: transport.Transport) -> None:
         self.endpoint = sender.endpoint
-        self._sender = sender
-        self._delivery = transport.Delivery(sender)
-        self._most = spans_in_a_request()
+        self._transport = sender
+        self._batch_size = transport.batch_size()
+        self._batch = -1
+        self._acknowledged = 0
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
         self._encoder = Encoder(resource, span_id_base)
 
-    def send(self, events: Sequence[Recorded]) -> bool:
-        requests = [self._encoder.request(self._spans(batch)) for batch in batches(events, self._most)]
-        return self._delivery.send(number_of(events[0]), requests)
-
-    def _spans(self, batch: Sequence[Recorded]) -> Iterator[bytes]:
-        for few in batches(batch, SLICE):
-            yield self._encoder.spans(few)
-            time.sleep(0)
+    def send(self, events: Sequence[EventTuple]) -> bool:
+        """Of a batch that comes again, only the requests that were not acknowledged are sent."""
+        requests = list(self._encoder.requests(events, self._batch_size))
+        batch = sequence_of(events[0])
+        if batch != self._batch:
+            self._batch, self._acknowledged = batch, 0
+        for request in requests[self._acknowledged :]:
+            if not self._transport.send(request):
+                return False
+            self._acknowledged += 1
+        return True
 
     def close(self) -> None:
-        self._sender.close()
+        self._transport.close()
 
 
-class Helper:
-    """A process that encodes and sends; see `export_process`. It ends when the engine does, however that comes."""
+class ExportProcess:
+    """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends when the engine does."""
 
     def __init__(self) -> None:
-        transport.check_environment()
-        spans_in_a_request()  # a wrong number is refused here, and not in the helper
+        transport.check_environment()  # so that a wrong setting is refused here, and not in the process
         self.endpoint = transport.endpoint()
-        self._who = b""
+        self._hello = b""
         self._start()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
         known = {k: v for k, v in resource.items() if isinstance(v, bool | int | float | str)}
-        self._who = marshal.dumps((known, span_id_base))
-        self._write(self._who)
+        self._hello = marshal.dumps((known, span_id_base))
+        self._write(self._hello)
 
-    def send(self, events: Sequence[Recorded]) -> bool:
+    def send(self, events: Sequence[EventTuple]) -> bool:
         batch = list(events)
         try:
-            answer = self._ask(marshal.dumps(batch))  # type: ignore[arg-type]  # a tuple of what it knows
+            answer = self._ask(marshal.dumps(batch))  # type: ignore[arg-type]  # a tuple of types that it knows
         except ValueError:
             answer = UNREADABLE
         if answer == UNREADABLE:  # a connector's number may be numpy's
             answer = self._ask(marshal.dumps([(*event[:-1], tuple(map(_plain, event[-1]))) for event in batch]))
         if answer == UNREADABLE:
-            raise ValueError("the helper process could not encode them")
+            raise ValueError("the export process could not encode them")
         return answer == SENT
 
     def close(self) -> None:
-        """Let the helper end, or end it if it still tries to send."""
+        """Let the process end, or kill it if it is still trying to send."""
         self._closed = True
         try:
             self._frames.close()
         except OSError:
-            logger.debug("kvtrail: the helper process had gone")
+            logger.debug("kvtrail: the export process was gone already")
         try:
             self._process.wait(0.2)
         except subprocess.TimeoutExpired:
@@ -123,7 +124,7 @@ class Helper:
         try:
             if self._process.poll() is not None:
                 self._start()
-                self._write(self._who)
+                self._write(self._hello)
             self._write(frame)
             return bytes(self._answers.read(1))
         except (OSError, ValueError):  # it has died, or was closed meanwhile
@@ -140,7 +141,7 @@ class Helper:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # a Ctrl-C is for the engine, which then says goodbye in good order
+            start_new_session=True,  # a Ctrl-C is for the engine, which then says goodbye itself
         )
         self._frames: Any = self._process.stdin
         self._answers: Any = self._process.stdout
@@ -163,15 +164,14 @@ def _plain(value: Any) -> Any:
         return None
 
 
-def from_environment() -> Outlet:
-    """A helper process; without one, this process itself.
+def from_environment() -> Exporter:
+    """An export process, or, if none can be started, an exporter in this process.
 
     Raises:
-        ValueError, ImportError: the OTLP variables ask for what there is not; see `transport.check_environment` and
-            `encode.spans_in_a_request`.
+        ValueError, ImportError: the OTLP variables are wrong; see `transport.check_environment`.
     """
     try:
-        return Helper()
+        return ExportProcess()
     except OSError as error:
-        logger.warning("kvtrail: no helper process can be started (%s); spans are encoded in the engine's own", error)
-        return InProcess(transport.from_environment())
+        logger.warning("kvtrail: no export process can be started (%s); the engine's own encodes the spans", error)
+        return InProcessExporter(transport.from_environment())

@@ -1,45 +1,55 @@
-"""Events that wait to be sent: a bounded ring whose oldest events make room for new ones, and that knows how many did."""
+"""Events that wait to be exported, as tuples in a bounded ring: a new event pushes out the oldest."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from itertools import count
+from operator import itemgetter
+from typing import Any
 
-from kvtrail.connector.recording.context import Recorded, number_of
+Identity = tuple[bytes, bytes, str]
+"""What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
+is one, and the request's id."""
+EventTuple = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
+"""kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in Unix nanoseconds,
+error, and the values of `semconv.FIELDS[kind]`. Only types that `marshal` can write, so that it can leave the process."""
+
+sequence_of = itemgetter(3)
+"""An event's sequence number in its recorder."""
 
 
 class Ring:
-    """Appending takes no lock and asks for no length: what was dropped is known from the numbers of what is taken.
+    """Appending takes no lock and computes no length: the numbers of the events taken out show how many were dropped.
 
     Attributes:
-        waiting: the events; append to it what has been given a number.
-        numbers: counts the recorder's events.
+        waiting: the events. The recorder appends to it directly.
+        numbers: the next sequence numbers.
     """
 
     def __init__(self, limit: int) -> None:
-        self.waiting: deque[Recorded] = deque(maxlen=limit)
+        self.waiting: deque[EventTuple] = deque(maxlen=limit)
         self.numbers = count()
-        self._taking = threading.Lock()
-        self._taken_up_to = self._dropped = 0
+        self._lock = threading.Lock()
+        self._next = self._dropped = 0
 
-    def take(self, most: int, *, least: int = 1) -> list[Recorded]:
-        """The oldest events; none where there are fewer than `least`."""
-        with self._taking:
-            held = len(self.waiting)
-            if held < least:
+    def take(self, most: int, *, least: int = 1) -> list[EventTuple]:
+        """Remove and return the oldest events, at most `most`; none if fewer than `least` wait."""
+        with self._lock:
+            waiting = len(self.waiting)
+            if waiting < least:
                 return []
-            events = [self.waiting.popleft() for _ in range(min(held, most))]
-            up_to = number_of(events[-1]) + 1
-            self._dropped += up_to - self._taken_up_to - len(events)
-            self._taken_up_to = up_to
+            events = [self.waiting.popleft() for _ in range(min(waiting, most))]
+            after = sequence_of(events[-1]) + 1
+            self._dropped += after - self._next - len(events)
+            self._next = after
             return events
 
     def skip(self) -> None:
-        """Leave out a number. It is not one that was dropped."""
-        with self._taking:
+        """Leave out a sequence number, without counting it as dropped."""
+        with self._lock:
             next(self.numbers)
-            self._taken_up_to += 1
+            self._next += 1
 
     @property
     def is_full(self) -> bool:
@@ -48,6 +58,6 @@ class Ring:
 
     @property
     def dropped(self) -> int:
-        """How many events made room for others."""
-        with self._taking:
-            return max(0, self._dropped + (number_of(self.waiting[0]) - self._taken_up_to if self.waiting else 0))
+        """How many events were pushed out."""
+        with self._lock:
+            return max(0, self._dropped + (sequence_of(self.waiting[0]) - self._next if self.waiting else 0))

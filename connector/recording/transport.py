@@ -1,4 +1,4 @@
-"""How encoded spans leave the process: the OpenTelemetry SDK's own OTLP exporters, fed with ready bytes.
+"""How encoded spans leave a process: the OpenTelemetry SDK's own OTLP exporters, given ready bytes.
 
 Endpoint, headers, TLS, timeout, compression and retry are theirs, and so are the `OTEL_EXPORTER_OTLP_*` variables that
 set them. Only their encoding is left out.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from opentelemetry.sdk.environment_variables import (
+    OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
     OTEL_EXPORTER_OTLP_ENDPOINT,
     OTEL_EXPORTER_OTLP_PROTOCOL,
     OTEL_EXPORTER_OTLP_TRACES_ENDPOINT,
@@ -36,26 +37,6 @@ class Transport(Protocol):
         """Give up what is being sent."""
 
 
-class Delivery:
-    """Sends the requests of one batch after another. Of a batch that comes again, only those that were not acknowledged."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._batch: int | None = None
-        self._acknowledged = 0
-
-    def send(self, batch: int, requests: Sequence[bytes]) -> bool:
-        """True once all requests are acknowledged. `batch` is a number that no other batch has, and its requests are always
-        the same."""
-        if batch != self._batch:
-            self._batch, self._acknowledged = batch, 0
-        for request in requests[self._acknowledged :]:
-            if not self._transport.send(request):
-                return False
-            self._acknowledged += 1
-        return True
-
-
 class _Grpc:
     def __init__(self) -> None:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -66,12 +47,12 @@ class _Grpc:
             def __init__(self, channel: Any) -> None:
                 self.Export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
 
-        class Exporter(OTLPSpanExporter):
-            """The SDK's exporter with requests that are encoded already."""
+        class BytesExporter(OTLPSpanExporter):
+            """The SDK's exporter without its encoding."""
 
             def _initialize_channel_and_stub(self) -> None:
                 super()._initialize_channel_and_stub()  # type: ignore[no-untyped-call]
-                self._client = Stub(self._channel)  # type: ignore[assignment]  # it is only asked to Export
+                self._client = Stub(self._channel)  # type: ignore[assignment]  # only Export is called
 
             def _translate_data(self, data: Any) -> Any:
                 return data
@@ -79,7 +60,7 @@ class _Grpc:
             def _count_data(self, data: Any) -> int:
                 return 0  # only for the SDK's own metrics
 
-        self._exporter = Exporter()
+        self._exporter = BytesExporter()
         self.endpoint = endpoint()
 
     def send(self, payload: bytes) -> bool:
@@ -94,7 +75,7 @@ class _Http:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         self._exporter = OTLPSpanExporter()
-        self._client = self._exporter._client  # its public way in would encode the spans once more
+        self._client = self._exporter._client  # the exporter's public method would encode the spans once more
         self.endpoint = endpoint()
 
     def send(self, payload: bytes) -> bool:
@@ -104,31 +85,8 @@ class _Http:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-_MAKERS: dict[str, tuple[Callable[[], Transport], int]] = {"grpc": (_Grpc, 4317), "http/protobuf": (_Http, 4318)}
+_TRANSPORTS: dict[str, tuple[Callable[[], Transport], int]] = {"grpc": (_Grpc, 4317), "http/protobuf": (_Http, 4318)}
 """By protocol: the transport, and OTLP's port of that protocol."""
-
-
-def endpoint() -> str:
-    """Where spans go, as the variables say."""
-    default = f"http://localhost:{_MAKERS[_protocol()][1]}"
-    return os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT) or default
-
-
-def check_environment() -> None:
-    """Whether there is a transport for what the environment asks for, found out without loading it.
-
-    Raises:
-        ValueError: a protocol that there is no exporter for.
-        ImportError: the exporter's package is not installed; the text says which.
-    """
-    package = f"proto.{_protocol().partition('/')[0]}"
-    try:
-        found = importlib.util.find_spec(f"opentelemetry.exporter.otlp.{package}.trace_exporter")
-    except ImportError:
-        found = None
-    if found is None:
-        name = f"opentelemetry-exporter-otlp-{package.replace('.', '-')}"
-        raise ImportError(f"kvtrail: sending spans over {_protocol()} needs {name}: pip install {name}")
 
 
 def from_environment() -> Transport:
@@ -138,20 +96,60 @@ def from_environment() -> Transport:
         ValueError, ImportError: as `check_environment`.
     """
     check_environment()
-    return _MAKERS[_protocol()][0]()
+    return _TRANSPORTS[_protocol()][0]()
+
+
+def check_environment() -> None:
+    """Check that spans can be sent as the environment says, without loading a transport.
+
+    Raises:
+        ValueError: an unknown protocol, or a batch size that is no number.
+        ImportError: the exporter's package is not installed; the text says which.
+    """
+    batch_size()
+    package = f"proto.{_protocol().partition('/')[0]}"
+    try:
+        installed = importlib.util.find_spec(f"opentelemetry.exporter.otlp.{package}.trace_exporter") is not None
+    except ImportError:
+        installed = False
+    if not installed:
+        name = f"opentelemetry-exporter-otlp-{package.replace('.', '-')}"
+        raise ImportError(f"kvtrail: sending spans over {_protocol()} needs {name}: pip install {name}")
+
+
+def endpoint() -> str:
+    """Where spans go, as the variables say."""
+    default = f"http://localhost:{_TRANSPORTS[_protocol()][1]}"
+    return os.environ.get(OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) or os.environ.get(OTEL_EXPORTER_OTLP_ENDPOINT) or default
+
+
+def batch_size() -> int:
+    """How many spans one request holds at most."""
+    return positive(OTEL_BSP_MAX_EXPORT_BATCH_SIZE, 512)
+
+
+def positive(variable: str, default: int) -> int:
+    """The number in an environment variable.
+
+    Raises:
+        ValueError: it is not a whole number above 0.
+    """
+    text = os.environ.get(variable, "").strip() or str(default)
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"kvtrail: {variable} is {text!r}; it must be a whole number above 0")
+    return int(text)
 
 
 def _protocol() -> str:
     protocol = (
         os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL) or os.environ.get(OTEL_EXPORTER_OTLP_PROTOCOL) or "grpc"
     )
-    if protocol not in _MAKERS:
-        raise ValueError(f"kvtrail: OTLP protocol {protocol!r} is not supported; it can be {' or '.join(_MAKERS)}")
+    if protocol not in _TRANSPORTS:
+        raise ValueError(f"kvtrail: OTLP protocol {protocol!r} is not supported; it can be {' or '.join(_TRANSPORTS)}")
     return protocol
 
 
-def _keep_quiet(record: logging.LogRecord) -> bool:
-    """Leave out the exporters' report of every failed attempt on the recorder's thread: the recorder says it once."""
+def _is_of_another_thread(record: logging.LogRecord) -> bool:
     return record.threadName != THREAD_NAME
 
 
@@ -159,4 +157,5 @@ for _name in (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 ):
-    logging.getLogger(_name).addFilter(_keep_quiet)
+    # The SDK logs every failed attempt; the recorder warns once.
+    logging.getLogger(_name).addFilter(_is_of_another_thread)

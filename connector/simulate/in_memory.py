@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.context import Identity, Recorded, number_of
 from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.ring import EventTuple, Identity, sequence_of
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
@@ -29,14 +29,14 @@ class InMemoryExporter:
     endpoint = "memory"
 
     def __init__(self) -> None:
-        self._held: list[Recorded] = []
+        self._held: list[EventTuple] = []
         self._sealed = False
         self._common: dict[tuple[bytes, Identity], dict[str, Any]] = {}
 
     def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
         self._resource, self._span_id_base = dict(resource), span_id_base
 
-    def send(self, events: Sequence[Recorded]) -> bool:
+    def send(self, events: Sequence[EventTuple]) -> bool:
         if not self._sealed:
             self._held += events
         return True
@@ -50,7 +50,7 @@ class InMemoryExporter:
         self._sealed = True
         if self._held:
             root, _, _ = self._held[-1][2]
-            sequence = number_of(self._held[-1])
+            sequence = sequence_of(self._held[-1])
             at_ns = max(end_ns for _, _, _, _, _, _, _, end_ns, _, _ in self._held) + later_s * 10**9
             nobody = (root, b"", "")
             beat = (
@@ -77,7 +77,7 @@ class InMemoryExporter:
         payloads = encoder.requests(self._held, BATCH)
         return [span for p in payloads for span in otlp.spans(ExportTraceServiceRequest.FromString(p))]
 
-    def _event(self, recorded: Recorded) -> Event:
+    def _event(self, recorded: EventTuple) -> Event:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = recorded
         common = self._common.get((source, identity))
         if common is None:
@@ -123,7 +123,7 @@ def exporters() -> Iterator[list[InMemoryExporter]]:
         made.append(InMemoryExporter())
         return made[-1]
 
-    with recorder.handing_to(one_more):
+    with recorder.exporting_to(one_more):
         yield made
 
 

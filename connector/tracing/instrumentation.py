@@ -14,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kvtrail.connector.known.probe import Moved, Probe, Seen
-from kvtrail.connector.level import LevelSwitch
-from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.settings import LevelSwitch
 from kvtrail.connector.tracing import guard, steps
 from kvtrail.connector.tracing.transfers import Places, Transfers
 from kvtrail.tracer.model.semconv import Kind
@@ -87,8 +87,8 @@ class Teller:
     @_never_breaks
     def begun(self, request: Any) -> None:
         context = self._recorder.context(request)
-        if not context.begun:
-            context.begun = True
+        if not context.started:
+            context.started = True
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             values = (request.num_tokens, limit, self._steps, priority or None, self._hashes(context, request))
             self._recorder.record(
@@ -120,7 +120,7 @@ class Teller:
         if self._recorder is not None:
             values = (total, computed, matched, returned, is_async, cached, instead, keys)
             try:
-                self._recorder.record_call(_LOOKUP, self._source, request, start_ns, end_ns, values)
+                self._recorder.record(_LOOKUP, self._source, self._recorder.context(request), start_ns, end_ns, values)
             except Exception:
                 self._give_up()
         return refused
@@ -176,7 +176,7 @@ class Teller:
                 out.scheduled_new_reqs
                 or out.preempted_req_ids
                 or out.scheduled_cached_reqs.resumed_req_ids
-                or self._level.tells_steps
+                or self._level.any_detailed
             ):
                 steps.tell(self._recorder, self._source, connector, out)
             self._steps += 1
@@ -211,10 +211,10 @@ class Teller:
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
             self._tell(
-                Kind.RECEIVED, self._recorder.context_of_id(request_id), at_ns, (request_id in failed, self._steps)
+                Kind.RECEIVED, self._recorder.contexts.of_id(request_id), at_ns, (request_id in failed, self._steps)
             )
         for request_id in output.finished_sending or ():
-            self._tell(Kind.SENT, self._recorder.context_of_id(request_id), at_ns, (self._steps,))
+            self._tell(Kind.SENT, self._recorder.contexts.of_id(request_id), at_ns, (self._steps,))
 
     @_never_breaks
     def ended(self, request: Any, delayed: bool) -> None:
@@ -223,7 +223,7 @@ class Teller:
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
             values = (*counts, _outcome(request.status), delayed, None, self._steps, self._hashes(context, request))
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, time_ns(), values)
-            self._recorder.end(context)
+            self._recorder.contexts.end(context)
 
     @_never_breaks
     def reset(self, succeeded: bool | None) -> None:
@@ -258,7 +258,7 @@ class Teller:
         for number in flushed:
             transfers.over(Kind.FLUSH, number, ())
         for kind, request_id, values in signs:
-            context = None if request_id is None else self._recorder.context_of_id(request_id)
+            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
             self._tell(kind, context, at_ns, values)
 
     @_never_breaks
@@ -291,7 +291,7 @@ class Teller:
         logger.exception("kvtrail: %s could not be told; nothing more is recorded of it", self._name)
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            recorder.lose()
+            recorder.leave_gap()
 
     def _blind(self) -> None:
         logger.exception(
@@ -301,4 +301,4 @@ class Teller:
         self._probe = Probe()
         self.sees_ends = False
         if self._recorder is not None:
-            self._recorder.lose()
+            self._recorder.leave_gap()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from time import time_ns
 from typing import Any
 
-from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
@@ -20,7 +20,7 @@ def tell(recorder: Recorder, source: bytes, connector: Any, output: Any) -> None
     if output.preempted_req_ids:
         free = _left_free(connector, output) if recorder.level.detailed else None
         for request_id in output.preempted_req_ids:
-            recorder.record(_PREEMPT, source, recorder.context_of_id(request_id), at_ns, at_ns, (free,))
+            recorder.record(_PREEMPT, source, recorder.contexts.of_id(request_id), at_ns, at_ns, (free,))
     running, scheduled, drafts = (
         output.scheduled_cached_reqs,
         output.num_scheduled_tokens,
@@ -28,7 +28,7 @@ def tell(recorder: Recorder, source: bytes, connector: Any, output: Any) -> None
     )
     for new in output.scheduled_new_reqs:
         request_id = new.req_id
-        context = recorder.context_of_id(request_id)
+        context = recorder.contexts.of_id(request_id)
         table = drafted = None
         if context.detailed:
             table, drafted = first_group(new.block_ids), len(drafts.get(request_id, ()))
@@ -36,14 +36,14 @@ def tell(recorder: Recorder, source: bytes, connector: Any, output: Any) -> None
         recorder.record(_SCHEDULE, source, context, at_ns, at_ns, values)
         if told := _statistics(context.request):
             recorder.record(_STATS, source, context, at_ns, at_ns, told)
-    resumed_ids, tells_steps = running.resumed_req_ids, recorder.level.tells_steps
-    if not (resumed_ids or tells_steps):
+    resumed_ids, any_detailed = running.resumed_req_ids, recorder.level.any_detailed
+    if not (resumed_ids or any_detailed):
         return
     for number, request_id in enumerate(running.req_ids):
         resumed = request_id in resumed_ids
-        if not (resumed or tells_steps):
+        if not (resumed or any_detailed):
             continue
-        context = recorder.context_of_id(request_id)
+        context = recorder.contexts.of_id(request_id)
         if resumed or context.detailed:
             added = first_group(running.new_block_ids[number]) if context.detailed else None
             drafted = len(drafts.get(request_id, ())) if context.detailed else None
@@ -55,7 +55,7 @@ def holders(
     recorder: Recorder, connector: Any, blocks: Collection[int]
 ) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
     """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""
-    for context in recorder.open_contexts():
+    for context in list(recorder.contexts.open.values()):
         if context.request is not None:
             table = first_group(connector._kv_cache_manager.get_block_ids(context.request_id)) or ()
             if held := tuple(block for block in table if block in blocks):

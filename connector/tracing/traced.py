@@ -17,7 +17,7 @@ from time import time_ns
 from typing import Any
 
 from kvtrail.connector.known.probe import Probe, probe_for
-from kvtrail.connector.recording import wire
+from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Guard, Settings
 from kvtrail.connector.tracing import guard
@@ -87,7 +87,7 @@ class Tracing:
         self._kvtrail = Teller(
             recorder,
             name=name,
-            source=b"".join(wire.attribute(key, value) for key, value in source.items()),
+            source=b"".join(attribute(key, value) for key, value in source.items()),
             probe=probe,
             guarded=settings.guard is not Guard.OBSERVE,
         )

@@ -9,7 +9,7 @@ from time import time_ns
 from typing import Any
 
 from kvtrail.connector.known.probe import Moved, Planned
-from kvtrail.connector.recording.context import RequestContext
+from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
@@ -52,16 +52,16 @@ class Transfers:
     def over(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
         """A numbered transfer has ended, or is waited for; nothing is known of one that was not planned."""
         if (request_id := self._jobs.get(number)) is not None:
-            context, at_ns = self._recorder.context_of_id(request_id), time_ns()
+            context, at_ns = self._recorder.contexts.of_id(request_id), time_ns()
             self._recorder.record(kind.value, self._source, context, at_ns, at_ns, (number, *more))
 
     def moved(self, kind: Kind, metadata: Any, start_ns: int, moved: Sequence[Moved]) -> None:
         """What a worker has copied, in the callers' traces of which the scheduler's side tells."""
         end_ns = time_ns()
         for request_id, place in getattr(metadata, HANDED_OVER, {}).items():
-            self._recorder.adopt(request_id, *place)
+            self._recorder.contexts.adopt(request_id, *place)
         for request_id, *values in moved:
-            context = self._recorder.context_of_id(request_id)
+            context = self._recorder.contexts.of_id(request_id)
             self._recorder.record(kind.value, self._source, context, start_ns, end_ns, (*values, None))
 
     def hand_over(self, places: Places, metadata: Any) -> None:
@@ -72,7 +72,7 @@ class Transfers:
             logger.debug("kvtrail: %s takes no note of callers' traces for its workers", type(metadata))
 
     def _planned(self, request_id: str, job: int | None, places: Places) -> RequestContext:
-        context: RequestContext = self._recorder.context_of_id(request_id)
+        context: RequestContext = self._recorder.contexts.of_id(request_id)
         if job is not None:
             self._jobs[job] = request_id
             if len(self._jobs) > MOST_JOBS:

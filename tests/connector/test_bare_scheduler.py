@@ -31,7 +31,7 @@ from kvtrail.tracer.model.findings import Verdict
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
     """What the recorders of this test have sent."""
     memory = Memory()
-    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcess(memory))
+    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(memory))
 
     def read() -> list[Event]:
         for each in recorder.recorders():

@@ -12,9 +12,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from wire import as_request, encoded
 
-from kvtrail.connector.recording import wire
-from kvtrail.connector.recording.context import RequestContext, root_ids
-from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.contexts import RequestContext, root_ids
+from kvtrail.connector.recording.encoder import Encoder, key_value
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.semconv import Kind
 
@@ -28,7 +27,7 @@ LOST = {"span_id", "trace_id", "external"}  # made by the encoder
     )
 )
 def test_any_value_survives(value: bool | int | str | float) -> None:
-    read = KeyValue.FromString(wire.key_value("key", value))
+    read = KeyValue.FromString(key_value("key", value))
     assert read.key == "key"
     assert otlp.value(read.value) == value
     assert type(otlp.value(read.value)) is type(value)
@@ -66,6 +65,10 @@ def test_values_are_forgotten_before_they_fill_the_memory() -> None:
     encoder = Encoder({}, 1)
     context = RequestContext("r", start_ns=0, root=root_ids("e", "r"), parent=None, sampled=True)
     for number in range(20_000):
-        encoder.spans([(Kind.CACHE_RESET.value, b"", context.identity, number, number, 0, 0, 0, None, (number,))])
+        list(
+            encoder.requests(
+                [(Kind.CACHE_RESET.value, b"", context.identity, number, number, 0, 0, 0, None, (number,))], 1
+            )
+        )
     (remembered,) = encoder._kinds[Kind.CACHE_RESET.value][1]
     assert len(remembered) <= 8192

@@ -26,7 +26,7 @@ CHUNK_BYTES = 256 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Builds real engines, one at a time; what they record goes nowhere."""
-    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcess(Memory()))
+    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(Memory()))
     built: list[Any] = []
 
     def build(name: str | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Any:

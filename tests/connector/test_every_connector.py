@@ -42,7 +42,7 @@ from vllm.v1.request import Request, RequestStatus
 from kvtrail import connector
 from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
-from kvtrail.connector.recording.exporter import InProcess
+from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, otlp
@@ -214,7 +214,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     """
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
     sender = Memory() if request.param == "recorded" else None
-    recorder = None if sender is None else Recorder("engine", {}, InProcess(sender))
+    recorder = None if sender is None else Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     yield sender
     if sender is not None and recorder is not None:
@@ -469,7 +469,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
         "reset_cache": "kv.reset",
     }
     sender = Memory()
-    recorder = Recorder("engine", {}, InProcess(sender))
+    recorder = Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     for method in expected:
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))

@@ -15,18 +15,18 @@ from processes import Tracer, until
 from test_recorder import a_request, record
 
 from kvtrail.connector.recording import exporter
-from kvtrail.connector.recording.exporter import Helper
+from kvtrail.connector.recording.exporter import ExportProcess
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 ENGINE = """
 import time
 from types import SimpleNamespace
-from kvtrail.connector.recording import exporter, wire
+from kvtrail.connector.recording import encoder, exporter
 from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
-source = wire.attribute("kvtrail.connector.role", "scheduler")
+source = encoder.attribute("kvtrail.connector.role", "scheduler")
 recorder.record("kv.request.start", source, recorder.context(request), 1, 2, (700, None, 0, None, None))
 recorder.flush(20)
 print("ready", flush=True)
@@ -35,17 +35,17 @@ time.sleep(60)
 
 
 @pytest.fixture
-def helper(start_tracer: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch) -> tuple[Helper, Tracer]:
+def helper(start_tracer: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch) -> tuple[ExportProcess, Tracer]:
     tracer = start_tracer()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{tracer.grpc_port}")
-    return Helper(), tracer
+    return ExportProcess(), tracer
 
 
 def stored(tracer: Tracer) -> Any:
     return tracer.get("/api/requests")
 
 
-def test_events_reach_a_real_tracer_through_the_helper(helper: tuple[Helper, Tracer]) -> None:
+def test_events_reach_a_real_tracer_through_the_helper(helper: tuple[ExportProcess, Tracer]) -> None:
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
     record(recorder, a_request(), 1000)
@@ -55,7 +55,7 @@ def test_events_reach_a_real_tracer_through_the_helper(helper: tuple[Helper, Tra
     assert [request["lookups"] for request in stored(tracer)] == [1000]
 
 
-def test_a_helper_that_dies_is_replaced(helper: tuple[Helper, Tracer]) -> None:
+def test_a_helper_that_dies_is_replaced(helper: tuple[ExportProcess, Tracer]) -> None:
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
     request = a_request()
@@ -69,7 +69,7 @@ def test_a_helper_that_dies_is_replaced(helper: tuple[Helper, Tracer]) -> None:
     assert [request["lookups"] for request in stored(tracer)] == [2]
 
 
-def test_numbers_of_numpy_are_numbers(helper: tuple[Helper, Tracer]) -> None:
+def test_numbers_of_numpy_are_numbers(helper: tuple[ExportProcess, Tracer]) -> None:
     """A connector may compute its answer with numpy; `marshal` knows only Python's own."""
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
@@ -80,7 +80,7 @@ def test_numbers_of_numpy_are_numbers(helper: tuple[Helper, Tracer]) -> None:
     assert [request["returned"] for request in stored(tracer)] == [256]
 
 
-def test_a_value_that_is_no_number_is_unknown(helper: tuple[Helper, Tracer]) -> None:
+def test_a_value_that_is_no_number_is_unknown(helper: tuple[ExportProcess, Tracer]) -> None:
     out, tracer = helper
     recorder = Recorder("engine", {}, out)
     values = (700, 0, object(), 256, False, None, None, None)
@@ -110,5 +110,5 @@ def test_without_processes_the_thread_does_the_work(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     out = exporter.from_environment()
-    assert isinstance(out, exporter.InProcess)
+    assert isinstance(out, exporter.InProcessExporter)
     out.close()

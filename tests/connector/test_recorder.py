@@ -13,9 +13,9 @@ from memory import Memory
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import until
 
-from kvtrail.connector.recording import exporter
+from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
-from kvtrail.connector.recording.exporter import InProcess
+from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event, Heartbeat
@@ -27,7 +27,7 @@ def a_request(request_id: str = "cmpl-1-0-0123abcd", **changes: Any) -> Any:
 
 
 def a_recorder(line: Memory) -> Recorder:
-    return Recorder("engine", {}, InProcess(line))
+    return Recorder("engine", {}, InProcessExporter(line))
 
 
 def lookups(line: Memory) -> list[Event]:
@@ -141,19 +141,19 @@ class Busy(Memory):
 
 def test_what_comes_while_a_batch_is_sent_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an engine at work would have every few events sent on their own."""
-    monkeypatch.setattr(recorder_module, "HAND_OVER", 8)
+    monkeypatch.setattr(recorder_module, "BATCH", 8)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
     line = Busy()
     line.recorder = recorder = a_recorder(line)
     assert recorder.flush(60)  # the first sign of life, number 0
-    done, beat = threading.Event(), recorder._beat
+    done, beat = threading.Event(), recorder._heartbeat
 
     def when_all_is_sent(closing: bool) -> Any:
         if lookups(line):
             done.set()
         return beat(closing)
 
-    monkeypatch.setattr(recorder, "_beat", when_all_is_sent)
+    monkeypatch.setattr(recorder, "_heartbeat", when_all_is_sent)
     record(recorder, a_request(), 8)  # the last of them wakes the thread
     assert done.wait(60)
     assert len(lookups(line)) == 8
@@ -269,11 +269,11 @@ def test_closing_does_not_wait_for_a_hanging_tracer() -> None:
 
 
 def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(contexts, "MAX_REQUESTS", 10)
     recorder = a_recorder(Memory())
     for number in range(100):
         recorder.context(a_request(f"r-{number}"))
-    assert len(recorder._requests) <= 10
+    assert len(recorder.contexts.open) <= 10
     recorder.close()
 
 

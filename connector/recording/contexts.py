@@ -1,0 +1,166 @@
+"""Requests as the recorder knows them: each one's place in its trace, and how far it has been recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from opentelemetry.propagate import extract
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, Sampler
+from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span, set_span_in_context
+
+from kvtrail.connector.recording.ring import Identity
+from kvtrail.tracer.model.semconv import Kind
+
+MAX_REQUESTS = 65_536
+"""Open requests remembered at once. The oldest is forgotten first, and starts a new trace if it comes back."""
+MAX_ENDED = 4096
+"""Ended requests remembered for events that come late."""
+
+
+class RequestContext:
+    """A request's place in its trace, and how far it has been recorded.
+
+    Attributes:
+        request_id: the engine's id; empty in the context of events that concern no request.
+        request: vLLM's request object on the scheduler's side, else None.
+        hashed: how many of its block hashes have been recorded.
+        started: whether its start has been recorded; several connectors may be told of it.
+        ended: once the request has ended, a weak reference to vLLM's object.
+        incarnation: how often the id had been used before.
+        epoch: the preemption epoch, as of the last call.
+        detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
+            table would be worse than none.
+        sequence: counts the request's events.
+        sampled: False when OpenTelemetry's sampler left the request out.
+        root: 16 bytes of trace id and 8 of the root span's id.
+        has_caller: whether the root is part of a caller's trace.
+        identity: what the spans of this request share.
+    """
+
+    __slots__ = (
+        "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation", "request",
+        "request_id", "root", "sampled", "sequence", "start_ns", "started",
+    )  # fmt: skip
+
+    def __init__(
+        self, request_id: str, *, start_ns: int, root: bytes, parent: SpanContext | None, sampled: bool
+    ) -> None:
+        self.request_id = request_id
+        self.request: Any = None
+        self.started = False
+        self.hashed = 0
+        self.ended: Callable[[], Any] | None = None
+        self.incarnation = 0
+        self.start_ns = start_ns
+        self.sampled = sampled
+        self.epoch = 0
+        self.detailed = False
+        self.detailed_epoch = -1
+        self.sequence = count()
+        self.root = root
+        self.has_caller = parent is not None
+        self.identity: Identity = (root, b"" if parent is None else parent.span_id.to_bytes(8, "big"), request_id)
+
+
+class Contexts:
+    """The requests of one recorder, open and recently ended.
+
+    Attributes:
+        open: the requests that have not ended, by id.
+    """
+
+    def __init__(self, engine_id: str, sampler: Sampler) -> None:
+        self.open: dict[str, RequestContext] = {}
+        self._ended: OrderedDict[str, RequestContext] = OrderedDict()
+        self._engine_id = engine_id
+        self._sampler = sampler
+
+    def of(self, request: Any) -> RequestContext:
+        """The context of one of vLLM's requests, on the scheduler's side, brought to its current epoch."""
+        context = self.open.get(request.request_id)
+        if context is None or context.request is not request:
+            context = self._meet(request)
+        context.epoch = request.num_preemptions
+        return context
+
+    def of_id(self, request_id: str) -> RequestContext:
+        """The context of a request of which only the id is known, brought to its current epoch on the scheduler's side."""
+        context = self.open.get(request_id) or self._ended.get(request_id) or self._create(request_id, None)
+        if context.request is not None:
+            context.epoch = context.request.num_preemptions
+        return context
+
+    def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
+        """Accept a request's place in its caller's trace, as another process has decided it."""
+        if request_id not in self.open:
+            self._remember(RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=None, sampled=sampled))
+
+    def end(self, context: RequestContext) -> None:
+        """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
+        the id again, so that the tracer can tell the two apart."""
+        if self.open.pop(context.request_id, None) is not None:
+            context.ended = None if context.request is None else weakref.ref(context.request)
+            context.request = None
+            self._ended[context.request_id] = context
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+
+    def _meet(self, request: Any) -> RequestContext:
+        """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and
+        another child of a MultiConnector still reports it."""
+        named, ended = self.open.get(request.request_id), self._ended.get(request.request_id)
+        if named is not None and named.request is None:
+            named.request = request
+            return named
+        if ended is not None and ended.ended is not None and ended.ended() is request:
+            return ended
+        context = self._create(request.request_id, request, incarnation=0 if ended is None else ended.incarnation + 1)
+        if ended is not None:
+            context.sequence = ended.sequence
+        return context
+
+    def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
+        parent = caller_of(getattr(request, "trace_headers", None))
+        root = root_ids(self._engine_id, request_id, incarnation)
+        if parent is not None:
+            root = parent.trace_id.to_bytes(16, "big") + root[16:]
+        sampled = self._is_sampled(root, parent)
+        context = RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=parent, sampled=sampled)
+        context.request, context.incarnation = request, incarnation
+        self._remember(context)
+        return context
+
+    def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
+        if parent is None and self._sampler is DEFAULT_ON:
+            return True  # asking it takes as long as everything else about a new request
+        caller = None if parent is None else set_span_in_context(NonRecordingSpan(parent))
+        sampled = self._sampler.should_sample(caller, int.from_bytes(root[:16], "big"), Kind.REQUEST)
+        return sampled.decision is Decision.RECORD_AND_SAMPLE
+
+    def _remember(self, context: RequestContext) -> None:
+        if len(self.open) >= MAX_REQUESTS:
+            del self.open[next(iter(self.open))]
+        self.open[context.request_id] = context
+
+
+def root_ids(engine_id: str, request_id: str, incarnation: int = 0) -> bytes:
+    """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
+
+    `incarnation` distinguishes requests that use the same id, one after the other; workers only know the first.
+    """
+    again = f"\0{incarnation}" if incarnation else ""
+    return hashlib.blake2b(f"{engine_id}\0{request_id}{again}".encode(), digest_size=24).digest()
+
+
+def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:
+    """The caller's span, from the trace headers that vLLM passes on; None if there is none, or no valid one."""
+    if not trace_headers:
+        return None
+    span = get_current_span(extract(trace_headers)).get_span_context()
+    return span if span.is_valid else None
