@@ -109,7 +109,7 @@ def windows(path: Path) -> None:
             reader.marks(window, found.lanes, limit=2000)
             if span_s <= 3600:
                 values = [window.from_ns, window.to_ns]
-                plain_ms.append(_timed(partial(reader._query, PLAIN, ["end_ns BETWEEN ? AND ?"], values)))
+                plain_ms.append(_timed(partial(reader.query, PLAIN, ["end_ns BETWEEN ? AND ?"], values)))
         said = f"{name:>10} {search:>8} {found.known:>9,} {len(found.lanes):>6,}  {_spread(lanes_ms):>22}"
         print(f"{said}  {_spread(plain_ms) if plain_ms else 'not asked':>28}{'' if found.is_whole else '  given up'}")
 

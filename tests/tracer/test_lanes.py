@@ -79,7 +79,7 @@ def test_exactly_what_overlaps_is_found(told: list[tuple[float, float]], begin: 
     for statement in lanes.SCHEMA:
         db.execute(statement)
     held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(told)]
-    db.executemany(lanes.UPSERT, map(lanes.row, held))
+    lanes.put(db, held)
     window = Window(from_ns=int(begin * S), to_ns=int((begin + width) * S))
     expected = {x.request for x in held if x.started_ns <= window.to_ns and x.last_ns >= window.from_ns}
     answer = lanes.find(db, window, live=())
@@ -125,7 +125,7 @@ def test_a_search_shows_the_same_lanes_whether_they_are_looked_up_or_looked_for(
     ):
         looked_up = reader.lanes(window, live=("e",))
         with monkeypatch.context() as patch:
-            patch.setattr(lanes, "NAMED", -1)
+            patch.setattr(lanes, "MAX_NAMED", -1)
             assert reader.lanes(window, live=("e",)) == looked_up
         fits = {x.request for x in many if search in x.request or search in x.external}
         assert {x.request for x in looked_up.lanes} <= fits | {"r-3001", "r-3002"}

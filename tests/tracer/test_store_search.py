@@ -89,7 +89,7 @@ def looked_at(held: list[dict[str, Any]], search: str, status: str, verdict: str
 def test_exactly_what_fits_is_found_the_latest_first(
     held: list[dict[str, Any]], reader: SqliteReader, monkeypatch: pytest.MonkeyPatch, few: int, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(requests, "_FEW", few)
+    monkeypatch.setattr(requests, "_MAX_SCANNED", few)
     some = data.draw(st.sampled_from(held))
     source = data.draw(st.sampled_from([some["request"], some["external"], some["trace_id"], "nobody", "chat-", ""]))
     begin = data.draw(st.integers(0, max(0, len(source) - 1)))
@@ -136,7 +136,7 @@ def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) 
     assert [each["request"] for each in reader.requests(search="afterw")] == ["r-1"]
     assert reader.requests(search="before") == []
     matched = "SELECT count(*) FROM request_ids WHERE request_ids MATCH ?"
-    assert reader._connection().execute(matched, ('"bef"',)).fetchone() == (0,), "no trigram of it is left"
+    assert reader.connection().execute(matched, ('"bef"',)).fetchone() == (0,), "no trigram of it is left"
 
 
 def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_makeover_that_fails_leaves_the_old_store_as_it_was(tmp_path: Path, mo
     db = sqlite3.connect(path, isolation_level=None)
     db.executescript(OLD)
     before = db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
-    monkeypatch.setattr("kvtrail.tracer.store.sqlite.requests.ids.ENTER_ALL", "INSERT INTO nowhere VALUES (1)")
+    monkeypatch.setattr("kvtrail.tracer.store.sqlite.requests.ids.INSERT_ALL", "INSERT INTO nowhere VALUES (1)")
     with pytest.raises(StoreError, match="no such table: nowhere"):
         SqliteWriter(path)
     assert db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall() == before

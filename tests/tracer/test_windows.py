@@ -16,7 +16,7 @@ from kvtrail.tracer.detect.efficiency import Cell
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.store import Batch, StoreError, Which
+from kvtrail.tracer.store import Batch, FindingFilter, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 HIT = "L 749 c96 h512 -> 416\nA 416\nS 512+237\nP\nL 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
@@ -159,8 +159,8 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
         events = history(STALE, engine=name, recorder=name, request=f"{name}-0123abcd")
         pipeline.ingest(as_request(events), transport="http")
     reader = SqliteReader(tmp_path / "s.db")
-    assert [f["engine"] for f in reader.findings(Which(engines=["b"]))] == ["b"]
-    assert reader.findings(Which(engines=[])) == []
+    assert [f["engine"] for f in reader.findings(FindingFilter(engines=["b"]))] == ["b"]
+    assert reader.findings(FindingFilter(engines=[])) == []
 
 
 def test_a_requests_story_for_perfetto(api: Tracer) -> None:

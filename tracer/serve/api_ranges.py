@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.savings import Row, Worth, prefill_rates, step_of, worth
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
-from kvtrail.tracer.store import Reader, Which
+from kvtrail.tracer.store import FindingFilter, Reader
 
 DAY_NS = 24 * 3600 * 10**9
 MAX_STRETCHES = 60
@@ -58,9 +58,9 @@ class EfficiencyReport(BaseModel):
 def add_routes(api: APIRouter, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    def which(model: str, **asked: Any) -> Which:
+    def which(model: str, **asked: Any) -> FindingFilter:
         engines = [name for name, engine in reader.engines().items() if engine["model"] == model] if model else None
-        return Which(**asked, engines=engines)
+        return FindingFilter(**asked, engines=engines)
 
     @api.get("/findings", summary="Findings, latest first")
     def findings(

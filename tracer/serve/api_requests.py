@@ -17,7 +17,7 @@ from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, Moment, in_order
 from kvtrail.tracer.replay.perfetto import trace_events
-from kvtrail.tracer.store import Reader, Which
+from kvtrail.tracer.store import FindingFilter, Reader
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
@@ -66,7 +66,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         return account
 
     def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
-        return reader.findings(Which(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
+        return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
 
     @api.get("/requests", summary="Requests, latest first")
     def requests(

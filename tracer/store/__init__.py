@@ -1,4 +1,7 @@
-"""Where spans, accounts and findings are kept: one protocol, so that another database can serve the same api."""
+"""Where spans, accounts and findings are stored: one protocol, so that another database can serve the same API.
+
+In: batches from the pipeline. Out: what the API asks for. `sqlite` is the default engine.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,20 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 
 
+class StoreError(RuntimeError):
+    """The store refused; the text names the file and the reason."""
+
+
 @dataclass(slots=True)
 class Batch:
     """What is written together, or not at all.
 
     Attributes:
-        spans: new spans, with the event that each carries, if it is ours.
+        spans: new spans, each with its event if it is one of kvtrail's.
         accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
         findings: findings that are new or have changed.
-        efficiency: what is to be added to the sums of the offload's efficiency.
-        lanes: the accounts' requests as lanes of the live view.
+        efficiency: what to add to the sums of the offload's efficiency.
+        lanes: the requests of `accounts` as lanes of the live view.
     """
 
     spans: list[tuple[Span, Event | None]] = field(default_factory=list)
@@ -34,13 +41,13 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Which:
-    """Which findings are meant: those to which all that is said here applies.
+class FindingFilter:
+    """Selects the findings that meet all of its conditions.
 
     Attributes:
         request, engine, rule, severity, connector: as findings name them; an empty text means any.
         engines: any of these engines; None means any.
-        since_ns, until_ns: last seen from then on, and before then.
+        since_ns, until_ns: last seen at or after `since_ns`, and before `until_ns`.
     """
 
     request: str = ""
@@ -53,17 +60,17 @@ class Which:
     until_ns: int | None = None
 
 
-EVERY = Which()
+EVERY = FindingFilter()
 
 
 class Writer(Protocol):
-    """The one that writes. Not thread-safe."""
+    """The writing side of a store. Not thread-safe."""
 
     def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
-        """(trace id, span id) of those that are stored already: an exporter may send a batch twice."""
+        """(trace id, span id) of the spans that are stored already: an exporter may send a batch twice."""
 
     def write(self, batch: Batch) -> None:
-        """Store a batch. When this returns, a kill -9 loses nothing of it.
+        """Store a batch. After this returns, a kill -9 loses nothing of it.
 
         Raises:
             StoreError: nothing of the batch was stored; the text says why.
@@ -76,31 +83,31 @@ class Writer(Protocol):
         """The kvtrail spans of one request, oldest first."""
 
     def prune(self, *, before_ns: int) -> int:
-        """Drop spans, requests and sums of before; returns the number of spans. Findings stay."""
+        """Drop spans, requests and sums older than `before_ns`; returns the number of spans. Findings stay."""
 
     def close(self) -> None: ...
 
 
 class Reader(Protocol):
-    """Those that read, from any thread, while the writer writes."""
+    """The reading side of a store, usable from any thread while the writer writes."""
 
     def requests(
         self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
     ) -> list[dict[str, Any]]:
-        """Requests, latest first; `search` is a part of either id."""
+        """Requests, latest first; `search` is a part of either id, or a whole trace id."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
-        """One request by its engine's or external id; the latest where an external id was used twice."""
+        """One request by its engine's or external id; the latest one if an external id was used twice."""
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
-        """The spans of a request, and the foreign ones of its trace, by time; the latest `limit` of them."""
+        """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
 
-    def findings(self, which: Which = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Findings, latest first."""
 
-    def findings_trend(self, which: Which = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
-        """How many findings there are by rule, severity and stretch of `step_ns`, with the stretch's begin as `at_ns`; placed
-        by when they were last seen."""
+    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+        """The number of findings by rule, severity and stretch of `step_ns`, which begins at `at_ns`. A finding counts
+        where it was last seen."""
 
     def findings_places(self) -> dict[str, list[str]]:
         """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
@@ -108,31 +115,31 @@ class Reader(Protocol):
     def efficiency(
         self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
     ) -> list[Row]:
-        """The sums of a window by stretch of time, engine, connector and epoch: by the minute, and by the hour in windows of
-        more than six, the first of them whole; by longer stretches, multiples of these, where `stretch_s` wants them."""
+        """The sums of a range of time by stretch, engine, connector and epoch.
+
+        A stretch is a minute, or an hour in ranges longer than six hours, and the first one is always whole. `stretch_s`
+        asks for longer stretches, which are multiples of these.
+        """
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """Of each engine ever heard: its `model`, `version` of vLLM, `service` and `host`, as its recorders say, and how many
-        of its requests are `open`."""
+        """For each engine ever heard from: its `model`, vLLM `version`, `service` and `host`, as its recorders report
+        them, and how many of its requests are `open`."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        """The lanes of a window; `live` are the engines whose open requests go on. However much is stored, this is fast."""
+        """The lanes of a window, quickly, however much is stored. `live` are the engines whose open requests go on."""
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         """The findings of these lanes, and those of the window that concern no request."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
-        """Spans in the order of their arrival, with the number to go on after."""
+        """Spans in the order of their arrival, with their numbers, from the one after number `after`."""
 
     def last_number(self) -> int:
-        """The number of the span that arrived last; 0 when there is none."""
+        """The number of the span that arrived last; 0 if there is none."""
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event since then: `count`, and sums of `returned`, `count_tokens` and `bytes`."""
+        """For each kind of event since then: `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
 
     def totals(self) -> dict[str, int]:
-        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `findings`."""
-
-
-class StoreError(RuntimeError):
-    """The store refused; the text names the file and the reason."""
+        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`
+        and `findings`."""

@@ -1,18 +1,17 @@
 """The sums of the offload's efficiency in SQLite, by the minute and by the hour.
 
-Both are written with the batch that they sum up. A window of a week so reads hours, and takes as long as one of six hours.
+Both are written with the batch that they sum up. A range of a week therefore reads hours, and takes as long as six hours do.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from kvtrail.tracer.detect.efficiency import MINUTE_S, Cell
 from kvtrail.tracer.detect.savings import HOUR_S, Row, step_of
-from kvtrail.tracer.store.sqlite.texts import from_text
+from kvtrail.tracer.store.sqlite.database import Database, from_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS efficiency (
@@ -24,49 +23,45 @@ SCHEMA = (
 
 
 def add(db: sqlite3.Connection, cells: Mapping[Cell, int]) -> None:
-    """Add to the sums, within the transaction that is open."""
-    summed: Counter[tuple[int | str, ...]] = Counter()
+    """Add to the sums, within the open transaction."""
+    sums: Counter[tuple[int | str, ...]] = Counter()
     for cell, value in cells.items():
         for step_s in (MINUTE_S, HOUR_S):
-            summed[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
+            sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
     db.executemany(
         "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"
         " ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        ((*cell, value) for cell, value in summed.items()),
+        ((*cell, value) for cell, value in sums.items()),
     )
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Drop what was summed up before."""
+    """Drop the sums of stretches that ended before."""
     for step_s in (MINUTE_S, HOUR_S):
         db.execute("DELETE FROM efficiency WHERE step_s = ? AND at_s < ?", (step_s, before_ns // 10**9 - step_s))
 
 
-def read(
-    query: Callable[..., list[Any]],
-    *,
-    since_ns: int,
-    until_ns: int,
-    engine: str = "",
-    connector: str = "",
-    stretch_s: int = 1,
-) -> list[Row]:
-    """See `Reader.efficiency`."""
-    step_s = step_of(since_ns, until_ns)
-    stretch_s = max(step_s, int(stretch_s))
-    # Added up before they are put together: a window of hours has many more minutes than stretches.
-    added = (
-        f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure, sum(value) AS value"
-        " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (engine = ? OR ? = '')"
-        " AND (connector = ? OR ? = '') GROUP BY 1, 2, 3, 4, 5"
-    )
-    rows = query(
-        f"SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM ({added})",
-        [],
-        [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9), engine, engine, connector, connector],
-        "GROUP BY at_s, engine, connector, epoch",
-    )
-    return [
-        Row(at_s=at_s, engine=whose, connector=name, epoch=epoch, measures=from_text(measures))
-        for at_s, whose, name, epoch, measures in rows
-    ]
+class EfficiencyReader(Database):
+    """The part of `Reader` that is about efficiency."""
+
+    def efficiency(
+        self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
+    ) -> list[Row]:
+        step_s = step_of(since_ns, until_ns)
+        stretch_s = max(step_s, int(stretch_s))
+        # Summed before it is grouped into JSON: a range of hours has many more minutes than stretches.
+        sums = (
+            f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure, sum(value) AS value"
+            " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (engine = ? OR ? = '')"
+            " AND (connector = ? OR ? = '') GROUP BY 1, 2, 3, 4, 5"
+        )
+        rows = self.query(
+            f"SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM ({sums})",
+            (),
+            [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9), engine, engine, connector, connector],
+            "GROUP BY at_s, engine, connector, epoch",
+        )
+        return [
+            Row(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=from_text(measures))
+            for at_s, engine, connector, epoch, measures in rows
+        ]

@@ -1,19 +1,19 @@
-"""Findings in SQLite: which, how many over time, and where.
+"""Findings in SQLite: one by one, by number over time, and where they occur.
 
-Findings stay when their requests leave, so these are as many as there ever were. A window of them is counted in one index,
-which has all that they are told apart by, and their places are kept beside them.
+Findings stay when their requests are pruned, so there are as many as there ever were. A range of them is counted in one
+index, which has every column they are grouped by, and the places where they occur have a table of their own.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+from kvtrail.tracer.detect.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.store import Which
-from kvtrail.tracer.store.sqlite.ids import Query
-from kvtrail.tracer.store.sqlite.texts import from_text, to_text
+from kvtrail.tracer.store import EVERY, FindingFilter
+from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (
@@ -30,7 +30,7 @@ _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
 def upgrade(db: sqlite3.Connection) -> None:
-    """Turn the findings of a store of schema 1, of which only the body named the connector, into these."""
+    """Convert the findings of schema 1, where only the body named the connector."""
     db.execute("ALTER TABLE findings ADD COLUMN connector TEXT NOT NULL DEFAULT ''")
     db.execute("UPDATE findings SET connector = coalesce(body ->> '$.connector', '')")
     db.execute("DROP INDEX IF EXISTS findings_by_time")
@@ -40,47 +40,59 @@ def upgrade(db: sqlite3.Connection) -> None:
         db.execute(f"{_PUT_PLACE} SELECT DISTINCT ?, {column} FROM findings WHERE {column} != ''", (kind,))
 
 
-def put(db: sqlite3.Connection, findings: Iterable[Finding]) -> None:
-    """Store findings, new ones and changed ones, within the transaction that is open."""
-    listed = list(findings)
+def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
+    """Store new and changed findings, within the open transaction."""
     db.executemany(
         "INSERT OR REPLACE INTO findings (id, rule, severity, request, engine, last_ns, body, connector)"
         " VALUES (?,?,?,?,?,?,?,?)",
-        ((f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, to_text(f.as_dict()), f.connector) for f in listed),
+        (
+            (f.id, f.rule, f.severity, f.request, f.engine, f.last_ns, to_text(f.as_dict()), f.connector)
+            for f in findings
+        ),
     )
-    places = {(kind, getattr(f, column)) for f in listed for kind, column in _PLACES.items()}
+    places = {(kind, getattr(f, column)) for f in findings for kind, column in _PLACES.items()}
     db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
 
 
-def find(query: Query, which: Which, *, limit: int) -> list[dict[str, Any]]:
-    """See `Reader.findings`."""
-    # By their requests they are few; else the window is read from its end, in the index alone, until enough fit.
-    index = "findings_by_request" if which.request else "findings_in_time"
-    conditions, values = _narrowed(which)
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
-    rows = query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
-    return [from_text(body) for (body,) in rows]
+class FindingReader(Database):
+    """The part of `Reader` that is about findings."""
+
+    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+        # A request has few findings. Otherwise the index alone is read, from the end of the range until enough match.
+        index = "findings_by_request" if which.request else "findings_in_time"
+        conditions, values = _conditions(which)
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
+        rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
+        return [from_text(body) for (body,) in rows]
+
+    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+        step_ns = int(step_ns)
+        rows = self.query(
+            f"SELECT rule, severity, last_ns / {step_ns} * {step_ns}, count(*) FROM findings INDEXED BY findings_in_time",
+            *_conditions(which),
+            "GROUP BY 1, 2, 3 ORDER BY 3, 1",
+        )
+        return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
+
+    def findings_places(self) -> dict[str, list[str]]:
+        rows = self.query("SELECT kind, name FROM finding_places ORDER BY kind, name")
+        return {kind: [name for of, name in rows if of == kind] for kind in _PLACES}
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}
+        requests = to_text(sorted({request for _, request in marked}))
+        of_requests = "SELECT body FROM findings WHERE request IN (SELECT value FROM json_each(?)) LIMIT ?"
+        of_engines = "SELECT body FROM findings WHERE last_ns BETWEEN ? AND ? AND request = '' LIMIT ?"
+        rows = [
+            *self.query(of_requests, (), (requests, limit)),
+            *self.query(of_engines, (), (window.from_ns, window.to_ns, limit)),
+        ]
+        findings = [from_text(body) for (body,) in rows]
+        return [f for f in findings if not f["request"] or (f["engine"], f["request"]) in marked][:limit]
 
 
-def trend(query: Query, which: Which, *, step_ns: int) -> list[dict[str, Any]]:
-    """See `Reader.findings_trend`."""
-    step_ns = int(step_ns)
-    rows = query(
-        f"SELECT rule, severity, last_ns / {step_ns} * {step_ns}, count(*) FROM findings INDEXED BY findings_in_time",
-        *_narrowed(which),
-        "GROUP BY 1, 2, 3 ORDER BY 3, 1",
-    )
-    return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
-
-
-def places(query: Query) -> dict[str, list[str]]:
-    """See `Reader.findings_places`."""
-    rows = query("SELECT kind, name FROM finding_places", [], [], "ORDER BY kind, name")
-    return {kind: [name for of, name in rows if of == kind] for kind in _PLACES}
-
-
-def _narrowed(which: Which) -> tuple[list[str], list[Any]]:
+def _conditions(which: FindingFilter) -> tuple[list[str], list[Any]]:
     """The conditions of a WHERE, and their values."""
     wanted: dict[str, Any] = {
         "request = ?": which.request,

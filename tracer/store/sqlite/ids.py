@@ -1,14 +1,16 @@
-"""Requests of SQLite's store by any part of an id, through an index of the trigrams of all ids.
+"""Finds requests by any part of an id, through an index of the trigrams of all ids.
 
-FTS5 keeps for each three characters the numbers of the requests in whose ids they are, and no more (`detail=none`, no
-text). Requests with all trigrams of a search are few, and their ids then tell whether they stand there in a row. Numbers
-count up as requests come, so the latest are found first, and nobody has to read the rest.
+For each sequence of three characters, FTS5 stores the numbers of the requests whose ids contain it, and nothing else
+(`detail=none`, no text). Few requests have all trigrams of a search, and only their ids are compared with it. Numbers grow
+as requests arrive, so the latest are found first and the rest need not be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from kvtrail.tracer.store.sqlite.database import Query
 
 SCHEMA = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_ids USING fts5"
@@ -16,76 +18,73 @@ SCHEMA = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_grams USING fts5vocab(request_ids, row)",
 )
 SLACK = 5_000
-"""Requests are numbered as they come, and shown by when they began. So many that came later may have begun earlier; what
-recorders hold back is far less."""
+"""Requests are numbered as they arrive, but listed by their start. A request may have started before this many others that
+arrived earlier; what recorders hold back is far less."""
 _GRAM = 3
 _END = "char(10, 10)"
 _PART = "(instr(request, ?) OR instr(external, ?))"
 
-Query = Callable[..., list[Any]]
-"""Takes a SELECT, its conditions, their values and what follows them; returns rows."""
-
 
 def _ids(row: str) -> str:
-    """vLLM's id mostly holds the external one, which then need not be entered twice. With what follows it, each of its
-    characters begins a trigram."""
+    """The text to index for a row. vLLM's id usually contains the external id, which then need not be added. The end
+    marker makes every character of an id the first of a trigram."""
     one, both = f"{row}.request || {_END}", f"{row}.request || char(10) || {row}.external || {_END}"
     return f"CASE WHEN instr({row}.request, {row}.external) THEN {one} ELSE {both} END"
 
 
-def entering(row: str) -> str:
-    """The statement of a trigger that enters a row's ids."""
+def insert_statement(row: str) -> str:
+    """The statement with which a trigger adds a row's ids."""
     return f"INSERT INTO request_ids (rowid, ids) VALUES ({row}.number, {_ids(row)});"
 
 
-def leaving(row: str) -> str:
-    """The one that takes them out; the index holds no text, and must be told what was entered."""
+def delete_statement(row: str) -> str:
+    """The statement with which a trigger removes them. The index holds no text, so it needs the text that was added."""
     return f"INSERT INTO request_ids (request_ids, rowid, ids) VALUES ('delete', {row}.number, {_ids(row)});"
 
 
-ENTER_ALL = f"INSERT INTO request_ids (rowid, ids) SELECT number, {_ids('r')} FROM requests r ORDER BY number"
+INSERT_ALL = f"INSERT INTO request_ids (rowid, ids) SELECT number, {_ids('r')} FROM requests r ORDER BY number"
 
 
 def condition(search: str) -> tuple[list[str], list[Any]]:
-    """What holds for requests that a search means, and its values."""
+    """The condition that a search puts on requests, and its values."""
     return ([f"({_PART} OR trace_id = ?)"], [search] * 3) if search else ([], [])
 
 
-def traced(trace_id: str) -> str:
-    """What holds for the requests of a trace; its spans name them."""
+def in_trace(trace_id: str) -> str:
+    """The condition that a request belongs to a trace, whose spans name it."""
     its_spans = "SELECT r.number FROM spans CROSS JOIN requests r USING (request, engine)"
     return f"number IN ({its_spans} WHERE spans.trace_id = {trace_id} AND r.trace_id = spans.trace_id)"
 
 
-def numbers(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
-    """The numbers of requests with `search` in one of their ids or as their trace id, that began before `until_ns` and for
-    which the conditions of `where` hold, with the value of each.
+def search_all(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
+    """Numbers of requests that have `search` in one of their ids or as their trace id, started before `until_ns`, and meet
+    the conditions of `where`, each with its value.
 
-    The latest `limit` of them are among these, though not all of these are.
+    The latest `limit` of them are among the result, which need not be complete beyond these.
     """
     conditions, values = ["started_ns < ?", *where], [until_ns, *where.values()]
-    by_trace = query("SELECT number FROM requests", [traced("?"), *conditions], [search, *values])
-    found = {number for (number,) in by_trace}
+    by_trace = query("SELECT number FROM requests", [in_trace("?"), *conditions], [search, *values])
+    numbers = {number for (number,) in by_trace}
     if len(search) < _GRAM:
-        # So little is in most ids, and found among the latest at once.
+        # Most ids contain so short a text, so the latest requests usually suffice.
         latest = "SELECT number FROM requests WHERE started_ns < ? ORDER BY started_ns DESC LIMIT ?"
-        near = query(
+        recent = query(
             "SELECT number FROM requests NOT INDEXED",
             [f"number IN ({latest})", _PART, *conditions],
             [until_ns, SLACK, search, search, *values],
             f"ORDER BY started_ns DESC LIMIT {int(limit)}",
         )
-        if len(near) == limit:
-            return sorted(found | {number for (number,) in near})
-    return sorted(found.union(by_part(query, search, where=where, until_ns=until_ns, limit=limit + SLACK)))
+        if len(recent) == limit:
+            return sorted(numbers | {number for (number,) in recent})
+    return sorted(numbers.union(search_ids(query, search, where=where, until_ns=until_ns, limit=limit + SLACK)))
 
 
-def by_part(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
-    """Those with `search` in one of their ids alone: the last `limit` that came."""
+def search_ids(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
+    """Numbers of the last `limit` requests to arrive that have `search` in one of their ids, and meet the conditions."""
     if not (grams := _grams(query, search)):
         return []
     newest = "SELECT number FROM requests WHERE started_ns < ? ORDER BY started_ns DESC LIMIT ?"
-    found = query(
+    rows = query(
         "SELECT number FROM request_ids CROSS JOIN requests NOT INDEXED ON number = request_ids.rowid",
         [
             "request_ids MATCH ?",
@@ -97,18 +96,18 @@ def by_part(query: Query, search: str, *, where: Mapping[str, Any], until_ns: in
         [grams, until_ns, SLACK, search, search, until_ns, *where.values()],
         f"ORDER BY request_ids.rowid DESC LIMIT {int(limit)}",
     )
-    return [number for (number,) in found]
+    return [number for (number,) in rows]
 
 
 def _grams(query: Query, search: str) -> str:
-    """The trigrams that an id with this part must have, as FTS5 takes them; empty where no id has them."""
+    """The trigrams that an id with this part must have, as an FTS5 query; empty if no id has them."""
     if len(search) >= _GRAM:
-        every = {search[at : at + _GRAM] for at in range(len(search) - _GRAM + 1)}
-        # For FTS5 a text ends with a zero.
-        return " AND ".join(_quoted(gram) for gram in sorted(every) if "\0" not in gram)
-    # Of a shorter part, one of those that begin with it.
-    begun = query("SELECT term FROM request_grams", ["term >= ?", "term < ?"], [search, search + chr(0x10FFFF)])
-    return " OR ".join(_quoted(gram) for (gram,) in begun)
+        grams = {search[at : at + _GRAM] for at in range(len(search) - _GRAM + 1)}
+        # For FTS5, a zero ends the text.
+        return " AND ".join(_quoted(gram) for gram in sorted(grams) if "\0" not in gram)
+    # A shorter part begins one of the trigrams that the index has.
+    rows = query("SELECT term FROM request_grams", ["term >= ?", "term < ?"], [search, search + chr(0x10FFFF)])
+    return " OR ".join(_quoted(gram) for (gram,) in rows)
 
 
 def _quoted(gram: str) -> str:

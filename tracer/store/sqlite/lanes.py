@@ -1,10 +1,10 @@
 """The table behind the live view: a small row for each request, found by any window of time, however many there are.
 
-Two numbers of a row make that fast. Its `reach` is how long the request lasted, as a power of two seconds: of each reach
-only those can overlap a window that began within reach of it, so one range of an index finds them. Its `tier` is a lot that
-the request drew by its id: half of all are in tier 0, a quarter in tier 1, and so on; what was found guilty has tiers of its
-own, above these. A window with more requests than can be shown gives the highest tiers, which is the same fair sample at
-every update, and the guilty are all in it unless they alone are too many.
+Two columns make that fast. `reach` is how long the request lasted, as a power of two seconds: of each reach, only requests
+that began within it before the window can overlap the window, so one range of an index finds them. `tier` is drawn by lot
+from the request's id: half of all requests are in tier 0, a quarter in tier 1, and so on. Requests with findings, or that
+failed, have tiers of their own above these. A window with more requests than can be shown gives the highest tiers. That is
+the same fair sample at every update, and it includes all findings unless they alone are too many.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
-from kvtrail.tracer.store.sqlite.texts import from_text, to_text
+from kvtrail.tracer.store.sqlite.database import from_text, to_text
+from kvtrail.tracer.store.sqlite.requests import RequestReader
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS lanes (
@@ -31,88 +32,100 @@ SCHEMA = (
 )""",
     "CREATE INDEX IF NOT EXISTS lanes_by_time ON lanes (tier, reach, started_ns, last_ns)",
 )
-_COLUMNS = (
+_FIELDS = (
     "request", "engine", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns",
     "ended_ns", "changes", "transfers",
 )  # fmt: skip
+_COLUMNS = ", ".join(f"lanes.{name}" for name in _FIELDS)
+_UPSERT = (
+    f"INSERT INTO lanes ({', '.join(_FIELDS)}, tier, reach) VALUES ({', '.join('?' * (len(_FIELDS) + 2))})"
+    " ON CONFLICT (request, engine) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[2:], "tier", "reach"))
+)
 LOTS = 15
-GUILTY_TIER = LOTS
-"""The lowest of requests with findings, or that failed; the others are below."""
+FINDINGS_TIER = LOTS
+"""The lowest tier of requests with findings, or that failed; the tiers of all others are below it."""
 OPEN_REACH = 63
-"""Of requests that have not ended: they reach to the present."""
+"""The reach of requests that have not ended: they extend to the present."""
 _REACHES = to_text([[n, 2**n * 10**9] for n in range(26)])
 """26 powers of two seconds are more than a year."""
-NAMED = 20_000
-"""So many requests can be looked up one by one."""
+MAX_NAMED = 20_000
+"""Requests that may be looked up one by one."""
 BUDGET_S = 0.5
-"""A window whose filters fit almost nothing could make the store look through all of it; it stops here and says so."""
+"""A window whose filters match almost nothing could make the store scan all of it. The search stops here and says so."""
 
 
-def row(lane: Lane) -> tuple[Any, ...]:
-    """The row of a lane, as `UPSERT` takes it."""
-    values = (
-        lane.request, lane.engine, lane.external, lane.connector, lane.status, lane.verdict, lane.findings, lane.complete,
-        lane.started_ns, lane.last_ns, lane.ended_ns, to_text(lane.changes), to_text(lane.transfers),
-    )  # fmt: skip
-    return (*values, tier(lane), reach(lane))
+def put(db: sqlite3.Connection, lanes: Iterable[Lane]) -> None:
+    """Store new and changed lanes, within the open transaction."""
+    db.executemany(_UPSERT, map(_row, lanes))
 
 
-def tier(lane: Lane) -> int:
-    """The request's tier, from 0; the same each time it is asked."""
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Drop the lanes of the requests whose last event came before. The requests are still in their table."""
+    old = "SELECT request, engine FROM requests WHERE last_ns < ?"
+    db.execute(f"DELETE FROM lanes WHERE (request, engine) IN ({old})", (before_ns,))
+
+
+def _row(lane: Lane) -> tuple[Any, ...]:
     lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
-    is_guilty = bool(lane.findings) or lane.status == "failed"
-    return (lot & -lot).bit_length() - 1 + GUILTY_TIER * is_guilty
+    tier = (lot & -lot).bit_length() - 1
+    if lane.findings or lane.status == "failed":
+        tier += FINDINGS_TIER
+    reach = OPEN_REACH
+    if lane.ended_ns is not None:
+        lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
+        reach = min(int(lasted_s).bit_length(), 25)
+    return (
+        lane.request, lane.engine, lane.external, lane.connector, lane.status, lane.verdict, lane.findings, lane.complete,
+        lane.started_ns, lane.last_ns, lane.ended_ns, to_text(lane.changes), to_text(lane.transfers), tier, reach,
+    )  # fmt: skip
 
 
-def reach(lane: Lane) -> int:
-    """The power of two seconds within which the request's life lies."""
-    if lane.ended_ns is None:
-        return OPEN_REACH
-    lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
-    return min(int(lasted_s).bit_length(), 25)
+class LaneReader(RequestReader):
+    """The part of `Reader` that is about lanes."""
 
-
-UPSERT = (
-    f"INSERT INTO lanes ({', '.join(_COLUMNS)}, tier, reach) VALUES ({', '.join('?' * (len(_COLUMNS) + 2))})"
-    " ON CONFLICT (request, engine) DO UPDATE SET "
-    + ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS[2:], "tier", "reach"))
-)
-PRUNE = "DELETE FROM lanes WHERE (request, engine) IN (SELECT request, engine FROM requests WHERE last_ns < ?)"
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        named = self.few_requests(search=window.search, status=window.status, until_ns=window.to_ns, limit=MAX_NAMED)
+        return find(self.connection(), window, live=live, named=named)
 
 
 def find(
     db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: Sequence[tuple[str, str]] | None = None
 ) -> Lanes:
-    """The lanes of a window, at most `window.limit` of them. `live` are the engines whose open requests go on; `named`,
-    where it is known, the ids and engines of all requests that search and status can mean, at most `NAMED`."""
+    """The lanes of a window, at most `window.limit` of them.
+
+    Args:
+        live: the engines whose open requests go on.
+        named: id and engine of every request that the window's search and status can match, if these are few.
+    """
     deadline_s = time.monotonic() + BUDGET_S
     db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
     try:
         tiers = partial(_tier, db, window, live=live) if named is None else _tiers_of(db, window, named, live=live)
-        # Half of the places are kept for those without findings: what is usual must be seen beside what is wrong.
-        guilty = _sample(tiers, GUILTY_TIER, room=max(1, window.limit // 2))
-        others = _sample(tiers, 0, room=window.limit - len(guilty.rows))
+        # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
+        drifting = _sample(tiers, FINDINGS_TIER, room=max(1, window.limit // 2))
+        others = _sample(tiers, 0, room=window.limit - len(drifting.rows))
     finally:
         db.set_progress_handler(None, 0)
-    lanes = [_lane(found) for found in (*guilty.rows, *others.rows)]
+    lanes = [_lane(row) for row in (*drifting.rows, *others.rows)]
     return Lanes(
         lanes=sorted(lanes, key=lambda lane: (lane.started_ns, lane.request)),
-        known=sum(len(part.rows) * 2**part.lowest for part in (guilty, others)),
-        is_sample=guilty.lowest + others.lowest > 0,
-        has_all_findings=guilty.lowest == 0 and guilty.is_whole,
-        is_whole=guilty.is_whole and others.is_whole,
+        known=sum(len(part.rows) * 2**part.lowest for part in (drifting, others)),
+        is_sample=drifting.lowest + others.lowest > 0,
+        has_all_findings=drifting.lowest == 0 and drifting.is_whole,
+        is_whole=drifting.is_whole and others.is_whole,
     )
 
 
 class Tiers(Protocol):
-    """Gives the rows of a tier, at most so many."""
+    """Gives the rows of a tier, up to a limit."""
 
-    def __call__(self, number: int, *, most: int) -> Iterable[Sequence[Any]]: ...
+    def __call__(self, number: int, *, limit: int) -> Iterable[Sequence[Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """Rows of all tiers from the `lowest` up: one of 2**lowest of all."""
+    """Rows of all tiers from the `lowest` up: one of every 2**lowest requests."""
 
     rows: list[Sequence[Any]]
     lowest: int
@@ -124,63 +137,51 @@ def _sample(tiers: Tiers, base: int, *, room: int) -> _Sample:
     for lot in range(LOTS - 1, -1, -1):
         fresh: list[Sequence[Any]] = []
         try:
-            fresh.extend(tiers(base + lot, most=room - len(rows) + 1))
+            fresh.extend(tiers(base + lot, limit=room - len(rows) + 1))
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
             return _Sample([*rows, *fresh][:room], lot, is_whole=False)
         if len(rows) + len(fresh) > room:
-            # A part of a tier would be no fair sample; it is shown only where there is nothing else.
+            # Part of a tier would not be a fair sample; it is shown only if there is nothing else.
             return _Sample(rows or fresh[:room], lot + 1 if rows else lot, is_whole=True)
         rows += fresh
     return _Sample(rows, 0, is_whole=True)
 
 
-def marks(db: sqlite3.Connection, window: Window, lanes: Iterable[Lane], *, limit: int) -> list[dict[str, Any]]:
-    """The findings of these lanes, and those of the window that concern no request."""
-    guilty = {(lane.engine, lane.request) for lane in lanes if lane.findings}
-    named = to_text(sorted({request for _, request in guilty}))
-    of_requests = "SELECT body FROM findings WHERE request IN (SELECT value FROM json_each(?)) LIMIT ?"
-    of_none = "SELECT body FROM findings WHERE last_ns BETWEEN ? AND ? AND request = '' LIMIT ?"
-    bodies = [*db.execute(of_requests, (named, limit)), *db.execute(of_none, (window.from_ns, window.to_ns, limit))]
-    found = [from_text(body) for (body,) in bodies]
-    return [f for f in found if not f["request"] or (f["engine"], f["request"]) in guilty][:limit]
-
-
 def _tiers_of(
     db: sqlite3.Connection, window: Window, named: Sequence[tuple[str, str]], *, live: Iterable[str]
 ) -> Tiers:
-    """The tiers of the lanes that are named: each is looked up, however long the window is."""
+    """The tiers of the named requests, each of which is looked up, however long the window is."""
     conditions, values = _filters(window)
     query = (
-        f"SELECT tier, {', '.join(f'lanes.{name}' for name in _COLUMNS)} FROM json_each(?) AS n CROSS JOIN lanes"
+        f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN lanes"
         " ON lanes.request = n.value ->> 0 AND lanes.engine = n.value ->> 1 WHERE started_ns <= ?"
         f" AND (last_ns >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
     )
-    held: dict[int, list[Sequence[Any]]] = {}
-    for number, *row in db.execute(query, (to_text(named), window.to_ns, window.from_ns, to_text(list(live)), *values)):
-        held.setdefault(number, []).append(row)
-    return lambda number, *, most: held.get(number, [])[:most]
+    by_tier: dict[int, list[Sequence[Any]]] = {}
+    for tier, *row in db.execute(query, (to_text(named), window.to_ns, window.from_ns, to_text(list(live)), *values)):
+        by_tier.setdefault(tier, []).append(row)
+    return lambda number, *, limit: by_tier.get(number, [])[:limit]
 
 
 def _tier(
-    db: sqlite3.Connection, window: Window, number: int, *, live: Iterable[str], most: int
+    db: sqlite3.Connection, window: Window, number: int, *, live: Iterable[str], limit: int
 ) -> Iterator[Sequence[Any]]:
     conditions, values = _filters(window)
-    columns = ", ".join(f"lanes.{name}" for name in _COLUMNS)
-    # CROSS JOIN is SQLite's word for "in this order": a range of the index for each reach.
+    # In SQLite, CROSS JOIN fixes the order: one range of the index for each reach.
     ended = (
-        f"SELECT {columns} FROM json_each(?) AS r CROSS JOIN lanes INDEXED BY lanes_by_time"
+        f"SELECT {_COLUMNS} FROM json_each(?) AS r CROSS JOIN lanes INDEXED BY lanes_by_time"
         " ON tier = ? AND reach = r.value ->> 0 AND started_ns BETWEEN ? - (r.value ->> 1) AND ?"
         f" WHERE last_ns >= ?{conditions} LIMIT ?"
     )
     from_ns, to_ns = window.from_ns, window.to_ns
-    yield from db.execute(ended, (_REACHES, number, from_ns, to_ns, from_ns, *values, most))
+    yield from db.execute(ended, (_REACHES, number, from_ns, to_ns, from_ns, *values, limit))
     still_open = (
-        f"SELECT {columns} FROM lanes INDEXED BY lanes_by_time WHERE tier = ? AND reach = ? AND started_ns <= ?"
+        f"SELECT {_COLUMNS} FROM lanes INDEXED BY lanes_by_time WHERE tier = ? AND reach = ? AND started_ns <= ?"
         f" AND (last_ns >= ? OR engine IN (SELECT value FROM json_each(?))){conditions} LIMIT ?"
     )
-    yield from db.execute(still_open, (number, OPEN_REACH, to_ns, from_ns, to_text(list(live)), *values, most))
+    yield from db.execute(still_open, (number, OPEN_REACH, to_ns, from_ns, to_text(list(live)), *values, limit))
 
 
 def _filters(window: Window) -> tuple[str, list[Any]]:
@@ -193,8 +194,8 @@ def _filters(window: Window) -> tuple[str, list[Any]]:
     return "".join(conditions), values
 
 
-def _lane(found: Sequence[Any]) -> Lane:
-    fields = dict(zip(_COLUMNS, found, strict=True))
+def _lane(row: Sequence[Any]) -> Lane:
+    fields = dict(zip(_FIELDS, row, strict=True))
     for name in ("changes", "transfers"):
         fields[name] = tuple(from_text(fields[name]))
     return Lane(**{**fields, "complete": bool(fields["complete"])})

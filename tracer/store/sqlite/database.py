@@ -1,0 +1,44 @@
+"""What the tables share: JSON as text, and read-only connections."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Query = Callable[..., list[Any]]
+"""`Database.query`."""
+
+_encode = msgspec.json.Encoder().encode
+from_text = msgspec.json.Decoder().decode
+"""The data of a JSON text. Raises ValueError if it is not JSON."""
+
+
+def to_text(data: Any) -> str:
+    """JSON-ready data as text, which SQLite's JSON functions can read."""
+    return _encode(data).decode()
+
+
+class Database:
+    """The store for readers: any thread may use it, and each gets its own read-only connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro"
+        self._local = threading.local()
+
+    def connection(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
+        return db
+
+    def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
+        """The rows of a SELECT that meet all conditions of `where`. `values` are those of its parameters, and `tail`
+        follows the conditions."""
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return self.connection().execute(f"{select}{clause} {tail}", values).fetchall()

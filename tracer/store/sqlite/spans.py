@@ -1,0 +1,155 @@
+"""Spans in SQLite, and the resources that they share; also what the resources reveal about engines."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+
+GEN_AI_REQUEST_ID = "gen_ai.request.id"
+"""The attribute with which vLLM's `llm_request` names its request, by the external id, even in another trace."""
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE IF NOT EXISTS spans (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    span_id TEXT NOT NULL, trace_id TEXT NOT NULL, parent_id TEXT NOT NULL,
+    name TEXT NOT NULL, scope TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL,
+    engine TEXT, request TEXT, named TEXT, error TEXT, resource INTEGER NOT NULL,
+    attributes TEXT NOT NULL, events TEXT NOT NULL,
+    UNIQUE (span_id, trace_id)
+)""",
+    "CREATE INDEX IF NOT EXISTS spans_by_request ON spans (request, engine)",
+    "CREATE INDEX IF NOT EXISTS spans_by_name_of_request ON spans (named) WHERE named IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS spans_by_trace ON spans (trace_id)",
+    "CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns)",
+)
+COLUMNS = (
+    "span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events,"
+    " (SELECT body FROM resources WHERE id = resource)"
+)
+_ENGINE_FIELDS = {
+    "model": semconv.MODEL.key,
+    "version": semconv.ENGINE_VERSION.key,
+    "service": "service.name",
+    "host": "host.name",
+}
+
+
+def put(db: sqlite3.Connection, spans: Iterable[tuple[Span, Event | None]], resources: dict[str, int]) -> None:
+    """Store spans within the open transaction; those that are stored already stay as they are. `resources` are the numbers
+    of resources by their text, and may not outlive a transaction that is rolled back."""
+    numbers: dict[int, int] = {}  # by identity: spans of a batch share their resource objects
+
+    def row(span: Span, event: Event | None) -> tuple[Any, ...]:
+        named = span.attributes.get(GEN_AI_REQUEST_ID)
+        whose: tuple[str | None, ...] = (None, None, named if isinstance(named, str) else None)
+        if event is not None:
+            whose = (event.engine, event.request, None)
+        number = numbers.get(id(span.resource))
+        if number is None:
+            number = numbers[id(span.resource)] = _resource(db, span, resources)
+        return (
+            span.span_id, span.trace_id, span.parent_id, span.name, span.scope, span.start_ns, span.end_ns, *whose,
+            span.error, number, to_text(span.attributes), to_text(span.events),
+        )  # fmt: skip
+
+    db.executemany(
+        "INSERT OR IGNORE INTO spans (span_id, trace_id, parent_id, name, scope, start_ns, end_ns, engine, request,"
+        " named, error, resource, attributes, events) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (row(span, event) for span, event in spans),
+    )
+
+
+def _resource(db: sqlite3.Connection, span: Span, resources: dict[str, int]) -> int:
+    body = to_text(span.resource)
+    number = resources.get(body)
+    if number is None:
+        db.execute("INSERT OR IGNORE INTO resources (body) VALUES (?)", (body,))
+        (number,) = db.execute("SELECT id FROM resources WHERE body = ?", (body,)).fetchone()
+        resources[body] = int(number)
+    return int(number)
+
+
+def prune(db: sqlite3.Connection, *, before_ns: int) -> int:
+    """Drop the spans that ended before, unless their request lasted longer; returns how many."""
+    return db.execute(
+        "DELETE FROM spans WHERE end_ns < ? AND NOT EXISTS (SELECT 1 FROM requests r WHERE r.request = spans.request"
+        " AND r.engine = spans.engine AND r.last_ns >= ?)",
+        (before_ns, before_ns),
+    ).rowcount
+
+
+class SpanReader(Database):
+    """The part of `Reader` that is about spans and engines."""
+
+    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+        rows = self.query(
+            f"SELECT {COLUMNS} FROM spans",
+            ["(request = ? AND engine = ?) OR (trace_id = ? AND request IS NULL) OR named = ?"],
+            [account["request"], account["engine"], account["trace_id"], account["external"]],
+            f"ORDER BY end_ns DESC, number DESC LIMIT {int(limit)}",
+        )
+        return [span_of(row) for row in reversed(rows)]
+
+    def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
+        rows = self.query(
+            f"SELECT number, {COLUMNS} FROM spans", ["number > ?"], [after], f"ORDER BY number LIMIT {int(limit)}"
+        )
+        return [(number, span_of(rest)) for number, *rest in rows]
+
+    def last_number(self) -> int:
+        return int(self.query("SELECT coalesce(max(number), 0) FROM spans")[0][0])
+
+    def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
+        rows = self.query(
+            f"SELECT name, count(*), sum(attributes ->> '$.\"{semconv.RETURNED.key}\"'),"
+            f" sum(attributes ->> '$.\"{semconv.COUNT.key}\"'), sum(attributes ->> '$.\"{semconv.BYTES.key}\"')"
+            " FROM spans",
+            ["end_ns >= ?", "scope = ?"],
+            [since_ns, semconv.SCOPE],
+            "GROUP BY name",
+        )
+        names = ("count", "returned", "count_tokens", "bytes")
+        return {name: dict(zip(names, (int(n or 0) for n in sums), strict=True)) for name, *sums in rows}
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        known: dict[str, dict[str, Any]] = {}
+        unknown = {**dict.fromkeys(_ENGINE_FIELDS, ""), "open": 0}
+        for (body,) in self.query("SELECT body FROM resources ORDER BY id"):
+            resource = from_text(body)
+            if (name := resource.get(semconv.ENGINE_ID.key)) is not None:
+                # A later recorder replaces what an earlier one reported.
+                engine = known.setdefault(name, dict(unknown))
+                engine.update({field: str(resource[key]) for field, key in _ENGINE_FIELDS.items() if resource.get(key)})
+        open_requests = self.query(
+            "SELECT engine, count(*) FROM requests INDEXED BY requests_open",
+            ["ended_ns IS NULL"],
+            (),
+            "GROUP BY engine",
+        )
+        for name, count in open_requests:
+            known.setdefault(name, dict(unknown))["open"] = count
+        return known
+
+
+def span_of(row: Sequence[Any]) -> Span:
+    """The span in a row of `COLUMNS`."""
+    span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events, resource = row
+    return Span(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        scope=scope,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        error=error,
+        attributes=from_text(attributes),
+        events=from_text(events),
+        resource=from_text(resource),
+    )
