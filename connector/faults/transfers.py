@@ -1,6 +1,6 @@
 """Wrong handling of transfers, blocks and the workers' reports.
 
-`garble` changes what the workers report, before the scheduler sees it: `kvtrail.connector.simulate.worker` asks for it.
+`alter_report` changes what the workers report, before the scheduler sees it; `kvtrail.connector.simulate.worker` calls it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StrayCompletion:
 
     _again: frozenset[str] = frozenset()
 
-    def garble(self, report: Any) -> None:
+    def alter_report(self, report: Any) -> None:
         again, self._again = self._again, frozenset(report.finished_recving or ())
         if again:
             report.finished_recving = set(again) | (report.finished_recving or set())
@@ -55,7 +55,7 @@ class StrayCompletion:
 class StuckLoad:
     """A finished load is never reported."""
 
-    def garble(self, report: Any) -> None:
+    def alter_report(self, report: Any) -> None:
         report.finished_recving = None
 
 
@@ -65,7 +65,7 @@ class StuckPromotion:
     https://github.com/vllm-project/vllm/issues/27074.
     """
 
-    def garble(self, report: Any) -> None:
+    def alter_report(self, report: Any) -> None:
         if report.finished_recving:
             pool = self._kv_cache_manager.block_pool  # type: ignore[attr-defined]  # the connector base's
             pool.get_new_blocks(pool.get_num_free_blocks())
@@ -78,7 +78,7 @@ class LateFree:
         super().request_finished_all_groups(request, block_ids)  # type: ignore[misc]
         return True, None
 
-    def garble(self, report: Any) -> None:
+    def alter_report(self, report: Any) -> None:
         report.finished_sending = None
 
 

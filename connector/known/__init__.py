@@ -1,5 +1,86 @@
-"""What is known of particular connectors, one folder each; an engine imports its `probe` only.
+"""What is known of particular connectors: one folder each, found by the class names that it declares (docs/connectors.md).
 
-`probe` says what can be seen inside it, `backend` stands in for its store on the bare scheduler, `environment` restores its
-store for a re-run. A connector without a folder is traced all the same.
+In comes a connector's class or name; out come its declaration and its parts: `probe` (the only one that an engine imports),
+`fake` for the bare scheduler, `environment` for a re-run. A connector without a folder is traced all the same.
 """
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from kvtrail.tracer.model import capabilities
+from kvtrail.tracer.model.capabilities import Capability
+
+UNTRACED = "Untraced"
+"""Prefix of the class names of kvtrail's own connectors; the traced class has the name without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownConnector:
+    """What a folder declares, as `CONNECTOR` in its `__init__`.
+
+    Attributes:
+        package: the folder's `__name__`; its modules `probe`, `fake` and `environment` are optional.
+        classes: class names, as vLLM's registry or the connector's own package has them. Subclasses are recognized too.
+        capabilities: what rules may rely on in its spans.
+        compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
+        check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
+        check_children: the connectors of which `kvtrail check` makes two its children.
+    """
+
+    package: str
+    classes: tuple[str, ...]
+    capabilities: frozenset[Capability] = frozenset()
+    compared_by_name: bool = False
+    check_settings: Mapping[str, Any] = field(default_factory=dict)
+    check_children: tuple[str, ...] = ()
+
+    def part(self, module: str) -> Any:
+        """The class that a module of the folder calls PROBE, FAKE or ENVIRONMENT, after itself; None without the module."""
+        name = f"{self.package}.{module}"
+        if importlib.util.find_spec(name) is None:
+            return None
+        return getattr(importlib.import_module(name), module.upper())
+
+
+@cache
+def _by_class() -> dict[str, KnownConnector]:
+    folders = (
+        importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__) if each.ispkg
+    )
+    return {name: folder.CONNECTOR for folder in folders for name in folder.CONNECTOR.classes}
+
+
+def by_name(name: str) -> KnownConnector | None:
+    """The connector that has a class of this name."""
+    return _by_class().get(name)
+
+
+def by_class(cls: type) -> KnownConnector | None:
+    """The connector whose class this is, or is derived from."""
+    return next((known for base in cls.__mro__ if (known := by_name(base.__name__))), None)
+
+
+def part_of(cls: type, module: str) -> Any:
+    """A part of what is known of a class; None where the class is unknown or its folder has no such part."""
+    known = by_class(cls)
+    return None if known is None else known.part(module)
+
+
+def plain_name(cls: type) -> str:
+    """The name of an untraced connector class in recordings."""
+    return cls.__name__.removeprefix(UNTRACED)
+
+
+def capabilities_declared(cls: type) -> str:
+    """The resource attribute about capabilities: of all known connectors, and of `cls`, which may be derived from one."""
+    declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
+    if known := by_class(cls):
+        declared[plain_name(cls)] = known.capabilities
+    return capabilities.declaration({name: each for name, each in declared.items() if each})

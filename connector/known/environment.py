@@ -5,19 +5,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from kvtrail.connector.known import part_of, plain_name
 from kvtrail.tracer.model.events import Event, Lookup
-
-_BY_CLASS = {
-    "UntracedOffloadConnector": "kvtrail.connector.known.offload.environment",
-    "OffloadingConnector": "kvtrail.connector.known.offloading.environment",
-    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.environment",
-    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.environment",
-}
-"""The environment's module, by the name of a class among the connector's bases."""
 
 
 class Unusable(ValueError):
@@ -56,10 +48,9 @@ class Environment:
 
     by_tokens = True
 
-    def __init__(self, name: str, recorded: RecordedStore) -> None:
-        """`name` is the connector's, as recordings have it."""
+    def __init__(self, cls: type, recorded: RecordedStore) -> None:
         self.recorded = recorded
-        self.same_connector = name == recorded.connector
+        self.same_connector = plain_name(cls) == recorded.connector
         self.notes: list[str] = []
         self.unsure = ""
 
@@ -87,14 +78,11 @@ class Environment:
         return "which transfers ended can be told to nobody but the connector that numbered them"
 
 
-def environment_for(cls: type, name: str, recorded: RecordedStore) -> Environment:
+def environment_for(cls: type, recorded: RecordedStore) -> Environment:
     """The environment that knows this class, or the one that knows nothing."""
-    for base in cls.__mro__:
-        if module := _BY_CLASS.get(base.__name__):
-            made: Environment = importlib.import_module(module).ENVIRONMENT(name, recorded)
-            return made
-    made = Environment(name, recorded)
+    known = part_of(cls, "environment")
+    made: Environment = (known or Environment)(cls, recorded)
     events = (event for call in recorded.calls for event in call)
-    if any(isinstance(event, Lookup) and (event.matched or event.answer) for event in events):
-        made.unsure = f"what {name} had in its store cannot be provided"
+    if known is None and any(isinstance(event, Lookup) and (event.matched or event.answer) for event in events):
+        made.unsure = f"what {plain_name(cls)} had in its store cannot be provided"
     return made

@@ -3,21 +3,11 @@ only a probe could tell is then absent from its spans."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvtrail.connector.known import part_of
 from kvtrail.tracer.model.semconv import Kind
-
-_BY_CLASS = {
-    "UntracedOffloadConnector": "kvtrail.connector.known.offload.probe",
-    "LMCacheConnectorV1": "kvtrail.connector.known.lmcache.probe",
-    "LMCacheConnectorV1Dynamic": "kvtrail.connector.known.lmcache.probe",
-    "LMCacheMPConnector": "kvtrail.connector.known.lmcache_mp.probe",
-    "LMCacheMPConnectorUpstream": "kvtrail.connector.known.lmcache_mp.probe",
-    "OffloadingConnector": "kvtrail.connector.known.offloading.probe",
-}
-"""The probe's module, by the name of a class among the connector's bases."""
 
 
 class Moved(NamedTuple):
@@ -117,8 +107,5 @@ class Probe:
 
 def probe_for(cls: type) -> Probe:
     """A probe that knows this class, for one connector object; or one that sees nothing."""
-    for base in cls.__mro__:
-        if module := _BY_CLASS.get(base.__name__):
-            probe: Probe = importlib.import_module(module).PROBE()
-            return probe
-    return Probe()
+    probe: Probe = (part_of(cls, "probe") or Probe)()
+    return probe

@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.known import backend
+from kvtrail.connector.known.fake import fake_for
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.worker import FakeWorker
@@ -89,18 +89,16 @@ class BareScheduler(Stage):
         load_general_plugins()
         options = {**tiny_model.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
         options["block_size"] = block_size
-        standing = [] if connector is None else backend.stands_for(connector)
+        fake = None
         if connector is not None:
-            furnished = backend.furnished(connector, standing, folder)
-            options["kv_transfer_config"] = {"kv_role": "kv_both", **furnished}
+            fake = fake_for(connector)
+            options["kv_transfer_config"] = {"kv_role": "kv_both", **fake.configured(connector, folder)}
         if drafts:
             options["speculative_config"] = tiny_model.drafting(drafts)
         config = EngineArgs(model=str(folder), **options).create_engine_config()
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
-        with ExitStack() as while_made:
-            for stand in standing:
-                while_made.enter_context(stand.standing())
+        with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
                 _kv_cache(num_blocks, block_size),
@@ -114,7 +112,7 @@ class BareScheduler(Stage):
         self._hasher = get_request_block_hasher(block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
-        self._worker = FakeWorker(self.scheduler, workers, standing, block_size=block_size) if standing else None
+        self._worker = None if fake is None else FakeWorker(self.scheduler, workers, fake, block_size=block_size)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
 
     def add(

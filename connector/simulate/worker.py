@@ -1,6 +1,6 @@
 """The fake worker of a bare scheduler: its transfers end early, late, out of order, or with errors.
 
-Nothing is copied, but the protocol is real: each load that a request waits for ends once, jobs that a connector's stand reads
+Nothing is copied, but the protocol is real: each load that a request waits for ends once, jobs that a connector's fake reads
 from its plans end at the latest when they must be flushed, blocks that a connector holds after a request's end are released,
 and the scheduler gets the report in vLLM's own form.
 """
@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.known.fake import Fake, Job
 from kvtrail.connector.simulate.scenario import Workers, job, wait
 
 
 class FakeWorker:
     """Call it with each `SchedulerOutput`; it returns the worker's report of that step."""
 
-    def __init__(self, scheduler: Any, workers: Workers, stands: Sequence[Stand], *, block_size: int) -> None:
-        """`stands`: the connector's, or one for each child of a MultiConnector, in their order."""
+    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, *, block_size: int) -> None:
+        """`fake` is the connector's."""
         self._scheduler = scheduler
         self._workers = workers
-        self._stands = stands
+        self._fake = fake
         self._rng = random.Random(workers.seed)
         self._jobs: dict[tuple[int, Hashable], tuple[int, Job]] = {}
         """The step in which each job ends, and the job, by child of a MultiConnector and key."""
@@ -50,43 +50,27 @@ class FakeWorker:
         self._end_jobs(output.kv_connector_metadata, report)
         self._end_waits(report)
         self._fail(output, report)
-        connector = self._scheduler.connector
-        for each in (connector, *getattr(connector, "_connectors", ())):  # a MultiConnector's children
-            if garble := getattr(each, "garble", None):
-                garble(report)
+        for each in self._fake.connectors(self._scheduler.connector):
+            if alter := getattr(each, "alter_report", None):  # an injected fault
+                alter(report)
         return report
 
     def _end_jobs(self, plan: Any, report: Any) -> None:
-        """The jobs of a connector, or of a MultiConnector's children."""
-        from vllm.distributed.kv_transfer.kv_connector.v1 import multi_connector
-
-        if not isinstance(plan, multi_connector.MultiKVConnectorMetadata):
-            report.kv_connector_worker_meta = self._end_jobs_of(0, self._scheduler.connector, plan, report)
-            return
-        children = zip(self._scheduler.connector._connectors, plan.metadata, strict=True)
-        reports = tuple(self._end_jobs_of(number, child, each, report) for number, (child, each) in enumerate(children))
-        if any(reports):
-            report.kv_connector_worker_meta = multi_connector.MultiKVConnectorWorkerMetadata(reports)
-
-    def _end_jobs_of(self, child: int, connector: Any, plan: Any, report: Any) -> Any:
-        """The workers' metadata about the jobs of one connector that end, or None."""
-        stand = self._stands[child]
-        for each in stand.jobs(connector, plan):
+        """Begin the jobs that a step plans, and report those that end in it."""
+        for each in self._fake.jobs(self._scheduler.connector, plan):
             ends = self._end_of(self._named(each))
             if each.stream is not None:
-                ends = self._streams[child, each.stream] = max(ends, self._streams.get((child, each.stream), 0))
-            self._jobs[child, each.key] = (ends, each)
+                stream = (each.child, each.stream)
+                ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
+            self._jobs[each.child, each.key] = (ends, each)
             self._whole |= dict.fromkeys(each.loads, each.fills)
-        flushed = stand.flushed(plan, [key for of, key in self._jobs if of == child])
         over = [
-            (of, key)
-            for (of, key), (step, _) in self._jobs.items()
-            if of == child and (step <= self._step or key in flushed)
+            name for name, (step, each) in self._jobs.items() if step <= self._step or self._fake.flushes(plan, each)
         ]
-        ended = [self._jobs.pop(each)[1] for each in over]
+        ended = [self._jobs.pop(name)[1] for name in over]
         if loaded := {request_id for each in ended for request_id in each.loads}:
-            report.finished_recving = (report.finished_recving or set()) | loaded
-        return stand.told(ended)
+            report.finished_recving = loaded
+        report.kv_connector_worker_meta = self._fake.worker_metadata(ended)
 
     def _end_waits(self, report: Any) -> None:
         """End what requests of any connector wait for: loads between steps, and blocks that are held after the end."""
@@ -94,10 +78,9 @@ class FakeWorker:
 
         busy = {request_id for _, each in self._jobs.values() for request_id in (*each.loads, *each.holds)}
         busy |= self._scheduler.finished_recving_kv_req_ids | (report.finished_recving or set())
-        tells_loads = any(stand.tells_loads for stand in self._stands)
         for request_id, request in self._scheduler.requests.items():
             loads = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS
-            if not (request.is_finished() or (loads and not tells_loads)):
+            if not (request.is_finished() or (loads and not self._fake.plans_loads)):
                 continue
             if request_id not in self._waits and request_id not in busy:
                 self._waits[request_id] = (self._end_of(wait(request_id, self._waited[request_id])), loads)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
 from time import time_ns
 from typing import Any
 
+from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, plain_name
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
@@ -26,11 +26,6 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
-
-UNTRACED = "Untraced"
-"""A connector of ours is named for what it lacks; traced, it loses the prefix."""
-NAME_BOUND = re.compile("^(Multi|Nixl|Mooncake|MoRIIO|HiSparse)")
-"""Connectors that vLLM 0.32 compares by name (`KVTransferConfig.has_connector`, `supports_hma_config`)."""
 
 _instances = count()
 
@@ -64,8 +59,8 @@ class Tracing:
         transfer = vllm_config.kv_transfer_config
         settings = Settings.read((transfer.kv_connector_extra_config or {}).get("kvtrail"))
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
-        name = self._kvtrail_plain.__name__.removeprefix(UNTRACED)
-        if transfer.kv_connector == f"Traced{name}" and NAME_BOUND.search(name):
+        name, known = plain_name(self._kvtrail_plain), by_class(self._kvtrail_plain)
+        if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
             logger.warning(
                 "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
                 " with kv_connector_module_path 'kvtrail.connector'",
@@ -80,7 +75,7 @@ class Tracing:
         probe = probe_for(self._kvtrail_plain)
         if (chunk_size := _chunk_size(probe, self)) is not None:
             source[semconv.CHUNK_SIZE.key] = chunk_size
-        recorder = of_process(str(transfer.engine_id), _resource(vllm_config, kv_cache_config))
+        recorder = of_process(str(transfer.engine_id), _resource(self._kvtrail_plain, vllm_config, kv_cache_config))
         if recorder is not None:
             recorder.level.set(settings.level, settings.level_file)
         self._kvtrail_guard = settings.guard
@@ -193,7 +188,7 @@ def traced(cls: type) -> type:
     if issubclass(cls, Tracing):
         return cls
     mixin = TracingHMA if supports_hma(cls) else Tracing
-    name = cls.__name__.removeprefix(UNTRACED) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
+    name = plain_name(cls) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
     own: dict[str, Any] = {
         "__module__": "kvtrail.connector",
         "__qualname__": name,
@@ -228,7 +223,7 @@ def _chunk_size(probe: Probe, connector: Any) -> int | None:
         return None
 
 
-def _resource(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
+def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
     """What a replay needs to know of the engine; what another vLLM calls differently is left out."""
     import vllm
 
@@ -254,5 +249,6 @@ def _resource(vllm_config: Any, kv_cache_config: Any) -> dict[str, Any]:
         semconv.PREFIX_CACHING.key: getattr(vllm_config.cache_config, "enable_prefix_caching", None),
         semconv.DRAFTS.key: getattr(speculation, "num_speculative_tokens", None) or 0,
         semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
+        semconv.CAPABILITIES.key: capabilities_declared(cls),
     }
     return {key: value for key, value in known.items() if value is not None}

@@ -1,1 +1,11 @@
 """vLLM's native OffloadingConnector."""
+
+from kvtrail.connector.known import KnownConnector
+from kvtrail.tracer.model.capabilities import Capability
+
+CONNECTOR = KnownConnector(
+    __name__,
+    classes=("OffloadingConnector",),
+    capabilities=frozenset({Capability.EXCLUSIVE_TRANSFERS}),
+    check_settings={"cpu_bytes_to_use": (4_000_000, 50_000_000)},
+)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.connector.known.backend import SETTINGS
-from kvtrail.connector.registration import configuration
+from kvtrail.connector.known import by_name
+from kvtrail.connector.registration import TRACED, configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,19 @@ class Subject:
 
 
 def varied(name: str, rng: random.Random) -> dict[str, Any]:
-    """A configuration for a connector that we know, drawn at random; nothing for others."""
-    plain = name.rpartition(":")[2].removeprefix("Traced")
-    if plain == "OffloadConnector":
-        return {
-            "chunk_size": rng.choice([32, 64, 64, 128, 256]),
-            "cpu_bytes_to_use": rng.choice([4_000_000, 50_000_000, 50_000_000]),
-        }
-    if plain in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
-        return {"cpu_bytes_to_use": rng.choice([4_000_000, 50_000_000])}
-    if plain == "MultiConnector":
-        offload = ("OffloadConnector", "OffloadingConnector")
-        return {"connectors": [configuration(each, varied(each, rng)) for each in rng.sample(offload, k=2)]}
-    if plain == "LMCacheConnectorV1":
-        return {"lmcache.chunk_size": rng.choice([64, 128, 256])}
-    if plain == "LMCacheMPConnector":
-        return {SETTINGS: {"chunk_size": rng.choice([64, 128, 256]), "answers_after": rng.choice([0, 0, 1, 3])}}
-    return {}
+    """Extra configuration for a known connector, drawn at random; none for others."""
+    known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
+    if known is None:
+        return {}
+    settings = _drawn(known.check_settings, rng)
+    if known.check_children:
+        children = rng.sample(known.check_children, k=2)
+        settings["connectors"] = [configuration(each, varied(each, rng)) for each in children]
+    return settings
+
+
+def _drawn(settings: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    return {
+        key: _drawn(values, rng) if isinstance(values, Mapping) else rng.choice(values)
+        for key, values in settings.items()
+    }

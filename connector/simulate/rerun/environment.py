@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvtrail.connector.known import plain_name
 from kvtrail.connector.known.environment import Environment, RecordedStore, Unusable, environment_for
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.rerun.calls import Conversation
-from kvtrail.connector.tracing.traced import UNTRACED, Tracing
+from kvtrail.connector.tracing.traced import Tracing
 from kvtrail.tracer.model.events import Alloc
 
 ASSUMED_BLOCK_SIZE = 16
@@ -37,11 +38,6 @@ def resolve(against: str) -> type:
     return plain
 
 
-def plain_name(cls: type) -> str:
-    """A connector's name as recordings have it."""
-    return cls.__name__.removeprefix(UNTRACED)
-
-
 def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None = None) -> tuple[Any, Environment, int]:
     """A connector object in its recorded environment, and the block size that it was made for.
 
@@ -56,7 +52,7 @@ def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None 
     block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
     calls = tuple(call.events for call in recorded.calls)
     store = RecordedStore(recorded.connector, recorded.chunk_size, block_size, block_bytes, calls)
-    environment = environment_for(cls, plain_name(cls), store)
+    environment = environment_for(cls, store)
     if recorded.block_size is None:
         environment.notes.append(f"the size of a KV block is not recorded; {block_size} tokens are assumed")
     told = recorded.settings if environment.same_connector else {}

@@ -71,7 +71,7 @@ class Finding:
 
 
 _IN_VLLM = {"LMCACHE_USE_UPSTREAM_MP": "1"}
-_SMALL_CHUNKS = {"kvtrail.stand": {"chunk_size": 64}}
+_SMALL_CHUNKS = {"kvtrail.fake": {"chunk_size": 64}}
 _STORED = Arrival("stores", ((HEAD, 128), ("a", 10)))
 _AT_ONCE = Workers(latest_steps=0)
 _FAILING = Workers(latest_steps=0, load_failures=1.0)

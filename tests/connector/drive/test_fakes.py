@@ -1,16 +1,16 @@
-"""What stands in for workers and servers: they speak as the real ones do."""
+"""Fakes of workers and servers speak as the real ones do."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from kvtrail.connector.known import backend
-from kvtrail.connector.known.chunks import Chunks
+from kvtrail.connector.known.fake import Chunks, Fake, Job, fake_for
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
 from kvtrail.tracer.model.events import Alloc, Lookup, Received
@@ -65,28 +65,29 @@ def test_streams_end_in_their_order() -> None:
     """vLLM's worker tells the latest event of a stream that has ended, so an earlier one has ended as well."""
     ended: list[Any] = []
 
-    class Noting(backend.Stand):
+    class Noting(Fake):
         def jobs(self, connector: Any, plan: Any) -> Any:
-            return [backend.Job(key, stream="one") for key in plan]
+            return [Job(key, stream="one") for key in plan]
 
-        def told(self, over: Any) -> None:
+        def worker_metadata(self, over: Any) -> None:
             ended.extend(job.key for job in over)
 
     from kvtrail.connector.simulate.worker import FakeWorker
 
-    worker = FakeWorker(None, Workers(latest_steps=9, seed=3), [Noting({})], block_size=32)
+    scheduler = SimpleNamespace(connector=None)
+    worker = FakeWorker(scheduler, Workers(latest_steps=9, seed=3), Noting({}), block_size=32)
     for step in range(60):
         worker._step += 1
-        worker._end_jobs_of(0, None, [step] if step < 40 else [], None)
+        worker._end_jobs([step] if step < 40 else [], SimpleNamespace())
     assert ended == list(range(40))
 
 
-def test_a_stand_adds_to_the_configuration_and_takes_nothing_away(tmp_path: Path) -> None:
+def test_a_fake_adds_to_the_configuration_and_takes_nothing_away(tmp_path: Path) -> None:
     said = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": "/mine"}}
     multi = {
         "kv_connector": "MultiConnector",
         "kv_connector_extra_config": {"connectors": [{"kv_connector": "ExampleConnector"}]},
     }
-    assert backend.furnished(said, backend.stands_for(said), tmp_path) == said
-    children = backend.furnished(multi, backend.stands_for(multi), tmp_path)["kv_connector_extra_config"]["connectors"]
+    assert fake_for(said).configured(said, tmp_path) == said
+    children = fake_for(multi).configured(multi, tmp_path)["kv_connector_extra_config"]["connectors"]
     assert children[0]["kv_connector_extra_config"] == {"shared_storage_path": str(tmp_path / "stored")}

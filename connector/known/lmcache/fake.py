@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.known.backend import Job, Stand
-from kvtrail.connector.known.chunks import Chunks
+from kvtrail.connector.known.fake import Chunks, Fake, Job
 
 CHUNK_SIZE = "lmcache.chunk_size"
 
 
-class LMCacheStand(Stand):
+class LMCacheFake(Fake):
     """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is there when
     the step is over. What the lookup client remembers of requests is LMCache's own."""
 
@@ -30,7 +29,7 @@ class LMCacheStand(Stand):
         return {CHUNK_SIZE: self._chunks.size, "lmcache.save_unfull_chunk": False, "lmcache.local_cpu": True}
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         clients: Any = importlib.import_module("lmcache.v1.lookup_client")
         theirs: Any = importlib.import_module("lmcache.v1.lookup_client.lmcache_lookup_client").LMCacheLookupClient
         chunks = self._chunks
@@ -59,4 +58,4 @@ class LMCacheStand(Stand):
         yield from ()
 
 
-STAND = LMCacheStand
+FAKE = LMCacheFake

@@ -13,17 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from kvtrail.connector.known.backend import Job, Stand
-from kvtrail.connector.known.chunks import Chunks
+from kvtrail.connector.known.fake import Chunks, Fake, Job
 from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 
 
-class LMCacheMPStand(Stand):
+class LMCacheMPFake(Fake):
     """Replaces the server (`RequestClient`), the heartbeat to it, and the workers' copy. The server's chunks are of
     `chunk_size` tokens (256 by default) and it answers a lookup when it has been asked `answers_after` times (0) in vain.
     LMCache 0.5.6's adapter takes other arguments than vLLM 0.32's connector gives: they are put right."""
 
-    tells_loads = True
+    plans_loads = True
 
     def __init__(self, extra: Any) -> None:
         super().__init__(extra)
@@ -33,7 +32,7 @@ class LMCacheMPStand(Stand):
         self._server = _Server(self._chunks, self.settings.get("answers_after", 0))
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         adapters: Any = importlib.import_module(f"{_LMCACHE}.vllm_multi_process_adapter")
         in_vllm: Any = importlib.import_module(f"{_VLLM}.lmcache_mp_connector")
 
@@ -62,7 +61,7 @@ class LMCacheMPStand(Stand):
             else:
                 yield Job(("retrieve", name), loads=(name,), fills=blocks_of(op) or ())
 
-    def told(self, ended: Sequence[Job]) -> None:
+    def worker_metadata(self, ended: Sequence[Job]) -> None:
         for job in ended:
             if job.then is not None:
                 self._chunks.store(*job.then)
@@ -97,7 +96,7 @@ class _Server:
         self._asked.pop(request_id, None)
         return _done(None)
 
-    def report_block_allocation(self, *told: Any) -> Any:
+    def report_block_allocation(self, *allocation: Any) -> Any:
         return _done(None)
 
     def clear(self, force: bool) -> Any:
@@ -114,4 +113,4 @@ def _done(value: Any) -> Any:
 
 _LMCACHE = "lmcache.integration.vllm"
 _VLLM = "vllm.distributed.kv_transfer.kv_connector.v1"
-STAND = LMCacheMPStand
+FAKE = LMCacheMPFake

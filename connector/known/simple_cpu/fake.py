@@ -3,18 +3,18 @@ them in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.known.fake import Fake, Job
 
 LOAD, STORE = "load", "store"
 
 
-class SimpleCpuStand(Stand):
+class SimpleCpuFake(Fake):
     """Replaces the workers' copy between GPU and host, and the two streams on which it runs."""
 
-    tells_loads = True
+    plans_loads = True
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
         if plan.load_event >= 0:
@@ -23,15 +23,15 @@ class SimpleCpuStand(Stand):
         if plan.store_event >= 0:
             yield Job((STORE, plan.store_event), stream=STORE)
 
-    def flushed(self, plan: Any, under_way: Collection[Hashable]) -> Collection[Hashable]:
-        """With a preemption, all of them."""
-        return under_way if plan.need_flush else ()
+    def flushes(self, plan: Any, job: Job) -> bool:
+        """All of them, when a request is preempted."""
+        return bool(plan.need_flush)
 
-    def told(self, ended: Sequence[Job]) -> Any:
+    def worker_metadata(self, ended: Sequence[Job]) -> Any:
         from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
         stored = {job.key[1]: 1 for job in ended if job.key[0] == STORE}  # type: ignore[index]  # a key of `jobs`
         return SimpleCPUOffloadWorkerMetadata(completed_store_events=stored) if stored else None
 
 
-STAND = SimpleCpuStand
+FAKE = SimpleCpuFake

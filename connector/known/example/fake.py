@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.known.backend import Job, Stand
+from kvtrail.connector.known.fake import Fake, Job
 
 
-class ExampleStand(Stand):
+class ExampleFake(Fake):
     """Replaces the workers' files: what a step stores is there in the next one, as an empty folder."""
 
     def extra(self, folder: Path) -> dict[str, Any]:
@@ -22,4 +22,4 @@ class ExampleStand(Stand):
         yield from ()
 
 
-STAND = ExampleStand
+FAKE = ExampleFake

@@ -1,0 +1,132 @@
+"""Fakes for the bare scheduler: the server, the lookup client and the workers' copy that a connector needs there.
+
+A fake never replaces the connector's own accounting. Each says what it replaces.
+"""
+
+from __future__ import annotations
+
+import importlib
+from array import array
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvtrail.connector.known import part_of
+
+SETTINGS = "kvtrail.fake"
+"""The key of a connector's extra configuration that its fake reads. Connectors do not know it."""
+
+
+class Job(NamedTuple):
+    """A transfer that the scheduler's side has planned and that ends later.
+
+    Attributes:
+        key: names it among the jobs of its connector.
+        loads: the requests that wait for it, if it is a load.
+        holds: the requests whose blocks it reads: their end is reported only after it.
+        fills: the blocks that are reported, all of them, when the load fails; without, some of those that vLLM allocated.
+        stream: jobs of one stream end in their order.
+        then: what its fake wants to know of it when it ends.
+        child: its connector's place among the children of a MultiConnector.
+    """
+
+    key: Hashable
+    loads: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    fills: tuple[int, ...] = ()
+    stream: str | None = None
+    then: Any = None
+    child: int = 0
+
+
+class Fake:
+    """For connectors that need nothing: a request that waits for a load is served after some steps. Each connector object
+    has a fake of its own.
+
+    Attributes:
+        plans_loads: whether a request that waits is served only by a job that loads it.
+    """
+
+    plans_loads = False
+
+    def __init__(self, extra: Mapping[str, Any]) -> None:
+        """`extra` is the connector's extra configuration."""
+        self.settings: Mapping[str, Any] = extra.get(SETTINGS, {})
+
+    def extra(self, folder: Path) -> dict[str, Any]:
+        """Extra configuration without which there is no connector; `folder` lives as long as the scheduler."""
+        return {}
+
+    def configured(self, transfer: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+        """The `kv_transfer_config` with that extra configuration; what is set already stays."""
+        extra = self.extra(folder) | (transfer.get("kv_connector_extra_config") or {})
+        return {**transfer, "kv_connector_extra_config": extra}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Replace what the connector's constructor would reach for."""
+        yield
+
+    def connectors(self, connector: Any) -> Sequence[Any]:
+        """The connector and its children."""
+        return [connector]
+
+    def jobs(self, connector: Any, plan: Any) -> Iterable[Job]:
+        """The jobs of a step, from the metadata that the workers get."""
+        return ()
+
+    def flushes(self, plan: Any, job: Job) -> bool:
+        """Whether a job must have ended before this step runs."""
+        return False
+
+    def worker_metadata(self, ended: Sequence[Job]) -> Any:
+        """What the workers report about the jobs that ended in a step, or None."""
+        return None
+
+
+class Chunks:
+    """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._held: set[bytes] = set()
+
+    def store(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Hold the whole chunks of `tokens` in [start, end)."""
+        self._held.update(self._key(tokens, each) for each in range(start + self.size, end + 1, self.size))
+
+    def prefix(self, tokens: Sequence[int], start: int = 0) -> int:
+        """End of the chunks that are held without a gap from `start` on, in tokens."""
+        end = start
+        while end + self.size <= len(tokens) and self._key(tokens, end + self.size) in self._held:
+            end += self.size
+        return end
+
+    def clear(self) -> None:
+        self._held.clear()
+
+    @staticmethod
+    def _key(tokens: Sequence[int], end: int) -> bytes:
+        return array("i", tokens[:end]).tobytes()
+
+
+def fake_for(transfer: Mapping[str, Any]) -> Fake:
+    """The fake for the connector of a `kv_transfer_config`.
+
+    Raises:
+        ValueError, ImportError, AttributeError: there is no such connector.
+    """
+    cls = part_of(_class(transfer), "fake") or Fake
+    fake: Fake = cls(transfer.get("kv_connector_extra_config") or {})
+    return fake
+
+
+def _class(transfer: Mapping[str, Any]) -> type:
+    name = transfer["kv_connector"]
+    if module := transfer.get("kv_connector_module_path"):
+        cls: type = getattr(importlib.import_module(module), name)
+        return cls
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    return KVConnectorFactory.get_connector_class_by_name(name)
