@@ -19,8 +19,7 @@ import httpx
 import rounds
 
 from kvtrail.dashboard.client import Row, Tracer
-from kvtrail.dashboard.live.address import View
-from kvtrail.dashboard.live.payload import question
+from kvtrail.dashboard.live.view import View, question
 
 PORT = 18_600
 S = 10**9

@@ -11,9 +11,8 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
-from kvtrail.dashboard.live.address import View
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.payload import payload
+from kvtrail.dashboard.live.view import View, payload
 from kvtrail.tracer.detect.phases import WORDS
 
 EVERY_S = 3

@@ -1,1 +1,4 @@
-"""The dashboard: live request timelines in the browser, read from the tracer's HTTP api and from nowhere else."""
+"""The dashboard: the tracer's HTTP API in, pages in the browser out. It reads nothing else.
+
+`views` draws the pages, `content` computes what they show, `live` is the live page's canvas, `client` asks the tracer.
+"""

@@ -1,4 +1,4 @@
-"""The Streamlit entry: names the pages and runs the one that was asked for."""
+"""The Streamlit entry: the pages, of which it runs the one that the address names."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ st.navigation(
         st.Page("views/findings.py", title="Findings", url_path="findings"),
         st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
         st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
-        # Reached from a finding, a row or a shared link; without an id it has nothing to show in a menu.
+        # Reached by links only: without an id in the address they have nothing to show.
         st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),
         st.Page("views/compare.py", title="Compare", url_path="compare", visibility="hidden"),
         st.Page("views/replay.py", title="Replay", url_path="replay", visibility="hidden"),

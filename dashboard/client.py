@@ -1,4 +1,4 @@
-"""The one client of the tracer's HTTP api."""
+"""The client of the tracer's HTTP API."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import httpx
 
 DEFAULT_URL = "http://127.0.0.1:4318"
 Row = dict[str, Any]
-"""One JSON object of the api; the tracer's /docs page lists its fields."""
+"""A JSON object of the API; the tracer's /docs page lists its fields."""
 
 
 class TracerAway(RuntimeError):
-    """The tracer cannot be asked; the text says where it was expected and what to do."""
+    """The tracer gave no usable answer; the text says where it was expected and what to do."""
 
 
 class Tracer:
-    """Asks one tracer. Every method raises TracerAway when there is no usable answer."""
+    """Asks one tracer. Every method raises TracerAway if there is no usable answer."""
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.url,
-            # A page refreshes every 2 s: an answer that takes longer is of no use to it.
+            # A page refreshes every 2 s: it has no use for an answer that takes longer.
             timeout=httpx.Timeout(3.0, connect=1.0),
-            # A sidecar is a neighbour. A proxy meant for the internet would only stand between the two.
+            # The tracer is nearby: a proxy that is meant for the internet would only be in the way.
             trust_env=False,
             transport=transport,
         )
 
     def health(self) -> Row:
-        """How the tracer is, and which recorders it hears."""
+        """The tracer's state, and the recorders that send to it."""
         return self._object("/api/health")
 
     def overview(self, *, window_s: int) -> Row:
-        """What happened within the last `window_s` seconds, and in all."""
+        """What happened within the last `window_s` seconds, and in total."""
         return self._object("/api/overview", window_s=window_s)
 
     def requests(self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 200) -> list[Row]:
@@ -44,84 +44,71 @@ class Tracer:
 
     def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
         """Accounts of the requests of a trace, latest first: one, unless a caller's trace holds several."""
-        # The search finds parts of ids as well, which may look like a trace's.
-        return [found for found in self.requests(search=trace_id, limit=limit) if found["trace_id"] == trace_id]
+        # The search also matches parts of ids, which may look like a trace's.
+        return [row for row in self.requests(search=trace_id, limit=limit) if row["trace_id"] == trace_id]
 
-    def lanes(self, **window: str | int) -> Row:
-        """Requests, phases, findings and gaps of a window of time; the tracer's `/api/lanes` names the parameters."""
-        return self._object("/api/lanes", **window)
+    def lanes(self, **parameters: str | int) -> Row:
+        """Requests, phases, findings and gaps of a time range; `parameters` are those of `/api/lanes`."""
+        return self._object("/api/lanes", **parameters)
 
-    def findings(self, *, limit: int = 100, **which: str | int) -> list[Row]:
-        """Findings, latest first; `which` are the api's filters, such as `rule` and `since_ns`."""
-        return self._list("/api/findings", limit=limit, **which)
+    def findings(self, *, limit: int = 100, **filters: str | int) -> list[Row]:
+        """Findings, latest first; `filters` are the API's, such as `rule` and `since_ns`."""
+        return self._list("/api/findings", limit=limit, **filters)
 
-    def findings_trend(self, **which: str | int) -> Row:
+    def findings_trend(self, **filters: str | int) -> Row:
         """How many findings there are, by rule and time."""
-        return self._object("/api/findings/trend", **which)
+        return self._object("/api/findings/trend", **filters)
 
     def rules(self) -> list[Row]:
-        """The rules: what is checked."""
+        """The rules that are checked."""
         return self._list("/api/rules")
 
-    def efficiency(self, **which: str | int) -> Row:
-        """What the offload is worth, over a window of time."""
-        return self._object("/api/efficiency", **which)
+    def efficiency(self, **filters: str | int) -> Row:
+        """What the offload saves, over a time range."""
+        return self._object("/api/efficiency", **filters)
 
     def fleet(self) -> Row:
         """The engines and their recorders."""
         return self._object("/api/fleet")
 
     def file(self, kind: str, request_id: str, *, engine: str = "") -> bytes:
-        """A request as a file: its spans (`otlp`), or its story for Perfetto (`perfetto`); empty when it is not known."""
+        """A request as a file: its spans (`otlp`) or its history for Perfetto (`perfetto`); empty if it is unknown."""
         response = self._response(f"/api/{kind}", request=request_id, engine=engine)
         return b"" if response.status_code == 404 else response.content
 
     def request(self, request_id: str, *, engine: str = "") -> Row | None:
-        """One request's timeline; None when the tracer knows no such request."""
-        # The id is the caller's own text: it must stay one segment of the path, whatever is in it.
-        answer = self._get(f"/api/requests/{quote(request_id, safe='')}", engine=engine)
-        return None if answer is None else _expect(answer, dict, self.url)
+        """One request's timeline; None if the tracer does not know it."""
+        # The id is the caller's own text: whatever is in it, it must stay one segment of the path.
+        response = self._response(f"/api/requests/{quote(request_id, safe='')}", engine=engine)
+        return None if response.status_code == 404 else self._decoded(response, dict)
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
 
     def _object(self, path: str, **parameters: str | int) -> Row:
-        answer: Row = _expect(self._get(path, **parameters), dict, self.url)
+        answer: Row = self._decoded(self._response(path, **parameters), dict)
         return answer
 
     def _list(self, path: str, **parameters: str | int) -> list[Row]:
-        answer: list[Row] = _expect(self._get(path, **parameters), list, self.url)
+        answer: list[Row] = self._decoded(self._response(path, **parameters), list)
         return answer
 
-    def _get(self, path: str, **parameters: str | int) -> Any:
-        """The answer as data; None for 404."""
-        response = self._response(path, **parameters)
-        if response.status_code == 404:
-            return None
-        try:
-            return response.json()
-        except ValueError as error:
-            raise _stranger(self.url) from error
-
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
-        """An answer, or a 404."""
+        """A successful response, or a 404."""
         try:
             response = self._http.get(path, params=parameters)
         except httpx.HTTPError as error:
             raise TracerAway(f"The tracer at {self.url} does not answer. Start it with `kvtrail serve`.") from error
         if response.is_error and response.status_code != 404:
-            raise TracerAway(
-                f"The tracer at {self.url} answers with the error {response.status_code}. Its log says more."
-            )
+            raise TracerAway(f"The tracer at {self.url} answers with the error {response.status_code}. See its log.")
         return response
 
-
-def _expect(answer: Any, kind: type, url: str) -> Any:
-    if not isinstance(answer, kind):
-        raise _stranger(url)
-    return answer
-
-
-def _stranger(url: str) -> TracerAway:
-    return TracerAway(f"Something else than a kvtrail tracer answers at {url}. Name the tracer with --tracer.")
+    def _decoded(self, response: httpx.Response, expected: type) -> Any:
+        try:
+            answer = None if response.status_code == 404 else response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, expected):
+            raise TracerAway(f"What answers at {self.url} is not a kvtrail tracer. Name the tracer with --tracer.")
+        return answer

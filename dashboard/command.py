@@ -13,11 +13,11 @@ import click
 from kvtrail.dashboard.client import DEFAULT_URL
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
-"""How the pages, which run in Streamlit's process, get to know the tracer's address."""
+"""Passes the tracer's address to the pages, which run in Streamlit's process."""
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
-"""The same for the address of a trace in Jaeger or Tempo; people set it too."""
-PLACE = "{trace_id}"
-"""Where the trace's id goes in that address."""
+"""The same for a trace's address in Jaeger or Tempo; users may set it too."""
+TRACE_ID = "{trace_id}"
+"""The placeholder of the trace's id in that address."""
 
 
 @click.command()
@@ -29,7 +29,7 @@ PLACE = "{trace_id}"
     envvar=TRACES_VARIABLE,
     default="",
     metavar="TEMPLATE",
-    help=f"Address of a trace in Jaeger, Tempo or Grafana, with {PLACE} where its id goes; each request then links to it."
+    help=f"Address of a trace in Jaeger, Tempo or Grafana, with {TRACE_ID} where its id goes; each request then links to it."
     f"  [env: {TRACES_VARIABLE}]",
 )
 def dashboard(tracer: str, host: str, port: int, traces: str) -> None:
@@ -42,12 +42,12 @@ def dashboard(tracer: str, host: str, port: int, traces: str) -> None:
     if find_spec("streamlit") is None:
         raise click.ClickException("`kvtrail dashboard` needs streamlit: pip install 'kvtrail[dashboard]'")
     if not tracer.startswith(("http://", "https://")):
-        raise click.BadParameter(f"{tracer!r} is no address: write http://HOST:PORT", param_hint="--tracer")
-    if traces and not (traces.startswith(("http://", "https://")) and PLACE in traces):
-        raise click.BadParameter(f"{traces!r} is no address with {PLACE} in it", param_hint="--traces")
+        raise click.BadParameter(f"{tracer!r} is not an address: write http://HOST:PORT", param_hint="--tracer")
+    if traces and not (traces.startswith(("http://", "https://")) and TRACE_ID in traces):
+        raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
     _check_port(host, port)
     click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
-    # Replacing this process, not starting another: signals then reach Streamlit itself, and nothing can be left over.
+    # Replaces this process: signals then reach Streamlit itself, and nothing can be left running.
     os.execve(sys.executable, arguments(host, port), {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces})
 
 
@@ -63,7 +63,7 @@ def arguments(host: str, port: int) -> list[str]:
         "logger.hideWelcomeMessage": "true",
         # Otherwise every bare string in a page, such as a constant's docstring, would be printed on it.
         "runner.magicEnabled": "false",
-        # Red is kept for what is wrong. Set for both themes: one colour for all would switch the dark one off.
+        # Red is only for what is wrong. Set for both themes: one colour for all would switch the dark theme off.
         "theme.light.primaryColor": "#2563eb",
         "theme.dark.primaryColor": "#3b82f6",
     }
@@ -73,10 +73,10 @@ def arguments(host: str, port: int) -> list[str]:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Streamlit would say it less clearly, and only after seconds."""
+    """Raise if the port is not free. Streamlit would say so less clearly, and only after seconds."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do: a port whose last connections are still closing is free.
+        # As servers do: a port whose last connections are still closing counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

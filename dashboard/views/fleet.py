@@ -1,4 +1,4 @@
-"""The fleet: which engines are heard, how far behind they are, and what is lost on the way."""
+"""The fleet: which engines send spans, how far behind they are, and what is lost on the way."""
 
 from __future__ import annotations
 
@@ -6,82 +6,49 @@ import time
 
 import streamlit as st
 
-from kvtrail.dashboard import fleet, tables, wording
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.views.parts import EVERY_S, cards, opening_table, read, tracer
+from kvtrail.dashboard.content import fleet
+from kvtrail.dashboard.views.shared import EVERY_S, card, cards, read, recorder_table, table, tracer
 
 
 @st.fragment(run_every=EVERY_S)
 def page() -> None:
-    """Draw the page, again and again."""
-
-    def ask() -> tuple[Row]:
-        return (tracer().fleet(),)
-
-    answer = read(ask, key="fleet")
+    """Draw the page, again at each refresh."""
+    answer = read(lambda: tracer().fleet(), key="fleet")
     if answer is None:
         return
-    (told,) = answer
     now_ns = time.time_ns()
-    st.caption(fleet.sidecar(told["tracer"], url=tracer().url, now_ns=now_ns))
-    if sentence := tables.losses([r for engine in told["engines"] for r in engine["recorders"]]):
+    recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
+    st.caption(fleet.tracer_status(answer["tracer"], url=tracer().url, now_ns=now_ns))
+    if sentence := fleet.missing_spans(recorders):
         st.warning(sentence)
-    if not told["engines"]:
+    if not answer["engines"]:
         st.subheader("No engine yet", anchor=False)
         st.markdown(
-            "The tracer is up and listens. An engine shows here with the first span of its recorder: a traced connector"
-            " sends one within five seconds of its start, even if it serves nobody."
+            "The tracer is up and listening. An engine shows here with the first span of its recorder: a traced connector"
+            " sends one within five seconds of its start, even if it serves no request."
         )
         return
     with cards("large"):
-        for name, value, note in fleet.counts(told, now_ns=now_ns):
-            st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True)
-    engines(told["engines"], now_ns=now_ns)
-    recorders(told["engines"], now_ns=now_ns)
+        for each in fleet.counts(answer, now_ns=now_ns):
+            card(*each)
+    engine_table(answer["engines"], now_ns=now_ns)
+    recorder_table(recorders, now_ns=now_ns)
 
 
-def engines(listed: list[Row], *, now_ns: int) -> None:
-    """The engines; a click leads to what the offload is worth there."""
+def engine_table(engines: list[Row], *, now_ns: int) -> None:
+    """The engines; a click opens what the offload saves there."""
     st.subheader("Engines", anchor=False)
-    rows = fleet.engine_rows(listed, now_ns=now_ns)
-    st.caption("Click one to see what its offload is worth.")
-    opening_table(
+    st.caption("Click one to see what its offload saves.")
+    rows = fleet.engine_rows(engines, now_ns=now_ns)
+    table(
         rows,
         key="engines",
-        opens=[("views/efficiency.py", {"engine": row["Engine"]}) for row in rows],
-        columns={
-            "Engine": st.column_config.TextColumn("Engine", width=260),
-            "Open requests": st.column_config.NumberColumn("Open requests", format="localized"),
-            "Last heard": st.column_config.TextColumn("Last heard (UTC)"),
-        },
-        most_rows=12,
+        links=[("views/efficiency.py", {"engine": row["Engine"]}) for row in rows],
+        widths={"Engine": 260},
+        numbers=("Open requests",),
+        formats={"Last seen": st.column_config.TextColumn("Last seen (UTC)")},
     )
-
-
-def recorders(listed: list[Row], *, now_ns: int) -> None:
-    """The recorders; whoever loses something is on top."""
-    st.subheader("Recorders", anchor=False)
-    rows = fleet.recorder_rows(listed, now_ns=now_ns)
-    if not rows:
-        st.caption("None heard since this tracer started.")
-        return
-    st.caption(
-        "One for each process of an engine. Lag: from the end of the latest event, by the recorder's clock, to its arrival,"
-        " by the tracer's. Gaps: events that have not come, by their numbers."
-    )
-    numbers = {
-        name: st.column_config.NumberColumn(name, format="localized") for name in ("Received", "Dropped", "Gaps")
-    }
-    columns = {
-        **numbers,
-        "Lag": st.column_config.TextColumn("Lag", alignment="right"),
-        "Recorder": st.column_config.TextColumn("Recorder", width=180),
-        "Last heard": st.column_config.TextColumn("Last heard (UTC)"),
-    }
-    st.dataframe(
-        rows, key="recorders", hide_index=True, column_config=columns, height=min(38 + 35 * len(rows), 460),
-        placeholder=wording.NOTHING,
-    )  # fmt: skip
 
 
 st.header("Fleet", anchor=False)

@@ -1,4 +1,4 @@
-"""One request: what was found, its timeline, its account, and every step."""
+"""One request: its findings, its account, its timeline, and every step."""
 
 from __future__ import annotations
 
@@ -6,49 +6,56 @@ import json
 import os
 import time
 from functools import partial
-from typing import Any
 
 import streamlit as st
 
-from kvtrail.dashboard import tables, wording
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.command import PLACE, TRACES_VARIABLE
-from kvtrail.dashboard.figures import account_chart, timeline_chart
-from kvtrail.dashboard.replay import found_at
-from kvtrail.dashboard.views.parts import (
+from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
+from kvtrail.dashboard.content.charts import account_chart, timeline_chart
+from kvtrail.dashboard.content.request import findings_by_step, missing_events, step_rows
+from kvtrail.dashboard.content.requests import duration_ns, request_rows
+from kvtrail.dashboard.content.text import clock, plain
+from kvtrail.dashboard.views.shared import (
     EVERY_S,
+    REPLAY_PAGE,
+    REQUEST_PAGE,
+    badge,
+    card,
     cards,
     finding_card,
-    opening_table,
     read,
+    request_query,
+    table,
     tracer,
     unknown_request,
     which_request,
 )
+from kvtrail.tracer.model.words import count, duration, some
 
 BY_TIME, BY_STEP = "time", "steps"
 FILES = (
     ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
     ("Perfetto", "perfetto", "perfetto.json", "application/json"),
 )
-"""What can be taken along: its name, the api's name of it, and its file's ending and type."""
+"""Downloads: the name, the api's name of it, the file's ending and type."""
 
 
 @st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
-    """Draw the page, again and again: a request that has ended can still get spans that come late."""
+    """Draw the page, again at each refresh: even a request that has ended may get late spans."""
 
     def ask() -> tuple[Row | None, list[Row], list[Row]]:
-        traced = [] if request_id else tracer().requests_of_trace(trace_id)
-        id_, its_engine = (traced[0]["request"], traced[0]["engine"]) if len(traced) == 1 else (request_id, engine)
-        return tracer().request(id_, engine=its_engine) if id_ else None, tracer().fleet()["engines"], traced
+        of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
+        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
+        timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
+        return timeline, tracer().fleet()["engines"], of_trace
 
     answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
     if answer is None:
         return
-    timeline, engines, traced = answer
-    if len(traced) > 1:
-        choose(traced, trace_id)
+    timeline, engines, of_trace = answer
+    if len(of_trace) > 1:
+        choose(of_trace, trace_id)
     elif timeline is None:
         unknown_request(request_id, trace_id=trace_id)
     else:
@@ -56,124 +63,118 @@ def page(request_id: str, engine: str, trace_id: str) -> None:
 
 
 def choose(requests: list[Row], trace_id: str) -> None:
-    """The requests of one trace: a caller's trace may hold several."""
+    """The requests of a trace: a caller's trace may hold several."""
     st.header("Requests of one trace", anchor=False)
-    st.caption(f"{wording.some(len(requests), 'request')} of trace {wording.plain(trace_id)}. Click one to open it.")
+    st.caption(f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.")
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
-    rows = tables.request_rows(requests, now_ns=time.time_ns())
-    opening_table(
-        [{name: row[name] for name in shown} for row in rows],
+    table(
+        [{name: row[name] for name in shown} for row in request_rows(requests, now_ns=time.time_ns())],
         key="of_trace",
-        opens=[("views/request.py", {"id": r["request"], "engine": r["engine"]}) for r in requests],
-        columns={
-            "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
-            "Duration": st.column_config.NumberColumn("Duration", format="%.3f s"),
-        },
+        links=[(REQUEST_PAGE, request_query(request)) for request in requests],
         most_rows=16,
+        formats={
+            "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
+            "Duration": st.column_config.NumberColumn(format="%.3f s"),
+        },
     )
 
 
 def show(timeline: Row, engines: list[Row]) -> None:
-    """The request: what was found, its account, its timeline and every step."""
+    """The request: its findings, account, timeline and steps."""
+    request = timeline["request"]
     header(timeline, engines)
-    ways_on(timeline["request"])
-    steps = {finding["id"]: step for step, found in found_at(timeline).items() for finding in found}
+    links(request)
+    steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     for finding in timeline["findings"]:
         finding_card(finding, linked=False, step=steps[finding["id"]])
-    gauges(timeline["request"])
+    names = ("computed", "matched", "returned", "allocated", "loaded", "stored", "lookups")
+    with cards("small"):
+        card("Total tokens", count(request["total"]))
+        for name in names:
+            card(name.capitalize(), count(request[name]))
+        card("Preemptions", count(request["epoch"]))
     charts(timeline)
     st.subheader("Every step", anchor=False)
     st.caption(
         "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
     )
-    rows = tables.step_rows(timeline)
-    whose = {"id": timeline["request"]["request"], "engine": timeline["request"]["engine"]}
-    replays = [("views/replay.py", {**whose, "step": str(row["Step"])}) for row in rows]
-    opening_table(rows, key="steps", opens=replays, columns=columns(), most_rows=16)
+    rows = step_rows(timeline)
+    table(
+        rows,
+        key="steps",
+        links=[(REPLAY_PAGE, {**request_query(request), "step": str(row["Step"])}) for row in rows],
+        most_rows=16,
+        numbers=("Computed", "Matched", "Loaded", "Stored"),
+        widths={"Step": 50, "Witness": 70, "Epoch": 60, "Kind": 88, "Says": 330},
+        formats={
+            "Since arrival": st.column_config.NumberColumn(format="%.3f ms"),
+            "Took": st.column_config.TextColumn(alignment="right", width=75),
+        },
+    )
 
 
 def header(timeline: Row, engines: list[Row]) -> None:
-    """Who this is and how it stands; errors and losses before all else."""
+    """Which request this is, its status and verdict; errors and missing events above all else."""
     request = timeline["request"]
     now_ns = time.time_ns()
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.header(f"Request {wording.plain(request['external'] or request['request'])}", width="content", anchor=False)
-        st.badge(request["status"], color=wording.STATUS_COLORS.get(request["status"], "gray"))  # type: ignore[arg-type]
-        verdict = f"verdict: {request['verdict']}"
-        st.badge(verdict, color=wording.VERDICT_COLORS.get(request["verdict"], "gray"))  # type: ignore[arg-type]
+        st.header(f"Request {plain(request['external'] or request['request'])}", width="content", anchor=False)
+        badge(request["status"])
+        badge(request["verdict"], label=f"verdict: {request['verdict']}")
     model = next((e["model"] for e in engines if e["engine"] == request["engine"] and e["model"]), "not known")
     facts = [
         f"engine's id {request['request']}",
-        f"started {wording.clock(request['started_ns'], now_ns=now_ns)} UTC",
-        f"lasted {wording.duration(tables.lasted_ns(request, now_ns=now_ns))}",
+        f"started {clock(request['started_ns'], now_ns=now_ns)} UTC",
+        f"lasted {duration(duration_ns(request, now_ns=now_ns))}",
         request["connector"] or "no connector named",
         f"model {model}",
         f"engine {request['engine'][:8]}",
         f"trace {request['trace_id']}",
     ]
-    st.caption(wording.plain(" · ".join(facts)))
+    st.caption(plain(" · ".join(facts)))
     notes = st.container()
     if request["error"]:
-        notes.error(f"A call about this request raised. {wording.plain(request['error'])}")
-    if sentence := tables.gaps(timeline):
+        notes.error(f"A call about this request raised. {plain(request['error'])}")
+    if sentence := missing_events(timeline):
         notes.warning(sentence)
 
 
-def ways_on(request: Row) -> None:
-    """Where one can go from here, and what one can take along."""
-    query = {"id": request["request"], "engine": request["engine"]}
+def links(request: Row) -> None:
+    """Other views of the request, its ids, and its files."""
+    query = request_query(request)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.page_link("views/replay.py", label="Replay", icon=":material/play_arrow:", query_params=query)
+        st.page_link(REPLAY_PAGE, label="Replay", icon=":material/play_arrow:", query_params=query)
         st.page_link("views/compare.py", label="Compare", icon=":material/compare_arrows:", query_params=query)
         if template := os.environ.get(TRACES_VARIABLE, ""):
-            address = template.replace(PLACE, request["trace_id"])
+            address = template.replace(TRACE_ID, request["trace_id"])
             st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
         with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
             st.caption("The engine's id of the request")
             st.code(request["request"], language=None)
             st.caption("The trace's id")
             st.code(request["trace_id"], language=None)
-            downloads(request)
+            downloads(request["request"], request["engine"])
 
 
-def downloads(request: Row) -> None:
-    """The request as files; they are asked for when somebody wants them."""
-    id_, engine = request["request"], request["engine"]
+def downloads(request_id: str, engine: str) -> None:
+    """The request as files, which are fetched when their button is pressed."""
 
     def as_json() -> str:
-        return json.dumps(tracer().request(id_, engine=engine), indent=2)
+        return json.dumps(tracer().request(request_id, engine=engine), indent=2)
 
     st.caption(
-        "Its story, and its spans: `kvtrail audit` and any OpenTelemetry tool read the latter. The last one opens in"
-        " [ui.perfetto.dev](https://ui.perfetto.dev), which reads it in the browser and sends it nowhere."
+        "JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
+        " [ui.perfetto.dev](https://ui.perfetto.dev), which reads the file in the browser and sends it nowhere."
     )
     with st.container(horizontal=True):
-        st.download_button("JSON", as_json, f"{id_}.json", "application/json", on_click="ignore")
+        st.download_button("JSON", as_json, f"{request_id}.json", "application/json", on_click="ignore")
         for name, kind, ending, mime in FILES:
-            ask = partial(tracer().file, kind, id_, engine=engine)
-            st.download_button(name, ask, f"{id_}.{ending}", mime, on_click="ignore")
-
-
-def gauges(request: Row) -> None:
-    """The account as it stands."""
-    values = {
-        "Total tokens": request["total"],
-        "Computed": request["computed"],
-        "Matched": request["matched"],
-        "Returned": request["returned"],
-        "Allocated": request["allocated"],
-        "Loaded": request["loaded"],
-        "Stored": request["stored"],
-        "Lookups": request["lookups"],
-        "Preemptions": request["epoch"],
-    }
-    with cards("small"):
-        for name, value in values.items():
-            st.metric(name, wording.count(value), border=True)
+            fetch = partial(tracer().file, kind, request_id, engine=engine)
+            st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")
 
 
 def charts(timeline: Row) -> None:
-    """The timeline above the account, over the same axis."""
+    """The timeline above the account, on the same axis."""
     with st.container(horizontal=True, vertical_alignment="bottom", horizontal_alignment="distribute"):
         st.subheader("Timeline", width="content", anchor=False)
         axis = st.segmented_control(
@@ -192,21 +193,6 @@ def charts(timeline: Row) -> None:
     st.caption(" ".join(legend) or "One row for each kind of event.")
     st.subheader("Account, in tokens", anchor=False)
     st.altair_chart(account_chart(timeline, by_step=by_step), key=f"account_{axis}")
-
-
-def columns() -> dict[str, Any]:
-    """How the columns look."""
-    numbers = ("Computed", "Matched", "Loaded", "Stored")
-    return {
-        **{name: st.column_config.NumberColumn(name, format="localized") for name in numbers},
-        "Step": st.column_config.NumberColumn("Step", width=50),
-        "Witness": st.column_config.TextColumn("Witness", width=70),
-        "Epoch": st.column_config.NumberColumn("Epoch", width=60),
-        "Kind": st.column_config.TextColumn("Kind", width=88),
-        "Since arrival": st.column_config.NumberColumn("Since arrival", format="%.3f ms"),
-        "Took": st.column_config.TextColumn("Took", alignment="right", width=75),
-        "Says": st.column_config.TextColumn("Says", width=330),
-    }
 
 
 query = st.query_params

@@ -8,20 +8,28 @@ from typing import Any
 
 import streamlit as st
 
-from kvtrail.dashboard import tables, wording
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.views.parts import EVERY_S, opening_table, read, tracer
+from kvtrail.dashboard.content.badges import STATUSES, VERDICTS
+from kvtrail.dashboard.content.requests import request_rows
+from kvtrail.dashboard.views.shared import ANY, EVERY_S, REQUEST_PAGE, read, request_query, table, tracer
+from kvtrail.tracer.model.words import some
 
-SHOWN = 200
-ANY = "any"
+MOST = 200
+TOKENS = {
+    "Total": "Tokens of the request: prompt, and its output so far.",
+    "Computed": "Tokens that vLLM had computed, by the last call.",
+    "Matched": "Tokens of the prefix that the connector's store held, by the last lookup.",
+    "Loaded": "Tokens copied from the connector's store, over all epochs.",
+    "Stored": "Tokens copied into the connector's store, over all epochs.",
+}
 
 
 @st.fragment(run_every=EVERY_S)
 def page(search: str, status: str, verdict: str) -> None:
-    """Draw the table, again and again."""
+    """Draw the table, again at each refresh."""
 
     def ask() -> list[Row]:
-        return tracer().requests(search=search, status=status, verdict=verdict, limit=SHOWN)
+        return tracer().requests(search=search, status=status, verdict=verdict, limit=MOST)
 
     requests = read(ask, key=f"requests {search!r} {status} {verdict}")
     if requests is None:
@@ -29,50 +37,41 @@ def page(search: str, status: str, verdict: str) -> None:
     if not requests:
         filtered = search or status or verdict
         st.info(
-            "No request fits. Widen the search." if filtered else "No requests yet. The overview says how to begin."
+            "No request matches. Widen the search." if filtered else "No requests yet. The overview says how to begin."
         )
         return
     now_ns = time.time_ns()
     st.caption(
-        f"The latest {SHOWN} that fit; search to reach older ones. Click a row to open it."
-        if len(requests) == SHOWN
-        else f"{wording.some(len(requests), 'request')}, latest first. Click a row to open it."
+        f"The latest {MOST} matches; search to reach older ones. Click a row to open it."
+        if len(requests) == MOST
+        else f"{some(len(requests), 'request')}, latest first. Click a row to open it."
     )
-    opening_table(
-        tables.request_rows(requests, now_ns=now_ns),
+    table(
+        request_rows(requests, now_ns=now_ns),
         key="requests_table",
-        opens=[("views/request.py", {"id": r["request"], "engine": r["engine"]}) for r in requests],
-        columns=columns(requests, now_ns=now_ns),
+        links=[(REQUEST_PAGE, request_query(request)) for request in requests],
         most_rows=20,
+        numbers=("Findings", "Preemptions", "Lookups"),
+        formats=formats(requests, now_ns=now_ns),
     )
 
 
-def columns(requests: list[Row], *, now_ns: int) -> dict[str, Any]:
-    """How the columns look."""
-    today = datetime.fromtimestamp(now_ns / 1e9, UTC).date()
-    older = any(datetime.fromtimestamp(r["started_ns"] / 1e9, UTC).date() != today for r in requests)
-    counts = ("Findings", "Preemptions", "Total", "Computed", "Matched", "Loaded", "Stored", "Lookups")
-    tokens = {
-        "Total": "Tokens of the request: prompt, and its output so far.",
-        "Computed": "Tokens that vLLM held as computed, as the last call said.",
-        "Matched": "Tokens of the prefix that the connector's store held, as the last lookup said.",
-        "Loaded": "Tokens copied from the connector's store, over all epochs.",
-        "Stored": "Tokens copied into the connector's store, over all epochs.",
-    }
+def formats(requests: list[Row], *, now_ns: int) -> dict[str, Any]:
+    """Columns that need more than a width; the date only if there is another than today's."""
+    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in requests))}
+    clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
     return {
-        **{name: st.column_config.NumberColumn(name, format="localized", help=tokens.get(name)) for name in counts},
-        "Request": st.column_config.TextColumn("Request", pinned=True),
-        "Started": st.column_config.DatetimeColumn(
-            "Started (UTC)", format="YYYY-MM-DD HH:mm:ss.SSS" if older else "HH:mm:ss.SSS", timezone="UTC"
-        ),
-        "Duration": st.column_config.NumberColumn("Duration", format="%.3f s"),
+        **{name: st.column_config.NumberColumn(format="localized", help=text) for name, text in TOKENS.items()},
+        "Request": st.column_config.TextColumn(pinned=True),
+        "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
+        "Duration": st.column_config.NumberColumn(format="%.3f s"),
     }
 
 
 def filters() -> tuple[str, str, str]:
     """The search and the filters; all of them are in the page's address, so that it can be shared."""
-    text, status, verdict = st.columns([3, 1, 1])
-    search = text.text_input(
+    left, middle, right = st.columns([3, 1, 1])
+    search = left.text_input(
         "Search",
         key="search",
         bind="query-params",
@@ -80,13 +79,9 @@ def filters() -> tuple[str, str, str]:
         live=True,
         placeholder="Part of the request's id, engine's or external, or a whole trace id",
     )
-    wanted_status = status.selectbox("Status", (ANY, *wording.STATUSES), key="status", bind="query-params")
-    wanted_verdict = verdict.selectbox("Verdict", (ANY, *wording.VERDICTS), key="verdict", bind="query-params")
-    return (
-        (search or "").strip(),
-        "" if wanted_status == ANY else wanted_status or "",
-        "" if wanted_verdict == ANY else wanted_verdict or "",
-    )
+    status = middle.selectbox("Status", (ANY, *STATUSES), key="status", bind="query-params")
+    verdict = right.selectbox("Verdict", (ANY, *VERDICTS), key="verdict", bind="query-params")
+    return (search or "").strip(), "" if status == ANY else status or "", "" if verdict == ANY else verdict or ""
 
 
 st.header("Requests", anchor=False)

@@ -66,7 +66,7 @@ def test_an_error_of_the_tracer_is_said() -> None:
     "answer", [httpx.Response(200, text="<html>"), httpx.Response(200, json=[]), httpx.Response(404)]
 )
 def test_something_else_on_the_port_is_said(answer: httpx.Response) -> None:
-    with pytest.raises(TracerAway, match="Something else than a kvtrail tracer"):
+    with pytest.raises(TracerAway, match="is not a kvtrail tracer"):
         tracer(lambda _: answer).health()
 
 

@@ -48,7 +48,7 @@ def test_a_place_of_traces_that_is_none_is_refused(template: str) -> None:
         CliRunner().invoke(dashboard, [], env={"KVTRAIL_DASHBOARD_TRACES": template}),
     ):
         assert result.exit_code == 2
-        assert "is no address with {trace_id} in it" in result.output
+        assert "is not an address with {trace_id} in it" in result.output
 
 
 def test_nothing_is_reported_to_anyone() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from test_figures import told
+from test_request import told
 
-from kvtrail.dashboard import compare, figures
+from kvtrail.dashboard.content import charts, compare, request
 
 HIT = "L 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 MISS = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
@@ -43,8 +43,12 @@ def test_a_request_that_has_ended_before() -> None:
 
 
 def test_accounts_beside_each_other() -> None:
-    rows = {row["name"]: row for row in compare.account_rows(told(HIT), told(MISS))}
-    assert (rows["status"]["a"], rows["status"]["b"], rows["status"]["differs"]) == ("finished", "preempted", True)
+    rows = {row["name"]: row for row in request.account_rows(told(HIT)["request"], told(MISS)["request"])}
+    assert (rows["status"]["value"], rows["status"]["other"], rows["status"]["differs"]) == (
+        "finished",
+        "preempted",
+        True,
+    )
     assert rows["total"]["differs"] is False
 
 
@@ -52,15 +56,17 @@ def test_charts_of_two_requests_have_one_scale() -> None:
     domains = [
         layer["encoding"]["y"]["scale"]["domain"]
         for story in (HIT, MISS)
-        for layer in figures.account_chart(told(story), by_step=True, top=1000).to_dict()["layer"]
+        for layer in charts.account_chart(told(story), by_step=True, top=1000).to_dict()["layer"]
         if "scale" in layer["encoding"].get("y", {})
     ]
     assert set(map(tuple, domains)) == {(0, 1080.0)}
 
 
 def test_ranks_have_rows_of_their_own_where_there_are_several() -> None:
-    rows = figures._rows([{"row": "load, rank 1"}, {"row": "lookup"}, {"row": "load, rank 0"}, {"row": "llm_request"}])
+    rows = request.row_order(
+        [{"row": "load, rank 1"}, {"row": "lookup"}, {"row": "load, rank 0"}, {"row": "llm_request"}]
+    )
     assert rows == ["llm_request", "lookup", "load, rank 0", "load, rank 1"]
-    drawn = figures.timeline_chart(told("L 750 c0 h512 -> 512\nA 512\nload 512\nload 512 rank 1")).to_json()
+    drawn = charts.timeline_chart(told("L 750 c0 h512 -> 512\nA 512\nload 512\nload 512 rank 1")).to_json()
     assert "load, rank 1" in drawn
-    assert "load, rank" not in figures.timeline_chart(told("L 750 c0 h512 -> 512\nA 512\nload 512")).to_json()
+    assert "load, rank" not in charts.timeline_chart(told("L 750 c0 h512 -> 512\nA 512\nload 512")).to_json()

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.dashboard.live.address import DEFAULT_SPAN_MS, FILTERS, LONGEST_MS, View, as_query, of_component, of_query
 from kvtrail.dashboard.live.component import FOLDER, MODULES, joined
-from kvtrail.dashboard.live.payload import payload, question
+from kvtrail.dashboard.live.view import (
+    DEFAULT_SPAN_MS,
+    FILTERS,
+    LONGEST_MS,
+    View,
+    as_query,
+    of_component,
+    of_query,
+    payload,
+    question,
+)
 
 AT_MS = 1_764_725_076_123.5
 MOMENTS = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000).map(lambda us: us / 1000)
@@ -41,7 +51,7 @@ def test_an_address_gives_back_the_view(view: View) -> None:
 
 @given(views())
 def test_what_the_component_says_comes_through_json(view: View) -> None:
-    assert of_component(json.loads(json.dumps(view.as_dict()))) == view
+    assert of_component(json.loads(json.dumps(asdict(view)))) == view
 
 
 def test_the_usual_view_has_no_address() -> None:

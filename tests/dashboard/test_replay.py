@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from test_figures import STALE, told
+from test_request import STALE, told
 
-from kvtrail.dashboard import figures, replay
 from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import charts, replay
+from kvtrail.dashboard.content.request import findings_by_step
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +20,14 @@ def stale() -> Row:
 
 
 def test_a_finding_belongs_to_the_step_that_completes_its_evidence(stale: Row) -> None:
-    found = replay.found_at(stale)
+    found = findings_by_step(stale)
     assert {step: [f["rule"] for f in findings] for step, findings in found.items()} == {8: ["stale-lookup"]}
 
 
 def test_evidence_that_is_not_stored_any_more_is_placed_by_its_time(stale: Row) -> None:
     lost = {**stale, "steps": [step for step in stale["steps"] if step["span_id"] != stale["steps"][7]["span_id"]]}
-    assert list(replay.found_at(lost)) == [7]
-    assert list(replay.found_at({**stale, "steps": stale["steps"][8:]})) == [1]
+    assert list(findings_by_step(lost)) == [7]
+    assert list(findings_by_step({**stale, "steps": stale["steps"][8:]})) == [1]
 
 
 def test_from_one_finding_to_the_next() -> None:
@@ -37,8 +38,8 @@ def test_from_one_finding_to_the_next() -> None:
 
 
 def test_the_account_after_a_step_and_what_it_changed(stale: Row) -> None:
-    rows = {row["name"]: row for row in replay.account_rows(stale, step=8)}
-    assert {name: row["before"] for name, row in rows.items() if row["before"] is not None} == {
+    rows = {row["name"]: row for row in replay.changes(stale, step=8)}
+    assert {name: row["other"] for name, row in rows.items() if row["differs"]} == {
         "returned": "0",
         "lookups": "2",
     }
@@ -47,20 +48,20 @@ def test_the_account_after_a_step_and_what_it_changed(stale: Row) -> None:
 
 
 def test_before_the_arrival_there_is_no_account(stale: Row) -> None:
-    assert replay.account_rows(stale, step=1) == []
-    assert all(row["before"] is None for row in replay.account_rows(stale, step=2))
+    assert replay.changes(stale, step=1) == []
+    assert not any(row["differs"] for row in replay.changes(stale, step=2))
 
 
 def test_another_services_span_leaves_the_account_as_it_was(stale: Row) -> None:
     moved = {**stale, "steps": [*stale["steps"][1:4], stale["steps"][0], *stale["steps"][4:]]}
-    rows = replay.account_rows(moved, step=4)
-    assert [row["value"] for row in rows] == [row["value"] for row in replay.account_rows(moved, step=3)]
-    assert all(row["before"] is None for row in rows)
+    rows = replay.changes(moved, step=4)
+    assert [row["value"] for row in rows] == [row["value"] for row in replay.changes(moved, step=3)]
+    assert not any(row["differs"] for row in rows)
 
 
 def test_what_is_said_seldom_is_said_when_it_matters() -> None:
     healed = told("L 750 c384 h256 -> 0 healed 256\nend")
-    rows = {row["name"]: row["value"] for row in replay.account_rows(healed, step=len(healed["steps"]))}
+    rows = {row["name"]: row["value"] for row in replay.changes(healed, step=len(healed["steps"]))}
     assert (rows["refused"], rows["outcome"]) == ("1", "stopped")
     assert "complete" not in rows
 
@@ -94,7 +95,7 @@ def test_titles_and_facts(stale: Row) -> None:
     assert replay.facts(stale, step=1, now_ns=now_ns)[1:] == ["1 ms before the arrival", "took 11 ms"]
 
 
-@pytest.mark.parametrize("chart", [figures.timeline_chart, figures.account_chart])
+@pytest.mark.parametrize("chart", [charts.timeline_chart, charts.account_chart])
 def test_a_line_marks_the_step_and_nothing_else_changes(stale: Row, chart: Any) -> None:
     def marks(at: int | None) -> list[Row]:
         drawn = chart(stale, by_step=True, at=at).to_dict()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kvtrail.dashboard import runbook
+from kvtrail.dashboard.content import runbook
 from kvtrail.tracer.detect.rules import all_rules
 
 RULES = {rule.id for rule in all_rules()}
@@ -48,9 +48,9 @@ def test_an_unknown_name_has_none(name: str) -> None:
 
 
 def test_a_slip_is_understood() -> None:
-    assert runbook.meant("StaleLookup")[0] == "stale-lookup"
-    assert runbook.meant("kvtrailseveredrift")[0] == "KvtrailSevereDrift"
-    assert runbook.meant("zzzzzz") == []
+    assert runbook.similar("StaleLookup")[0] == "stale-lookup"
+    assert runbook.similar("kvtrailseveredrift")[0] == "KvtrailSevereDrift"
+    assert runbook.similar("zzzzzz") == []
 
 
 @pytest.mark.parametrize("name", ["", *runbook.names()])

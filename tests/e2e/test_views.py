@@ -70,10 +70,10 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
     see(page, "What to do.")
     playwright.expect(page).to_have_url(re.compile(r"rule=(over-report|stale-lookup)"), timeout=SLOW_MS)
     page.goto(f"{url}/findings?severity=leak&connector=Nobody%27s")
-    see(page, "No finding fits in this window")
+    see(page, "No finding matches in this window")
     page.goto(f"{url}/findings?since=1000&until=2000")
     see(page, "1970-01-01 00:00:01 to 1970-01-01 00:00:02 UTC")
-    see(page, "Nothing was found in this window")
+    see(page, "No findings in this window")
     page.get_by_role("button", name="Follow the clock again").click()
     see(page, "findings, latest first")
 
@@ -101,7 +101,7 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
 
 def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/fleet")
-    see(page, "of 4 engines ever heard")
+    see(page, "of 4 engines ever seen")
     see(page, "Longest lag")
     click_row(page, "engines")
     see(page, "Prefill saved")
@@ -152,16 +152,16 @@ def test_empty_and_disconnected(
 ) -> None:
     tracer = start_tracer()
     url = start_dashboard(tracer.url)
-    empty = {"findings": "Nothing was found", "efficiency": "No lookup was traced", "fleet": "No engine yet"}
+    empty = {"findings": "No findings in this window", "efficiency": "No lookup was traced", "fleet": "No engine yet"}
     for path, text in empty.items():
         page.goto(f"{url}/{path}")
         see(page, text)
         shoot(page, f"{path}-empty")
     feed(tracer, "L 640 c0 h512 -> 512\nA 512\nS 512+128\nend", request="chat-1-0123abcd", engine="engine-a")
-    see(page, "of 1 engine ever heard")
+    see(page, "of 1 engine ever seen")
     tracer.kill()
     see(page, "does not answer")
-    see(page, "of 1 engine ever heard")  # what was known stays
+    see(page, "of 1 engine ever seen")  # what was known stays
     shoot(page, "fleet-away")
     for path in ("findings", "efficiency"):
         page.goto(f"{url}/{path}?range=6+h")

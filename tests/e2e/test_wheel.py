@@ -67,7 +67,7 @@ def test_in_an_environment_with_vllm_the_names_and_the_command_are_there(wheel: 
         "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F\n"
         "import kvtrail.connector\n"
         "print(kvtrail.connector.__file__)\n"
-        "from kvtrail.dashboard import runbook\n"
+        "from kvtrail.dashboard.content import runbook\n"
         "print(runbook.text('stale-lookup')[:15])\n"
         "print([F.get_connector_class_by_name(n).__mro__[0].__name__"
         " for n in ('OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1')])"

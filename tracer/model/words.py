@@ -31,6 +31,20 @@ def size(number: float) -> str:
     return f"{number:,.1f} TiB"
 
 
+def duration(ns: int) -> str:
+    """A length of time with its unit: 9 µs, 2.31 ms, 1.24 s, 2 min 03 s, 2 h 05 min."""
+    if ns < 10**6:
+        return f"{ns / 1e3:,.0f} µs"
+    if ns < 10**9:
+        return f"{ns / 1e6:.3g} ms"
+    seconds = ns / 1e9
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
 def ending(number: int) -> str:
     """How often: once, twice, 13 times."""
     return {1: "once", 2: "twice"}.get(number, f"{count(number)} times")

@@ -128,7 +128,7 @@ def _body(player: Player, step: Step, columns: int, *, around: int) -> list[str]
     steps = _around(player, left, around) if around > 1 else []
     event = step.event
     teller = step_text.by(event, several=False)
-    took = f"took {_duration(event.end_ns - event.start_ns)}" + (f", told by {teller}" if teller else "")
+    took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", told by {teller}" if teller else "")
     kind = words.kind(event.kind)
     says = wrapped(f"{kind}: {step_text.said(event)}; {took}", left, rest="  ")
     says[0] = says[0].replace(kind, style(kind, bold=True), 1)
@@ -222,9 +222,3 @@ def _short(name: str, columns: int) -> str:
 
 def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: max(0, columns - 3)] + "..."
-
-
-def _duration(ns: int) -> str:
-    if ns < 10**6:
-        return f"{ns / 1e3:,.0f} µs"
-    return f"{ns / 1e6:,.3g} ms" if ns < 10**9 else f"{ns / 1e9:,.2f} s"

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from history import START_NS, history
 
-from kvtrail.dashboard import charts, fleet, found, wording, worth
-from kvtrail.dashboard.window import RANGES, Window, window
+from kvtrail.dashboard.content import charts, findings, fleet, text
+from kvtrail.dashboard.content import efficiency as savings
+from kvtrail.dashboard.content.time_range import RANGES, TimeRange, time_range
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.savings import Row
+from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.serve.api_ranges import efficiency_report
 
 HOUR_NS = 3600 * 10**9
@@ -33,10 +35,10 @@ end
 """
 
 
-def efficiency(text: str, **asked: str) -> dict[str, Any]:
+def efficiency(story: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = Efficiency()
-    Detector(listener=sums.hear).feed(history(text))
+    Detector(listener=sums.hear).feed(history(story))
     rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
@@ -49,21 +51,21 @@ def efficiency(text: str, **asked: str) -> dict[str, Any]:
 
 
 def gauge(told: dict[str, Any], name: str) -> str:
-    return {each: value for each, value, _ in worth.gauges(told)}[name]
+    return {each: value for each, value, _ in savings.cards(told)}[name]
 
 
 def test_the_parts_are_all_of_the_tokens() -> None:
     told = efficiency(PREEMPTED)
-    assert worth.parts(told["worth"]) == {
+    assert savings.sources(told["worth"]) == {
         "vLLM's own cache": 96,
         "connector's store": 1952,
         "computed": 8196 - 96 - 1952,
     }
-    assert worth.sources(told) == ["vLLM's own cache", "connector's store", "computed"]
+    assert list(savings.sources(told["worth"])) == ["vLLM's own cache", "connector's store", "computed"]
 
 
 def test_each_epoch_has_its_shares() -> None:
-    rows = {(row["epoch"], row["source"]): row["said"] for row in worth.epoch_rows(efficiency(PREEMPTED))}
+    rows = {(row["epoch"], row["source"]): row["share"] for row in savings.epoch_rows(efficiency(PREEMPTED))}
     assert rows["first run", "connector's store"] == "1,024 (25.0 %)"
     assert rows["after 1 preemption", "connector's store"] == "928 (22.6 %)"
     assert rows["after 1 preemption", "vLLM's own cache"] == "96 (2.3 %)"
@@ -73,31 +75,31 @@ def test_seconds_saved_are_told_with_where_they_come_from() -> None:
     told = efficiency(PREEMPTED)["worth"]
     assert told["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
     assert gauge(told, "Prefill saved") == "1.27 s"
-    assert "(here 1,534 tokens/s)" in worth.how_it_is_known(told)
+    assert "(here 1,534 tokens/s)" in savings.source_of_savings(told)
 
 
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
     told = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
-    assert gauge(told, "Prefill saved") == wording.NOTHING
-    assert "is not known" in worth.how_it_is_known(told)
-    assert "level `detailed`" in worth.how_it_is_known(told)
+    assert gauge(told, "Prefill saved") == NOTHING
+    assert "is not known" in savings.source_of_savings(told)
+    assert "level `detailed`" in savings.source_of_savings(told)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
-    assert worth.how_it_is_known(nothing).startswith("No prefill was saved")
+    assert savings.source_of_savings(nothing).startswith("No prefill was saved")
 
 
 def test_what_is_hidden_and_what_failed_is_said() -> None:
     told = efficiency("L 749 c0 h? -> 512 async\nA 512\nR failed\nS 0+749\nend")["worth"]
-    assert "1 of 1 admission went through a connector that hides" in worth.limits(told)
-    assert "512 tokens were to be loaded and failed." in worth.limits(told)
-    assert worth.limits(efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749")["worth"]) == ""
+    assert "1 of 1 admission went through a connector that hides" in savings.limits(told)
+    assert "512 tokens were to be loaded and failed." in savings.limits(told)
+    assert savings.limits(efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749")["worth"]) == ""
 
 
 def test_bytes_that_nobody_told_are_not_known() -> None:
-    loads, stores = worth.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
+    loads, stores = savings.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
     assert (loads["Tokens"], loads["Bytes"], loads["Bandwidth"], loads["Workers' time"]) == (
         "512",
-        wording.NOTHING,
-        wording.NOTHING,
+        NOTHING,
+        NOTHING,
         "10 µs",
     )
     assert stores["Tokens"] == "0"
@@ -105,16 +107,16 @@ def test_bytes_that_nobody_told_are_not_known() -> None:
 
 def test_another_engine_is_another_engine() -> None:
     assert efficiency(PREEMPTED, engine="another")["by_place"] == []
-    (place,) = worth.place_rows(efficiency(PREEMPTED), {"engine": "opt"})
+    (place,) = savings.place_rows(efficiency(PREEMPTED), {"engine": "opt"})
     assert (place["Engine"], place["Model"], place["Spared"], place["Preemptions"]) == ("engine", "opt", 1952, 1)
     assert place["Hit rate"] == pytest.approx(1952 / 8196 * 100)
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(None, wording.NOTHING), (0, "0 %"), (1, "100 %"), (0.341, "34.1 %"), (0.9999, "100 %")]
+    ("share", "shown"), [(None, NOTHING), (0, "0 %"), (1, "100 %"), (0.341, "34.1 %"), (0.9999, "100 %")]
 )
-def test_shares(share: float | None, text: str) -> None:
-    assert worth.percent(share) == text
+def test_shares(share: float | None, shown: str) -> None:
+    assert text.percent(share) == shown
 
 
 def trend() -> dict[str, Any]:
@@ -130,12 +132,12 @@ def trend() -> dict[str, Any]:
 
 
 def test_rules_are_listed_the_worst_first_with_their_trend() -> None:
-    rows = found.rule_rows(trend(), [{"id": "full-hit", "title": "All of it"}])
+    rows = findings.rule_rows(trend(), [{"id": "full-hit", "title": "All of it"}])
     assert [(row["Rule"], row["Findings"], row["Trend"], row["Says"]) for row in rows] == [
         ("full-hit", 3, [1, 0, 2], "All of it"),
         ("lock-leak", 9, [0, 9, 0], "lock-leak"),
     ]
-    assert found.total(trend()) == 12
+    assert findings.total(trend()) == 12
 
 
 def test_the_same_data_draws_the_same_charts() -> None:
@@ -148,18 +150,18 @@ def test_the_same_data_draws_the_same_charts() -> None:
 
 
 def test_an_address_names_a_window_or_a_range() -> None:
-    def seconds(held: Window) -> float:
+    def seconds(held: TimeRange) -> float:
         return (held.until_ns - held.since_ns) / 1e9
 
-    usual = window(chosen="?", since="", until="", now_ns=NOW_NS)
+    usual = time_range(chosen="?", since="", until="", now_ns=NOW_NS)
     assert (seconds(usual), usual.until_ns, usual.pinned) == (RANGES["1 h"], NOW_NS, False)
-    assert seconds(window(chosen="6 h", since="5", until="", now_ns=NOW_NS)) == RANGES["6 h"]
-    pinned = window(chosen="6 h", since="1764725076000", until="1764728676000", now_ns=NOW_NS)
+    assert seconds(time_range(chosen="6 h", since="5", until="", now_ns=NOW_NS)) == RANGES["6 h"]
+    pinned = time_range(chosen="6 h", since="1764725076000", until="1764728676000", now_ns=NOW_NS)
     assert (pinned.pinned, seconds(pinned)) == (True, 3600)
-    assert window(chosen="6 h", **pinned.address, now_ns=NOW_NS) == pinned
+    assert time_range(chosen="6 h", **pinned.address, now_ns=NOW_NS) == pinned
     assert pinned.text(now_ns=NOW_NS) == "01:24:36 to 02:24:36 UTC"
     for since, until in (("2", "1"), ("x", "9"), ("1" * 400, "2" * 400), ("-1", "5")):
-        assert not window(chosen="1 h", since=since, until=until, now_ns=NOW_NS).pinned
+        assert not time_range(chosen="1 h", since=since, until=until, now_ns=NOW_NS).pinned
 
 
 def recorder(**changes: Any) -> dict[str, Any]:
@@ -167,6 +169,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "id": "r" * 16,
         "engine": "a" * 36,
         "service": "vllm",
+        "model": "opt",
         "received": 9,
         "dropped": 0,
         "missing": 0,
@@ -185,7 +188,7 @@ def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
     listed = [engine("c"), gone, engine("a", recorder(closed=True), recorder())]
     rows = fleet.engine_rows(listed, now_ns=NOW_NS)
     assert [(row["Engine"][0], row["State"]) for row in rows] == [
-        ("a", "live"), ("b", "closed"), ("c", "not heard since the tracer started"),
+        ("a", "live"), ("b", "closed"), ("c", "not seen since the tracer started"),
     ]  # fmt: skip
     assert "Host" not in rows[0]
     assert fleet.engine_rows([{**gone, "host": "h1"}], now_ns=NOW_NS)[0]["Host"] == "h1"
@@ -193,7 +196,7 @@ def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
 
 def test_whoever_loses_something_is_on_top() -> None:
     listed = [engine("a", recorder(id="fine"), recorder(id="loses", missing=3, lag_ns=12 * 10**9))]
-    rows = fleet.recorder_rows(listed, now_ns=NOW_NS)
+    rows = fleet.recorder_rows(listed[0]["recorders"], now_ns=NOW_NS)
     assert [(row["Recorder"], row["Gaps"], row["Lag"]) for row in rows] == [
         ("loses", 3, "12.00 s"),
         ("fine", 0, "3 ms"),
@@ -206,8 +209,6 @@ def test_whoever_loses_something_is_on_top() -> None:
 
 
 def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:
-    assert wording.prose("Source: `a_b` of *x*") == r"Source\: `a_b` of \*x\*"
-    assert wording.prose("an odd ` one_") == r"an odd \` one\_"
-    assert (
-        wording.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."
-    )
+    assert text.prose("Source: `a_b` of *x*") == r"Source\: `a_b` of \*x\*"
+    assert text.prose("an odd ` one_") == r"an odd \` one\_"
+    assert text.paragraphs("A title.\n\n    Two\n    lines.\n\n  Three.", without="A title") == "Two lines.\n\nThree."

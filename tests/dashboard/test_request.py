@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from history import START_NS, history, judge
 
-from kvtrail.dashboard import figures, series, tables, wording
-from kvtrail.tracer.model import semconv
+from kvtrail.dashboard.content import badges, charts, fleet, request, requests, text
+from kvtrail.tracer.model import semconv, words
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.api_requests import timeline
 
@@ -24,9 +24,9 @@ A 256 !Mismatch in tokens to load
 """
 
 
-def told(text: str) -> dict[str, Any]:
+def told(story: str) -> dict[str, Any]:
     """The api's answer about the request of this history, with vLLM's own span beside it."""
-    events = history(text)
+    events = history(story)
     detector = judge(events)
     ((key, account),) = detector.ledger.accounts.items()
     spans = [_span(event) for event in events]
@@ -63,14 +63,14 @@ def stale() -> dict[str, Any]:
 
 
 def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> None:
-    points = series.moments(stale)
+    points = request.step_points(stale)
     assert [point["row"] for point in points] == [
         "llm_request", "arrival", "lookup", "allocation", "schedule", "preemption", "lookup", "lookup", "allocation",
     ]  # fmt: skip
 
 
 def test_witnesses_errors_and_other_services_are_told_apart(stale: dict[str, Any]) -> None:
-    points = series.moments(stale)
+    points = request.step_points(stale)
     assert [(point["row"], point["group"], point["mark"]) for point in points if point["group"] != "kvtrail"] == [
         ("llm_request", "other service", ""),
         ("lookup", "witness of a finding", "L1"),
@@ -80,42 +80,42 @@ def test_witnesses_errors_and_other_services_are_told_apart(stale: dict[str, Any
 
 
 def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: dict[str, Any]) -> None:
-    assert series.moments(stale)[0]["from"] == -1.0
+    assert request.step_points(stale)[0]["from"] == -1.0
 
 
 def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
-    levels = series.levels(stale)
+    levels = request.account_points(stale)
     assert [row["tokens"] for row in levels if row["measure"] == "computed"] == [None, 0, 0, 0, None, 384, 384, 384]
     assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
 
 
 def test_epochs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
-    assert [(epoch["epoch"], epoch["step"]) for epoch in series.epochs(stale)] == [(0, 2), (1, 6)]
+    assert [(epoch["epoch"], epoch["step"]) for epoch in request.epoch_starts(stale)] == [(0, 2), (1, 6)]
 
 
 def test_names_of_epochs_do_not_stand_on_top_of_each_other() -> None:
     begins = [{"epoch": epoch, "step": step} for epoch, step in enumerate((2, 10, 14, 16, 60))]
-    names = series.epoch_names(begins, field="step", near=8)
+    names = request.epoch_labels(begins, field="step", near=8)
     assert names == [{"step": 10, "name": "epochs 1 to 3"}, {"step": 60, "name": "epoch 4"}]
-    assert [each["name"] for each in series.epoch_names(begins[:3], field="step", near=1)] == ["epoch 1", "epoch 2"]
+    assert [each["name"] for each in request.epoch_labels(begins[:3], field="step", near=1)] == ["epoch 1", "epoch 2"]
 
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
     """Else every refresh would draw it anew, and the page would flicker."""
-    for chart in (figures.timeline_chart, figures.account_chart):
+    for chart in (charts.timeline_chart, charts.account_chart):
         assert chart(stale, by_step=by_step).to_json() == chart(stale, by_step=by_step).to_json()
-    assert figures.status_chart({"running": 2}).to_json() == figures.status_chart({"running": 2}).to_json()
+    assert charts.status_chart({"running": 2}).to_json() == charts.status_chart({"running": 2}).to_json()
 
 
 def test_charts_of_a_request_that_only_just_arrived() -> None:
     new = told("")
-    assert figures.timeline_chart(new).to_dict()
-    assert figures.account_chart(new, by_step=True).to_dict()
+    assert charts.timeline_chart(new).to_dict()
+    assert charts.account_chart(new, by_step=True).to_dict()
 
 
 def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
-    rows = tables.step_rows(stale)
+    rows = request.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
     assert rows[7]["Witness"] == "L2"
     assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
@@ -123,8 +123,8 @@ def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
 
 
 def test_losses_are_said_and_explained() -> None:
-    assert tables.losses([{"dropped": 0, "missing": 0}]) == ""
-    sentence = tables.losses([{"dropped": 1200, "missing": 0}, {"dropped": 0, "missing": 3}])
+    assert fleet.missing_spans([{"dropped": 0, "missing": 0}]) == ""
+    sentence = fleet.missing_spans([{"dropped": 1200, "missing": 0}, {"dropped": 0, "missing": 3}])
     assert sentence.startswith(
         "Spans are missing: 1,200 dropped by the recorders themselves and 3 that have not arrived."
     )
@@ -133,33 +133,33 @@ def test_losses_are_said_and_explained() -> None:
 
 def recorder(**changes: Any) -> dict[str, Any]:
     base = {"id": "r" * 16, "engine": "e" * 36, "service": "vllm", "model": "opt", "received": 1234, "dropped": 0}
-    return {**base, "missing": 0, "closed": False, "last_ns": START_NS, **changes}
+    return {**base, "missing": 0, "closed": False, "last_ns": START_NS, "lag_ns": 0, **changes}
 
 
 def test_recorders_are_live_silent_or_closed() -> None:
     now_ns = START_NS + 45 * 10**9
-    shown = tables.recorder_rows(
+    shown = fleet.recorder_rows(
         [recorder(), recorder(closed=True), recorder(last_ns=now_ns), recorder(last_ns=START_NS - 10**11)],
         now_ns=now_ns,
     )
     assert [row["State"] for row in shown] == ["live", "silent for 45 s", "closed", "silent for 2 min"]
-    assert shown[0]["Events received"] == "1,234"
+    assert shown[0]["Received"] == 1234
 
 
 def test_a_request_whose_engine_is_gone_is_left_open_and_not_running() -> None:
     now_ns = START_NS + 100 * 10**9
     running = {"status": "running", "engine": "e" * 36, "ended_ns": None, "last_ns": START_NS}
-    assert tables.status_counts([running], [recorder(last_ns=now_ns)], now_ns=now_ns) == {"running": 1}
-    assert tables.status_counts([running], [recorder(closed=True)], now_ns=now_ns) == {wording.LEFT_OPEN: 1}
-    assert tables.status_counts([{**running, "status": "failed"}], [], now_ns=now_ns) == {"failed": 1}
+    assert requests.status_counts([running], [recorder(last_ns=now_ns)], now_ns=now_ns) == {"running": 1}
+    assert requests.status_counts([running], [recorder(closed=True)], now_ns=now_ns) == {badges.ABANDONED: 1}
+    assert requests.status_counts([{**running, "status": "failed"}], [], now_ns=now_ns) == {"failed": 1}
     # The tracer was started a moment ago: no recorder is known yet, but the request itself is fresh.
-    assert tables.status_counts([{**running, "last_ns": now_ns}], [], now_ns=now_ns) == {"running": 1}
+    assert requests.status_counts([{**running, "last_ns": now_ns}], [], now_ns=now_ns) == {"running": 1}
 
 
 def test_a_failed_request_lasted_until_the_last_that_was_heard_of_it() -> None:
-    request = {"ended_ns": None, "status": "failed", "last_ns": START_NS + 5, "started_ns": START_NS}
-    assert tables.lasted_ns(request, now_ns=START_NS + 10**9) == 5
-    assert tables.lasted_ns({**request, "status": "running"}, now_ns=START_NS + 10**9) == 10**9
+    failed = {"ended_ns": None, "status": "failed", "last_ns": START_NS + 5, "started_ns": START_NS}
+    assert requests.duration_ns(failed, now_ns=START_NS + 10**9) == 5
+    assert requests.duration_ns({**failed, "status": "running"}, now_ns=START_NS + 10**9) == 10**9
 
 
 @pytest.mark.parametrize(
@@ -168,32 +168,32 @@ def test_a_failed_request_lasted_until_the_last_that_was_heard_of_it() -> None:
      (123 * 10**9, "2 min 03 s"), (7_260 * 10**9, "2 h 01 min")],
 )  # fmt: skip
 def test_durations(ns: int, text: str) -> None:
-    assert wording.duration(ns) == text
+    assert words.duration(ns) == text
 
 
 def test_numbers_and_times() -> None:
-    assert wording.count(1234567) == "1,234,567"
-    assert wording.count(None) == wording.NOTHING
-    assert wording.rate(17.34) == "17.3"
-    assert wording.rate(6349.4) == "6,349"
-    assert wording.size(262144) == "256 KiB"
-    assert wording.clock(START_NS + 250_000_000) == "01:24:36.250"
-    assert wording.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")
+    assert words.count(1234567) == "1,234,567"
+    assert words.count(None) == words.NOTHING
+    assert text.rate(17.34) == "17.3"
+    assert text.rate(6349.4) == "6,349"
+    assert words.size(262144) == "256 KiB"
+    assert text.clock(START_NS + 250_000_000) == "01:24:36.250"
+    assert text.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")
 
 
 def test_what_a_healed_and_a_postponed_lookup_say() -> None:
     healed = {"total": 750, "computed": 384, "matched": None, "returned": 0, "refused": 256}
-    assert wording.said("kv.lookup", healed) == (
+    assert words.said("kv.lookup", healed) == (
         "384 of 750 computed, the store's match is hidden; answered 0 in place of 256, which the guard refused"
     )
-    assert wording.said("kv.lookup", {"total": 9, "computed": 0}).endswith("answered 'ask me later'")
+    assert words.said("kv.lookup", {"total": 9, "computed": 0}).endswith("answered 'ask me later'")
 
 
 def test_text_of_others_does_not_become_markdown() -> None:
-    assert wording.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
+    assert text.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
 
 
 def test_whether_a_finding_was_healed() -> None:
-    assert wording.healed({"count": 13, "healed": 0}) == "not healed"
-    assert wording.healed({"count": 13, "healed": 13}) == "healed by the guard"
-    assert wording.healed({"count": 13, "healed": 2}) == "healed by the guard twice"
+    assert words.healed(0, count=13) == "not healed"
+    assert words.healed(13, count=13) == "healed by the guard"
+    assert words.healed(2, count=13) == "healed by the guard twice"

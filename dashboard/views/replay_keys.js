@@ -1,7 +1,7 @@
-// The replay's keys. A step is counted here, at once, and told as a number: a button's click would be told as a click, and of
-// those that come while the page is being drawn anew Streamlit keeps one.
+// The replay's keys. A step is counted here, at once, and sent as a number: of several clicks that come while the page is
+// being redrawn, Streamlit keeps only one.
 
-const HELD = new WeakMap();
+const LISTENERS = new WeakMap();
 
 class Keys {
   constructor() {
@@ -22,7 +22,7 @@ class Keys {
     const target = event.composedPath()[0];
     if (target.matches?.("input, textarea, select, [contenteditable]")) return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const to = this.wanted(event.key);
+    const to = this.target(event.key);
     if (to === undefined || to < 1 || to > this.data.steps) return;
     event.preventDefault();
     this.step = to;
@@ -30,23 +30,23 @@ class Keys {
     this.setStateValue("pressed", { step: to, presses: this.presses });
   }
 
-  wanted(key) {
-    const { found } = this.data;
+  target(key) {
+    const { with_findings } = this.data;
     if (key === "n") return this.step + 1;
     if (key === "p") return this.step - 1;
-    if (key === "f") return found.find((each) => each > this.step);
-    if (key === "F") return found.findLast((each) => each < this.step);
+    if (key === "f") return with_findings.find((each) => each > this.step);
+    if (key === "F") return with_findings.findLast((each) => each < this.step);
     return undefined;
   }
 }
 
-/** Streamlit calls this at first, and again with each new data; what was pressed in between must not be forgotten. */
+/** Streamlit calls this at first, and again with each new data; what was pressed in between must not be lost. */
 export default function (component) {
   const root = component.parentElement;
-  if (!HELD.has(root)) HELD.set(root, new Keys());
-  const keys = HELD.get(root);
+  if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys());
+  const keys = LISTENERS.get(root);
   keys.take(component);
-  document.addEventListener("keydown", keys.listen); // the same one is not added twice
-  (root.host ?? root).dataset.listens = "yes"; // for whoever must not press too early
+  document.addEventListener("keydown", keys.listen); // adding the same listener again has no effect
+  (root.host ?? root).dataset.listens = "yes"; // tests wait for this
   return () => document.removeEventListener("keydown", keys.listen);
 }

@@ -1,0 +1,142 @@
+"""What the offload saves: where tokens came from, what was spared, copied and waited for.
+
+A `Row` named `sums` holds the api's sums over a time range, engines and connectors: `/api/efficiency` under `worth`.
+tracer/detect/savings.py defines them.
+"""
+
+from __future__ import annotations
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import text
+from kvtrail.tracer.model.words import NOTHING, count, size, some
+
+LOCAL, COMPUTED = "vLLM's own cache", "computed"
+"""The sources of tokens that no tier of the connector provided."""
+EPOCHS = {"0": "first run", "1": "after 1 preemption", "2": "after 2 preemptions", "3": "after 3 or more"}
+_TIERS = {"store": "connector's store", "other": "other tiers"}
+
+
+def sources(sums: Row) -> dict[str, int]:
+    """The tokens of the admitted requests by source, nearest first; together they are `asked`."""
+    tiers = {_TIERS.get(tier, tier): tokens for tier, tokens in sums["tiers"].items() if tokens}
+    return {LOCAL: sums["local"], **tiers, COMPUTED: max(0, sums["asked"] - sums["local"] - sum(tiers.values()))}
+
+
+def time_rows(efficiency: Row) -> list[Row]:
+    """The tokens of each interval by source."""
+    return [
+        {**row, "at": interval["at_ns"] // 10**6, "to": interval["at_ns"] // 10**6 + efficiency["step_s"] * 1000,
+         "time": text.clock(interval["at_ns"]).rpartition(".")[0]}
+        for interval in efficiency["trend"]
+        for row in _source_rows(interval["worth"], list(sources(efficiency["worth"])))
+    ]  # fmt: skip
+
+
+def epoch_rows(efficiency: Row) -> list[Row]:
+    """The tokens of each preemption epoch by source."""
+    return [
+        {**row, "epoch": EPOCHS.get(epoch, epoch)}
+        for epoch, sums in efficiency["by_epoch"].items()
+        if sums["asked"]
+        for row in _source_rows(sums, list(sources(efficiency["worth"])))
+    ]
+
+
+def cards(sums: Row) -> list[tuple[str, str, str]]:
+    """The cards at the top of the page: name, value, note."""
+    unused = sums["lookups_unused"]
+    share = f"{text.percent(_share(unused, sums['lookups']))} of {some(sums['lookups'], 'lookup')}"
+    waited_s = sums["waited_s"] + sums["postponed_s"]
+    return [
+        ("Prefill saved", text.seconds(sums["prefill_saved_s"]), f"{some(sums['spared'], 'token')} spared"),
+        ("Offload hit rate", text.percent(sums["hit_share"]), f"of {some(sums['asked'], 'token')}"),
+        ("vLLM's own hit rate", text.percent(sums["local_share"]), "its prefix cache"),
+        ("Held, yet computed", count(sums["recomputed"]), "tokens that the store had"),
+        ("Unused lookups", count(unused), share),
+        ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}"),
+    ]
+
+
+def source_of_savings(sums: Row) -> str:
+    """How the seconds saved were calculated, or why they are unknown."""
+    rate = sums["prefill_tokens_per_s"]
+    if sums["prefill_saved_s"] is not None:
+        here = "" if rate is None else f" (here {text.rate(rate)} tokens/s)"
+        unrated = sums["spared_unrated"]
+        return (
+            "Prefill saved: the tokens spared, that is, loaded and not computed, divided by the prefill rate of their own"
+            f" engine{here}, as measured from its steps in this window."
+            + (f" {some(unrated, 'token')} of engines whose rate is unknown are left out." if unrated else "")
+        )
+    if not sums["spared"]:
+        return "No prefill was saved in this window: nothing was loaded in place of being computed."
+    return (
+        "How many seconds of prefill were saved is not known, because no engine's prefill rate is: it is measured from"
+        " consecutive steps, which are recorded at level `detailed`. kvtrail does not guess it."
+    )
+
+
+def limits(sums: Row) -> str:
+    """What the numbers cannot show, or an empty text."""
+    sentences = []
+    if sums["hidden"]:
+        sentences.append(
+            f"{count(sums['hidden'])} of {some(sums['admissions'], 'admission')} went through a connector that hides what"
+            " its store held, so more tokens may have been computed in vain."
+        )
+    if sums["failed"]:
+        sentences.append(f"{some(sums['failed'], 'token')} were to be loaded and failed.")
+    return " ".join(sentences)
+
+
+def copy_rows(sums: Row) -> list[Row]:
+    """Loads and stores, a row each."""
+    return [
+        {
+            "": name,
+            "Tokens": count(sums[f"{way}_tokens"]),
+            "Bytes": size(sums[f"{way}_bytes"]) if sums[f"{way}_bytes"] else NOTHING,
+            "Bandwidth": text.bandwidth(sums[f"{way}_bytes_per_s"]),
+            "Workers' time": text.seconds(sums[f"{way}_s"] or None),
+        }
+        for name, way in (("Loads", "load"), ("Stores", "store"))
+    ]
+
+
+def place_rows(efficiency: Row, models: dict[str, str]) -> list[Row]:
+    """Engines and their connectors, those that spared most first; `models` by engine."""
+    places = sorted(efficiency["by_place"], key=lambda p: (-p["worth"]["spared"], p["engine"], p["connector"]))
+    return [
+        {
+            "Engine": place["engine"][:8],
+            "Connector": place["connector"],
+            "Model": models.get(place["engine"]) or None,
+            "Hit rate": _hundredths(sums["hit_share"]),
+            "vLLM's own": _hundredths(sums["local_share"]),
+            "Spared": sums["spared"],
+            "Saved": sums["prefill_saved_s"],
+            "Held, yet computed": sums["recomputed"],
+            "Unused lookups": sums["lookups_unused"],
+            "Waited": sums["waited_s"] + sums["postponed_s"],
+            "Preemptions": sums["preemptions"],
+        }
+        for place in places
+        if (sums := place["worth"])["lookups"] or sums["load_tokens"] or sums["store_tokens"]
+    ]
+
+
+def _source_rows(sums: Row, names: list[str]) -> list[Row]:
+    tokens = sources(sums)
+    return [
+        {"source": name, "order": order, "tokens": tokens.get(name, 0),
+         "share": f"{count(tokens.get(name, 0))} ({text.percent(_share(tokens.get(name, 0), sums['asked']))})"}
+        for order, name in enumerate(names)
+    ]  # fmt: skip
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _hundredths(share: float | None) -> float | None:
+    return None if share is None else share * 100

@@ -1,0 +1,73 @@
+"""Times, shares and foreign text as the pages show them.
+
+Counts, durations and events in words come from `kvtrail.tracer.model.words`, which the audit shares.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from kvtrail.tracer.model.findings import clock as time_of_day
+from kvtrail.tracer.model.words import NOTHING, count, duration, size
+
+
+def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
+    """A moment in UTC: 12:00:01.250; with its date if `now_ns` is given and is on another day."""
+    if not at_ns:
+        return NOTHING
+    day, today = (datetime.fromtimestamp(ns / 1e9, UTC).date() for ns in (at_ns, now_ns or at_ns))
+    return time_of_day(at_ns) if day == today else f"{day} {time_of_day(at_ns)}"
+
+
+def rate(per_second: float) -> str:
+    """A rate: a digit after the point only below 100."""
+    return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
+
+
+def percent(share: float | None) -> str:
+    """A share: 34.1 %; 0 % and 100 % without a digit."""
+    if share is None:
+        return NOTHING
+    return f"{share * 100:.1f} %" if 0 < share < 0.9995 else f"{share * 100:.0f} %"
+
+
+def seconds(value: float | None) -> str:
+    """A duration that is given in seconds."""
+    return NOTHING if value is None else "0 s" if not value else duration(round(value * 1e9))
+
+
+def bandwidth(bytes_per_s: float | None) -> str:
+    """Bytes per second with their unit."""
+    return NOTHING if bytes_per_s is None else f"{size(round(bytes_per_s))}/s"
+
+
+def value(number: Any) -> str:
+    """A number or word of an account in a table cell."""
+    if isinstance(number, bool):
+        return "yes" if number else "no"
+    if isinstance(number, int):
+        return count(number)
+    return NOTHING if number is None else str(number).replace("_", " ")
+
+
+def plain(text: str) -> str:
+    """Text for a Markdown element that must show literally."""
+    return re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
+
+
+def prose(text: str) -> str:
+    """The tracer's own prose for a Markdown element: text in backticks is code, the rest shows literally."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return plain(text)
+    return "".join(f"`{part}`" if number % 2 else plain(part) for number, part in enumerate(parts))
+
+
+def paragraphs(text: str, *, without: str = "") -> str:
+    """A docstring as paragraphs: lines joined, indentation removed, without its first sentence if that is `without`."""
+    joined = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text.strip())]
+    if joined and without and joined[0].rstrip(".") == without.rstrip("."):
+        joined = joined[1:]
+    return "\n\n".join(joined)
