@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import psutil
-from processes import free_port, until
+from processes import SLOW_S, free_port, until
 
 
 class Demo:
@@ -31,7 +31,6 @@ class Demo:
                 cwd=folder,
                 stdout=file,
                 stderr=file,
-                # From the demo's folder the package would be the installed one, wherever these tests stand.
             )
 
     @property
@@ -57,10 +56,10 @@ class Demo:
             assert self.process.poll() is None or text in self.said(), self.said()
             return text in self.said()
 
-        until(said, seconds=120, why=self.said)
+        until(said, why=self.said)
 
     def finish(self) -> int:
-        return self.process.wait(150)
+        return self.process.wait(SLOW_S)
 
     def tracer(self) -> psutil.Process:
         """Its `kvtrail serve`."""
@@ -79,8 +78,8 @@ def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]
     finally:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGINT)
-            run.process.wait(30)
-        until(lambda: children_left(folder) == [], seconds=5, why=lambda: children_left(folder))
+            run.finish()
+        until(lambda: children_left(folder) == [], why=lambda: children_left(folder))
 
 
 def children_left(folder: Path) -> list[str]:

@@ -15,6 +15,9 @@ from typing import Any
 
 import httpx
 
+SLOW_S = 240.0
+"""What a slow machine needs at most; only what hangs takes so long."""
+
 
 def free_port() -> int:
     """A port that nobody listens on just now."""
@@ -100,7 +103,7 @@ def alive(tracer: Tracer) -> bool:
 
 
 def until(
-    true: Callable[[], object], *, seconds: float = 30.0, why: Callable[[], object] = lambda: "still not true"
+    true: Callable[[], object], *, seconds: float = SLOW_S, why: Callable[[], object] = lambda: "still not true"
 ) -> None:
     """Wait for something that another process does."""
     deadline = time.monotonic() + seconds

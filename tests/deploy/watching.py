@@ -7,17 +7,19 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+import forks
 import httpx
+import served_engine
 import yaml
-from processes import free_port, until
+from processes import SLOW_S, free_port, until
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "kvtrail.rules.yml"
@@ -41,23 +43,20 @@ class Loading:
     def __init__(self, folder: Path, grpc_port: int) -> None:
         self.port = free_port()
         self._log = folder / "engine.log"
-        environment = {
-            **os.environ,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("served_engine.py")), str(folder), str(self.port)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log.open("w"), text=True, env=environment,
-        )  # fmt: skip
+        self._pipe, its = Pipe()
+        environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}"}
+        self._process = forks.start(served_engine.serve, folder, self.port, its, environment=environment, out=self._log)
+        its.close()
 
-    def wait_until_served(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == "served", self._log.read_text()[-4000:]
+    def serve(self) -> None:
+        """Another round of requests; counters move only when there are several."""
+        self._pipe.send("a round")
+        assert self._pipe.poll(SLOW_S), self._log.read_text()[-4000:]
+        assert self._pipe.recv() == "served"
 
     def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(20)
+        self._pipe.close()
+        self._process.join(SLOW_S)
 
 
 class Webhook:

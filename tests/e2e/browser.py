@@ -19,7 +19,7 @@ __all__ = [
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
-SLOW_MS = 30_000
+SLOW_MS = 120_000
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")

@@ -1,19 +1,22 @@
 """Real traffic for the pages: vLLM's real scheduler with real connectors, exported over OTLP as an engine would.
 
-`python real_engines.py FOLDER [whole]` drives one engine after the other, each a process of its own: a sound connector at
-level `detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines; with `whole`, also vLLM's
-whole CPU engine, whose workers really copy. Where the spans go is said by OTEL_EXPORTER_OTLP_ENDPOINT, as for any engine.
+`PYTHONPATH=tests python tests/e2e/real_engines.py FOLDER [whole]` drives one engine after the other, each in a process of its
+own: a sound connector at level `detailed`, vLLM's own asynchronous one, and two with known bugs, which kill their engines.
+`whole` adds vLLM's whole CPU engine, whose workers really copy. OTEL_EXPORTER_OTLP_ENDPOINT says where the spans go.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import forks
 
 TOKEN_S = 8e-6
 """How long the made-up model thinks about a token, so that steps take time as steps do."""
@@ -28,18 +31,12 @@ ENGINES: dict[str, tuple[str, dict[str, Any], int]] = {
 """By name: the connector, its settings, and how many requests; the stale one has the bug's own workload."""
 
 
-def main() -> None:
-    folder, name = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
-    if name in ENGINES:
-        drive(folder, name)
-        return
-    if name == "whole":
-        subprocess.run([sys.executable, __file__, str(folder), "the-whole"], check=True)
-    elif name == "the-whole":
-        whole(folder)
-        return
-    for each in ENGINES:
-        subprocess.run([sys.executable, __file__, str(folder), each], check=True)
+def run_all(folder: Path, environment: Mapping[str, str], *, whole: bool = False) -> None:
+    """One engine after the other, each a process of its own."""
+    for call, *arguments in [(drive_whole, folder)] * whole + [(drive, folder, name) for name in ENGINES]:
+        process = forks.start(call, *arguments, environment=environment, out=folder / "engines.log")
+        process.join()
+        assert process.exitcode == 0, (folder / "engines.log").read_text()[-3000:]
 
 
 def drive(folder: Path, name: str) -> None:
@@ -78,7 +75,7 @@ def drive(folder: Path, name: str) -> None:
         each.close()
 
 
-def whole(folder: Path) -> None:
+def drive_whole(folder: Path) -> None:
     """vLLM's whole engine on the CPU, with the connector's own worker."""
     from kvtrail.connector.demo import workload
     from kvtrail.connector.recording import recorder
@@ -106,4 +103,4 @@ def prompts(name: str, requests: int) -> list[tuple[str, list[int], int]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_all(Path(sys.argv[1]), os.environ, whole=sys.argv[2:] == ["whole"])

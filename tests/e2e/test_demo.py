@@ -78,7 +78,7 @@ def test_it_goes_on_gently_until_ctrl_c(tmp_path: Path) -> None:
     with demo(tmp_path) as run:
         run.wait_until_said("The workload repeats gently until Ctrl-C.")
         served = run.get("/api/overview")["totals"]["requests"]
-        until(lambda: run.get("/api/overview")["totals"]["requests"] > served, seconds=60)
+        until(lambda: run.get("/api/overview")["totals"]["requests"] > served)
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0
         assert "nothing is left running" in run.said()
@@ -91,7 +91,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, after: str) -> None
         run.wait_until_said(after)
         time.sleep(1.0)
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(30) == 0
+        assert run.finish() == 0
         assert "Traceback" not in run.said()
 
 
@@ -101,14 +101,14 @@ def test_a_killed_demo_takes_its_children_along(tmp_path: Path) -> None:
         time.sleep(1.0)
         run.process.kill()
         run.process.wait()
-        until(lambda: children_left(tmp_path) == [], seconds=20, why=lambda: children_left(tmp_path))
+        until(lambda: children_left(tmp_path) == [], why=lambda: children_left(tmp_path))
 
 
 def test_a_killed_child_is_told(tmp_path: Path) -> None:
     with demo(tmp_path) as run:
         run.wait_until_said("until Ctrl-C.")
         run.tracer().kill()
-        assert run.process.wait(30) == 1
+        assert run.finish() == 1
         assert "Error: the tracer ended unexpectedly, by signal SIGKILL" in run.said()
 
 
@@ -116,9 +116,9 @@ def test_a_killed_child_is_told(tmp_path: Path) -> None:
 def test_an_engine_that_is_killed_is_told_and_fails_the_demo(tmp_path: Path, plain: bool) -> None:
     with demo(tmp_path, "--once") as run:
         run.wait_until_said("Starting a real vLLM engine")
-        until(lambda: len(engines(run, plain)) == 1, seconds=20)
+        until(lambda: len(engines(run, plain)) == 1)
         os.kill(engines(run, plain)[0], signal.SIGKILL)
-        assert run.process.wait(90) == 1
+        assert run.finish() == 1
         name = "plain engine" if plain else "engine"
         assert f"Error: the {name} ended unexpectedly, by signal SIGKILL" in run.said()
 
@@ -137,7 +137,7 @@ def test_a_second_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run.wait_until_said("The dashboard is at")
         (tmp_path / "second").mkdir()
         second = Demo(tmp_path / "second", "--folder", str(tmp_path / ".demo"))
-        assert second.process.wait(30) == 1
+        assert second.finish() == 1
         assert f"Error: another demo works in {tmp_path / '.demo'}" in second.said()
         assert run.process.poll() is None
 
@@ -149,7 +149,7 @@ def test_a_taken_port_is_told(tmp_path: Path, option: str) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         run = Demo(tmp_path, option, str(port))
-        assert run.process.wait(30) == 1
+        assert run.finish() == 1
     assert (
         f"Error: port {port} on 127.0.0.1 is taken (Address already in use); choose another with {option}" in run.said()
     )

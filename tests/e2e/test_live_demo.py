@@ -29,7 +29,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     with demo(tmp_path_factory.mktemp("live"), "--bug", "stale-lookup", "--guard", "heal") as run:
         run.wait_until_said("The workload repeats gently until Ctrl-C.")
         # The second round finds what the first has stored: only then is there something to load.
-        until(lambda: run.get("/api/overview")["totals"]["loaded"] > 0, seconds=60)
+        until(lambda: run.get("/api/overview")["totals"]["loaded"] > 0)
         yield run
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_engines
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
@@ -26,7 +25,6 @@ pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the traffic is that of vLLM's scheduler")
 pytestmark = needs_chromium
 TRACES = "http://jaeger.example:16686/trace/{trace_id}"
-TRAFFIC = Path(__file__).with_name("real_engines.py")
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +33,11 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     folder = tmp_path_factory.mktemp("busy")
     tracer = serve(folder)
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{tracer.grpc_port}", "OTEL_SERVICE_NAME": "vllm"}
-    run = subprocess.run(
-        [sys.executable, TRAFFIC, folder], env={**os.environ, **endpoint}, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    yield tracer
-    tracer.end()
+    try:
+        real_engines.run_all(folder, {**os.environ, **endpoint})
+        yield tracer
+    finally:
+        tracer.end()
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,15 +25,14 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("`vllm serve` needs vLLM", allow_module_level=True)
 
 import psutil
+from processes import SLOW_S, free_port, until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from kvtrail.connector.simulate import tiny_model
 
-START_WITHIN_S = 120.0
 STOP_WITHIN_S = 15.0
-TOLD_WITHIN_S = 20.0
 PROMPT = " ".join(f"w{3 + i % 500}" for i in range(300))
 BLOCK = 32
 HIT = 256
@@ -113,21 +110,19 @@ def with_grace(process: psutil.Process) -> None:
         pass
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def wait(ask: Callable[[], bool], what: str, alive: subprocess.Popen[bytes], log: Path) -> None:
+    """Ask until it is so; fail with the log when it takes too long or the process has ended."""
 
-
-def until(ask: Callable[[], bool], within_s: float, what: str, alive: subprocess.Popen[bytes], log: Path) -> None:
-    """Ask until it is so; fail with the log when the time is over or the process has ended."""
-    deadline = time.monotonic() + within_s
-    while not ask():
+    def why() -> str:
         ended = alive.poll()
-        if ended is not None or time.monotonic() > deadline:
-            why = f"within {within_s:.0f} s" if ended is None else f"and the process has ended with {ended}"
-            raise AssertionError(f"{what}: not {why}. Its log:\n{log.read_text(errors='replace')[-8000:]}")
-        time.sleep(0.2)
+        state = "not yet" if ended is None else f"not, and the process has ended with {ended}"
+        return f"{what}: {state}. Its log:\n{log.read_text(errors='replace')[-8000:]}"
+
+    def is_so() -> bool:
+        assert alive.poll() is None, why()
+        return ask()
+
+    until(is_so, why=why)
 
 
 # HTTP.
@@ -137,7 +132,7 @@ def call(url: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
     """GET, or POST where there is a body; the JSON that comes back, None where nothing does."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=SLOW_S) as response:
         return json.loads(response.read() or b"null")
 
 
@@ -213,7 +208,7 @@ def vllm_command(model: Path, port: int, endpoint: str) -> list[str]:
     ]  # fmt: skip
 
 
-def all_told(api: str, *ids: str) -> bool:
+def all_recorded(api: str, *ids: str) -> bool:
     """True once the requests have ended, vLLM's own span has come and the workers' transfers are reported."""
     found = [call(f"{api}/requests?search={id_}") for id_ in ids]
     spans = call(f"{api}/spans?limit=10000")
@@ -239,10 +234,10 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         running(tracer_command, logs[0], environment()) as tracer,
         running(vllm_command(model, vllm_port, endpoint), logs[1], vllm_environment(directory, endpoint)) as engine,
     ):
-        until(lambda: answers(f"{api}/health"), START_WITHIN_S, "kvtrail serve answers", tracer, logs[0])
-        until(lambda: answers(f"{url}/health"), START_WITHIN_S, "vllm serve answers", engine, logs[1])
+        wait(lambda: answers(f"{api}/health"), "kvtrail serve answers", tracer, logs[0])
+        wait(lambda: answers(f"{url}/health"), "vllm serve answers", engine, logs[1])
         first, second = two_requests(url)
-        until(lambda: all_told(api, first, second), TOLD_WITHIN_S, "all is told", engine, logs[1])
+        wait(lambda: all_recorded(api, first, second), "everything is recorded", engine, logs[1])
         yield Story(
             call(f"{api}/requests/{EXTERNAL_ID}"),
             call(f"{api}/requests/{second}-0"),
