@@ -1,12 +1,13 @@
-"""Known bugs, injectable into a connector: each rule is proven by the bug that it finds. For tests and demos only.
+"""Known bugs, to be injected into a connector: each rule is proven by the bug that it finds. For tests and demos only.
 
-A fault is asked for by name, `Faulty:<fault>:<connector>`, so that no setting can switch one on by accident. Most of them
-know the OffloadConnector or vLLM's OffloadingConnector from inside; `FAULTS` says which rule each is for.
+In comes a connector class and a fault by name, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
+accident; out comes the class with the fault in front of it. Most are for the OffloadConnector, some for vLLM's
+OffloadingConnector.
 """
 
 from __future__ import annotations
 
-from kvtrail.connector.faults import lookups, plans, told, transfers
+from kvtrail.connector.faults import lookups, plans, reports, transfers
 
 FAULTS: dict[str, type] = {
     "stale-lookup": lookups.StaleLookup,
@@ -34,16 +35,16 @@ FAULTS: dict[str, type] = {
     "late-free": transfers.LateFree,
     "failed-load-resume": transfers.FailedLoadResume,
     "idle-preemption": transfers.IdlePreemption,
-    "short-load": told.ShortLoad,
-    "block-shortage": told.BlockShortage,
-    "rank-disagreement": told.RankDisagreement,
-    "wasted-prefetch": told.WastedPrefetch,
-    "lock-leak": told.LockLeak,
-    "double-free": told.DoubleFree,
-    "statistics": told.Statistics,
-    "key-mismatch": told.KeyMismatch,
-    "index-drift": told.IndexDrift,
-    "late-read": told.LateRead,
+    "short-load": reports.ShortLoad,
+    "block-shortage": reports.BlockShortage,
+    "rank-disagreement": reports.RankDisagreement,
+    "wasted-prefetch": reports.WastedPrefetch,
+    "lock-leak": reports.LockLeak,
+    "double-free": reports.DoubleFree,
+    "statistics": reports.Statistics,
+    "key-mismatch": reports.KeyMismatch,
+    "index-drift": reports.IndexDrift,
+    "late-read": reports.LateRead,
 }
 """The faults by name; the name is that of the rule which finds it."""
 

@@ -1,27 +1,24 @@
-"""Wrong handling of transfers, blocks and the workers' reports.
-
-`alter_report` changes what the workers report, before the scheduler sees it; `kvtrail.connector.simulate.worker` calls it.
-"""
+"""Wrong handling of transfers, blocks and the workers' reports."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kvtrail.connector.faults.base import Fault
 
-class BlockReuse:
+
+class BlockReuse(Fault):
     """vLLM #52360: stores that are under way are not waited for when their blocks are given to others. For the
     OffloadingConnector.
 
     https://github.com/vllm-project/vllm/issues/52360.
     """
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        metadata = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
-        metadata.jobs_to_flush = set()
-        return metadata
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        plan.jobs_to_flush = set()
 
 
-class LoadStoreOverlap:
+class LoadStoreOverlap(Fault):
     """vLLM #46014: a load is issued for a request whose store has not ended. For the OffloadingConnector.
 
     https://github.com/vllm-project/vllm/issues/46014.
@@ -29,16 +26,14 @@ class LoadStoreOverlap:
 
     _number = 10**6
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        metadata = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
-        for job in list(metadata.store_jobs.values())[:1]:
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in list(plan.store_jobs.values())[:1]:
             self._number += 1
             forged = type(job)(req_id=job.req_id, src_spec=job.dst_spec, dst_spec=job.src_spec)
-            metadata.load_jobs[self._number] = forged
-        return metadata
+            plan.load_jobs[self._number] = forged
 
 
-class StrayCompletion:
+class StrayCompletion(Fault):
     """vLLM #51595: two report the same load as finished.
 
     https://github.com/vllm-project/vllm/pull/51595.
@@ -52,14 +47,14 @@ class StrayCompletion:
             report.finished_recving = set(again) | (report.finished_recving or set())
 
 
-class StuckLoad:
+class StuckLoad(Fault):
     """A finished load is never reported."""
 
     def alter_report(self, report: Any) -> None:
         report.finished_recving = None
 
 
-class StuckPromotion:
+class StuckPromotion(Fault):
     """vLLM #27074's kind: the loaded request needs one more block, and all others are held by nobody who will run.
 
     https://github.com/vllm-project/vllm/issues/27074.
@@ -67,44 +62,41 @@ class StuckPromotion:
 
     def alter_report(self, report: Any) -> None:
         if report.finished_recving:
-            pool = self._kv_cache_manager.block_pool  # type: ignore[attr-defined]  # the connector base's
+            pool = self._kv_cache_manager.block_pool  # type: ignore[union-attr]  # bound before the first step
             pool.get_new_blocks(pool.get_num_free_blocks())
 
 
-class LateFree:
+class LateFree(Fault):
     """The blocks of a finished request are kept for a reader that never comes."""
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
-        super().request_finished_all_groups(request, block_ids)  # type: ignore[misc]
+        super().request_finished_all_groups(request, block_ids)
         return True, None
 
     def alter_report(self, report: Any) -> None:
         report.finished_sending = None
 
 
-class FailedLoadResume:
+class FailedLoadResume(Fault):
     """A load error is reported after the scheduler has looked for errors: it runs on. For the OffloadConnector."""
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+    def prepare(self) -> None:
         self._loaded: set[int] = set()
 
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        plan = super().build_connector_meta(scheduler_output)  # type: ignore[misc]
+    def alter_plan(self, plan: Any, output: Any) -> None:
         self._loaded = {copy.blocks[0] for copy in plan.loads}
-        return plan
 
     def update_connector_output(self, connector_output: Any) -> None:
-        super().update_connector_output(connector_output)  # type: ignore[misc]
+        super().update_connector_output(connector_output)
         connector_output.invalid_block_ids = self._loaded
 
 
-class IdlePreemption:
+class IdlePreemption(Fault):
     """vLLM #49674: the blocks of a preempted request are fenced, and the next one is preempted instead.
 
     https://github.com/vllm-project/vllm/issues/49674.
     """
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
-        self._kv_cache_manager.block_pool.touch(blocks.blocks[0])  # type: ignore[attr-defined]  # the connector base's
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._kv_cache_manager.block_pool.touch(blocks.blocks[0])  # type: ignore[union-attr]  # bound before

@@ -67,6 +67,7 @@ def by_class(cls: type) -> KnownConnector | None:
     return next((known for base in cls.__mro__ if (known := by_name(base.__name__))), None)
 
 
+@cache
 def part_of(cls: type, module: str) -> Any:
     """A part of what is known of a class; None where the class is unknown or its folder has no such part."""
     known = by_class(cls)

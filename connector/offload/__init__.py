@@ -28,13 +28,13 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """Chunks of KV in host memory, looked up by the longest stored prefix and saved as soon as they are computed."""
 
     _cache_hit_source = CacheHitSource.HOST
+    answered_from_memory = False
+    """Whether the last lookup was answered without looking. Only an injected fault does that."""
+    reports_more = False
+    """Whether a step may have evictions without a store, and `take_signs`, as an injected fault has."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.answered_from_memory = False
-        """Whether the last lookup was answered without looking. Never here; `kvtrail.connector.faults` does it."""
-        self.tells_more = False
-        """Whether there are signs, or evictions without a store. Never here; known faults have them."""
         config = from_vllm(vllm_config, kv_cache_config)
         self._chunk_size = config.chunk_size
         if role is KVConnectorRole.SCHEDULER:
@@ -113,10 +113,6 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def last_keys(self) -> tuple[str, ...]:
         """Keys of the chunks that the last lookup found."""
         return self._scheduler.last_keys()
-
-    def take_signs(self) -> list[Any]:
-        """Events other than plans and evictions, as `Sign` of a probe. Only an injected fault has any."""
-        return []
 
     def take_evicted(self) -> list[tuple[str, int, int]]:
         """The chunks that left host memory since the last call: key, tokens and bytes of each."""

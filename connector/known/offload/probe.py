@@ -21,7 +21,7 @@ class OffloadProbe(Probe):
         return connector.last_keys()  # type: ignore[no-any-return]  # the connector is known by name only
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        if not (metadata.loads or metadata.stores or metadata.present or connector.tells_more):
+        if not (metadata.loads or metadata.stores or metadata.present or connector.reports_more):
             return None  # nothing is evicted but for a store
         loads = [_planned(copy) for copy in metadata.loads]
         stores = [_planned(copy) for copy in metadata.stores]
@@ -30,7 +30,8 @@ class OffloadProbe(Probe):
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
         evicted = [Evicted(*each) for each in connector.take_evicted()]
-        return Seen(loads, stores, evicted, (), connector.take_signs())
+        signs = connector.take_signs() if connector.reports_more else ()
+        return Seen(loads, stores, evicted, signs=signs)
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         return _moved(connector, connector._connector_metadata.loads)

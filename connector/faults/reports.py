@@ -1,0 +1,135 @@
+"""Faults of connectors that lock, count, prefetch or spread over ranks, which the OffloadConnector does not: it reports what
+such a connector would, as signs for its probe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
+from kvtrail.connector.known.probe import Sign
+from kvtrail.tracer.model.semconv import Kind
+
+
+class _Reporting(Fault):
+    """A fault that shows in signs."""
+
+    reports_more = True
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        if self.last_matched:
+            self.hit(request, self.last_matched)
+        return returned, is_async
+
+    def hit(self, request: Any, matched: int) -> None:
+        """A lookup has matched something."""
+
+
+class ShortLoad(_Reporting):
+    """LMCache #1770: a load brings less than was promised, and no error is reported.
+
+    https://github.com/LMCache/LMCache/issues/1770.
+    """
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for copy in plan.loads[:1]:
+            values = (copy.start, copy.count - BLOCK_SIZE, len(copy.blocks) - 1, None, copy.count, None)
+            self.signs.append(Sign(Kind.LOAD, copy.request_id, values))
+
+
+class BlockShortage(_Reporting):
+    """LMCache, 0.3.10 to 0.5.6: a list of blocks that has some twice, and so too few for its tokens."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for copy in plan.stores[:1]:
+            values = (copy.start, copy.count, len(copy.blocks) - 1, None, None, None)
+            self.signs.append(Sign(Kind.STORE, copy.request_id, values))
+
+
+class RankDisagreement(_Reporting):
+    """LMCache #1467: a rank has lost a chunk, and the others' answer is taken.
+
+    https://github.com/LMCache/LMCache/issues/1467.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        poorest = matched - self.chunk_size
+        self.signs.append(Sign(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest)))
+
+
+class WastedPrefetch(_Reporting):
+    """LMCache #3490: the prefetch takes the whole hit, computed or not.
+
+    https://github.com/LMCache/LMCache/issues/3490.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        self.signs.append(Sign(Kind.PREFETCH, request.request_id, (0, matched)))
+
+
+class LockLeak(_Reporting):
+    """LMCache #1075: every lookup locks what it finds, and nothing unlocks it.
+
+    https://github.com/LMCache/LMCache/pull/1075.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        self.signs.append(Sign(Kind.LOCK, request.request_id, (matched // self.chunk_size,)))
+
+
+class DoubleFree(_Reporting):
+    """LMCache #3381: a lookup's pin is given back twice.
+
+    https://github.com/LMCache/LMCache/issues/3381.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        key = self.last_keys()[0]
+        self.signs += [Sign(Kind.REFCOUNT, request.request_id, (key, 1, pins)) for pins in (1, 0, -1)]
+
+
+class Statistics(Fault):
+    """LMCache #2912: the external tokens are of this admission, the cached ones of another.
+
+    https://github.com/LMCache/LMCache/issues/2912.
+    """
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        self._asked = request
+        return returned, is_async
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        if output.scheduled_new_reqs and (stats := self._asked.prefill_stats) is not None:
+            stats.num_cached_tokens, stats.num_external_cached_tokens = 0, 32
+
+
+class KeyMismatch(_Reporting):
+    """LMCache #2511: a chunk's key depends on the process that makes it.
+
+    https://github.com/LMCache/LMCache/issues/2511.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        key = self.last_keys()[0]
+        self.signs.append(Sign(Kind.KEY, None, (f"{key}-{request.request_id}", None, key)))
+
+
+class IndexDrift(_Reporting):
+    """llm-d #663: an index loses announced blocks whose parent it does not know.
+
+    https://github.com/llm-d/llm-d-kv-cache/pull/663.
+    """
+
+    def hit(self, request: Any, matched: int) -> None:
+        self.signs.append(Sign(Kind.INDEX, None, (matched, matched - 1, 0)))
+
+
+class LateRead(_Reporting):
+    """aws-do-eks #84: a request's blocks are read after their lease.
+
+    https://github.com/aws-samples/aws-do-eks/pull/84.
+    """
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]),))):
+            self.signs.append(Sign(kind, request.request_id, values))
+        return super().request_finished_all_groups(request, block_ids)
