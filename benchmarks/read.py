@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from memory import Memory
+from memory import MemoryTransport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import tell
 from test_bare_scheduler import storm
@@ -63,7 +63,7 @@ class Patient(BareScheduler):
 
 def record(path: Path, level: str, requests: int) -> None:
     """Write the history of a random workload; nothing of it is dropped."""
-    memory = Memory()
+    memory = MemoryTransport()
     exporter.from_environment = lambda: exporter.InProcessExporter(memory)
     extra = {"cpu_bytes_to_use": 8_000_000, "chunk_size": 64, "kvtrail": {"level": level}}
     connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from history import heartbeats
-from memory import Memory
+from memory import MemoryTransport
 from test_bare_scheduler import scheduler, storm
 
 from kvtrail.connector.recording import exporter, recorder
@@ -31,7 +31,7 @@ MUCH_LATER_S = 3600.0
 
 def run(name: str, seed: int) -> tuple[int, Detector]:
     """One random workload: the steps it took, and the detector after it."""
-    memory = Memory()
+    memory = MemoryTransport()
     exporter.from_environment = lambda: exporter.InProcessExporter(memory)
     rng = random.Random(seed)
     extra = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-HANGS_S = 400.0
+SLOW_S = 400.0
 """Only what hangs takes so long."""
 SERVER = {
     "PYTHONPATH": str(Path(__file__).parent),
@@ -62,7 +62,7 @@ def run(
     *,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    timeout: float = HANGS_S,
+    timeout: float = SLOW_S,
 ) -> subprocess.CompletedProcess[str]:
     """As `subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)`."""
     with tempfile.TemporaryDirectory() as place:

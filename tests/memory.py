@@ -1,38 +1,62 @@
-"""A transport in memory, for recorders whose tracer is the test itself."""
+"""Recorders whose tracer is the test itself: a transport in memory, and what is recorded through it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import SLOW_S
 
+from kvtrail.connector.recording.exporter import InProcessExporter
+from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.semconv import Kind
 
 
-class Memory:
-    """It keeps what it is given; it can refuse, and it can hang."""
+class MemoryTransport:
+    """Collects what it is sent; it can refuse, and it can hang.
+
+    Attributes:
+        accepts: whether anything is accepted.
+        refused: set when something was refused.
+        open: while it is not set, `send` hangs.
+    """
 
     endpoint = "memory"
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
         self.accepts = True
+        self.refused = threading.Event()
         self.open = threading.Event()
         self.open.set()
 
     def send(self, payload: bytes) -> bool:
         self.open.wait()
-        if self.accepts:
-            self.payloads.append(payload)
-        return self.accepts
+        if not (self.accepts and self.wants(payload)):
+            self.refused.set()
+            return False
+        self.payloads.append(payload)
+        return True
+
+    def wants(self, payload: bytes) -> bool:
+        """Whether this request is accepted."""
+        return True
+
+    def await_refusal(self) -> None:
+        """Wait until something has been refused since this was last asked."""
+        assert self.refused.wait(SLOW_S)
+        self.refused.clear()
 
     @contextmanager
     def held_up(self) -> Iterator[None]:
-        """Nothing passes meanwhile, and so the recorder's thread waits. Else it may number a sign of life of its own between
-        two events."""
+        """Nothing gets through meanwhile, and so the recorder's thread waits. Else it may number a heartbeat between two
+        events."""
         self.open.clear()
         yield
         self.open.set()
@@ -43,3 +67,22 @@ class Memory:
     def events(self) -> list[Event]:
         spans = [s for p in self.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(p))]
         return [event for span in spans if (event := decode.from_span(span)) is not None]
+
+    def lookups(self) -> list[Event]:
+        return [event for event in self.events() if event.kind == Kind.LOOKUP]
+
+
+def a_request(request_id: str = "cmpl-1-0-0123abcd", **changes: Any) -> Any:
+    """A request as vLLM's scheduler knows it."""
+    return SimpleNamespace(**{"request_id": request_id, "num_preemptions": 0, "trace_headers": None, **changes})
+
+
+def a_recorder(transport: MemoryTransport) -> Recorder:
+    return Recorder("engine", {}, InProcessExporter(transport))
+
+
+def record(recorder: Recorder, request: Any, count: int = 1) -> None:
+    """Record so many lookups of a request."""
+    for _ in range(count):
+        values = (700, 0, 0, 0, False, None, None, None)
+        recorder.record(Kind.LOOKUP.value, b"", recorder.context(request), 1, 2, values)

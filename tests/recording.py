@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from memory import Memory
+from memory import MemoryTransport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import SLOW_S
 
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.tracer.ingest import otlp
@@ -17,13 +18,13 @@ from kvtrail.tracer.ingest import otlp
 @contextmanager
 def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
     """Write all that is recorded inside to a file, when it is over."""
-    memory = Memory()
+    memory = MemoryTransport()
     with patch.object(exporter, "from_environment", lambda: exporter.InProcessExporter(memory)):
         try:
             yield
         finally:
             for each in recorder.recorders():
-                assert each.flush()
+                assert each.flush(SLOW_S)
                 assert each.dropped == 0
             spans = [
                 span
@@ -36,5 +37,5 @@ def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
             ]
             path.write_text("\n".join(lines) + "\n")
             for each in recorder.recorders():
-                each.close()
+                each.close(SLOW_S)
             recorder._recorders.clear()

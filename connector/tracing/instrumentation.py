@@ -1,24 +1,24 @@
-"""What is told of a traced connector's calls: between `traced`, which sees them, and `recorder`, which keeps them.
+"""What is recorded of a traced connector's calls: between `traced`, which intercepts them, and the recorder.
 
-Telling must never break the engine. Whatever fails here, an attribute that another vLLM calls differently, a probe that does
-not know its connector any more, is logged once, and that telling is over; the connector goes on as if untraced.
+Recording must never break the engine. Whatever fails here, an attribute that another vLLM names differently, a probe that no
+longer fits its connector, is logged once, and that recording is over; the connector goes on as if untraced.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import wraps
 from time import time_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvtrail.connector.known.probe import Moved, Probe, Seen
+from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.settings import LevelSwitch
-from kvtrail.connector.tracing import guard, steps
-from kvtrail.connector.tracing.transfers import Places, Transfers
+from kvtrail.connector.settings import Guard, LevelSwitch
+from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -26,34 +26,36 @@ logger = logging.getLogger("vllm.kvtrail")
 FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 HASH_BYTES = 6
-"""What is told of a block's hash: enough to know it again among those of a trace."""
-_NAMES = {kind: kind.value for kind in Kind}  # an enum's own way to its value is slow
-_LOOKUP, _ALLOC = Kind.LOOKUP.value, Kind.ALLOC.value
+"""Recorded of a block's hash: enough to recognize it among those of a trace."""
+MOST_JOBS = 65_536
+"""Numbered transfers whose request is remembered."""
+SAFE_ANSWER = (0, False)
+"""Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""
+PLACES = "_kvtrail_places"
+"""Attribute of a connector's metadata in which the scheduler's side passes the places of requests in callers' traces."""
+_NAMES = {kind: kind.value for kind in Kind}  # reading an enum's value takes five times as long
 _NO_POOL = SimpleNamespace(cached_block_hash_to_block=None)
 Method = TypeVar("Method", bound=Callable[..., None])
 
 
+class ContractBreach(RuntimeError):
+    """A lookup's answer broke the contract under `guard: raise`."""
+
+
 def _never_breaks(method: Method) -> Method:
     @wraps(method)
-    def telling(self: Teller, *args: Any) -> None:
+    def guarded(self: Instrumentation, *args: Any) -> None:
         if self._recorder is not None:
             try:
                 method(self, *args)
             except Exception:
                 self._give_up()
 
-    return telling  # type: ignore[return-value]  # the same signature
+    return guarded  # type: ignore[return-value]  # the same signature
 
 
-@cache  # an enum's own way to a name is slow
-def _outcome(status: Any) -> str:
-    """How a request ended, by its `RequestStatus`."""
-    name: str = status.name
-    return name.removeprefix("FINISHED_").lower()
-
-
-class Teller:
-    """Tells a recorder about one connector object; without a recorder it tells nobody."""
+class Instrumentation:
+    """Records the calls of one connector object; without a recorder it records nothing."""
 
     def __init__(
         self,
@@ -62,71 +64,74 @@ class Teller:
         name: str = "",
         source: bytes = b"",
         probe: Probe | None = None,
-        guarded: bool = False,
+        guard: Guard = Guard.OBSERVE,
     ) -> None:
-        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guarded`, whether
-        answers that break the contract are refused."""
+        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guard`, what to do
+        with a lookup's answer that breaks the contract."""
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
         self._level = LevelSwitch() if recorder is None else recorder.level
         self._name = name
         self._source = source
         self._probe = probe or Probe()
-        self._guarded = guarded
+        self._guard = guard
         self._steps = 0
         self._pool: Any = _NO_POOL
-        self._prefix_cache: Any = _NO_POOL.cached_block_hash_to_block
-        self._transfers = Transfers(self._recorder, source)
-        self.sees_ends = recorder is not None and self._probe.sees_ends
+        self._prefix_cache: Any = None
+        self._jobs: OrderedDict[int, str] = OrderedDict()
+        """The requests of numbered transfers, ended ones included: a second report of one may follow."""
 
-    def bound(self, kv_cache_manager: Any) -> None:
-        """Know vLLM's block pool, whose map of cached blocks is a new one after each reset. Another vLLM's may have none."""
+    # On the scheduler's side, in the order of a request's life.
+
+    @_never_breaks
+    def pool_bound(self, kv_cache_manager: Any) -> None:
+        """After `bind_kv_cache_manager`: vLLM's block pool, whose map of cached blocks is a new one after each reset. Another
+        vLLM may have none."""
         pool = getattr(kv_cache_manager, "block_pool", None)
         if pool is not None and hasattr(pool, "cached_block_hash_to_block"):
             self._pool, self._prefix_cache = pool, pool.cached_block_hash_to_block
 
     @_never_breaks
-    def begun(self, request: Any) -> None:
+    def request_started(self, request: Any) -> None:
+        """After `on_new_request`."""
         context = self._recorder.context(request)
         if not context.started:
             context.started = True
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
-            values = (request.num_tokens, limit, self._steps, priority or None, self._hashes(context, request))
-            self._recorder.record(
-                _NAMES[Kind.REQUEST_START], self._source, context, context.start_ns, time_ns(), values
-            )
+            values = (request.num_tokens, limit, self._steps, priority or None, self._new_hashes(context, request))
+            start_ns = context.start_ns
+            self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, time_ns(), values)
 
-    def lookup(
-        self,
-        connector: Any,
-        request: Any,
-        computed: int,
-        start_ns: int,
-        answer: tuple[int | None, bool],
-    ) -> str | None:
-        """Tell a lookup that has just been answered. Returns why the answer is refused, if lookups are guarded and it breaks
-        the contract. The most frequent of all calls, and so in one piece."""
+    def looked_up(
+        self, connector: Any, request: Any, computed: int, start_ns: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """After `get_num_new_matched_tokens`. Returns the answer for vLLM: the connector's, unless the guard heals it.
+
+        Raises:
+            ContractBreach: the answer breaks the contract under `guard: raise`.
+        """
         end_ns = time_ns()
         total, (returned, is_async) = request.num_tokens, answer
-        matched = cached = keys = instead = refused = None
-        try:
-            matched, cached = self._probe.lookup(connector, request)
-            if self._level.detailed:
-                keys = self._probe.keys(connector, request)
-        except Exception:
-            self._blind()
-        if self._guarded and guard.breaks(total, computed, matched, returned, is_async):
-            refused = guard.message(request.request_id, total, computed, matched, returned)
-            returned, instead = guard.SAFE_ANSWER[0], returned
+        matched, cached = self._ask(self._probe.lookup, connector, request) or (None, None)
+        keys = self._ask(self._probe.keys, connector, request) if self._level.detailed else None
+        refused = None
+        if self._guard is not Guard.OBSERVE and contract.breach(total, computed, matched, returned, is_async):
+            answer, returned, refused = SAFE_ANSWER, SAFE_ANSWER[0], returned
         if self._recorder is not None:
-            values = (total, computed, matched, returned, is_async, cached, instead, keys)
+            values = (total, computed, matched, returned, is_async, cached, refused, keys)
             try:
-                self._recorder.record(_LOOKUP, self._source, self._recorder.context(request), start_ns, end_ns, values)
+                context = self._recorder.context(request)
+                self._recorder.record(_NAMES[Kind.LOOKUP], self._source, context, start_ns, end_ns, values)
             except Exception:
                 self._give_up()
-        return refused
+        if refused is not None and self._guard is Guard.RAISE:
+            raise ContractBreach(
+                f"kvtrail: the connector returned {refused} new tokens for request {request.request_id}, of whose {total}"
+                f" tokens {computed} are computed: at most {contract.new_at_most(total, computed, matched)} can be new"
+            )
+        return answer
 
     @_never_breaks
-    def alloc(
+    def allocated(
         self,
         connector: Any,
         request: Any,
@@ -135,170 +140,247 @@ class Teller:
         start_ns: int,
         error: BaseException | None = None,
     ) -> None:
-        """Tell an allocation, with the block table where the request's epoch is recorded in detail."""
-        recorder = self._recorder
-        context: RequestContext = recorder.context(request)
+        """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
+        in detail."""
+        context: RequestContext = self._recorder.context(request)
         if context.detailed_epoch != context.epoch:
-            context.detailed_epoch, context.detailed = context.epoch, recorder.level.detailed
-        table = steps.first_group(blocks.get_block_ids()) if context.detailed else None
+            context.detailed_epoch, context.detailed = context.epoch, self._level.detailed
+        table = _first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
-        sources = self._sources(connector, request, external) if external and error is None else None
+        sources = _hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, None, None, sources)
         if error is None:
-            recorder.record(_ALLOC, self._source, context, start_ns, time_ns(), values)
+            self._recorder.record(_NAMES[Kind.ALLOC], self._source, context, start_ns, time_ns(), values)
         else:
             self.failed(Kind.ALLOC, request, start_ns, values, error)
 
     @_never_breaks
     def failed(self, kind: Kind, request: Any, start_ns: int, values: tuple[Any, ...], error: BaseException) -> None:
-        recorder, text = self._recorder, f"{type(error).__name__}: {error}"
-        recorder.record(kind.value, self._source, recorder.context(request), start_ns, time_ns(), values, text)
-        recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to say more
+        """A call of the connector has raised."""
+        context, text = self._recorder.context(request), f"{type(error).__name__}: {error}"
+        self._recorder.record(_NAMES[kind], self._source, context, start_ns, time_ns(), values, text)
+        self._recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to send more
 
-    def _sources(self, connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
-        """Where external tokens come from, by the connector's own account; None where it gives none."""
-        try:
-            counted = connector.get_external_cache_hit_sources(request, external)
-            return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
-        except Exception:  # it is asked for this one span only: what fails here must not end the telling
-            return None
-
-    def step(self, connector: Any, scheduler_output: Any, metadata: Any) -> None:
-        """Preemptions, steps, plans, evictions and signs of a scheduling steps."""
-        if self._recorder is None:
-            return
-        try:
-            if self._pool.cached_block_hash_to_block is not self._prefix_cache:
-                self._forgotten()
-            out = scheduler_output
-            if (
-                out.scheduled_new_reqs
-                or out.preempted_req_ids
-                or out.scheduled_cached_reqs.resumed_req_ids
-                or self._level.any_detailed
-            ):
-                steps.tell(self._recorder, self._source, connector, out)
-            self._steps += 1
-        except Exception:
-            self._give_up()
-            return
-        try:
-            seen = self._probe.stepped(connector, metadata)
-        except Exception:
-            self._blind()
-            return
+    @_never_breaks
+    def step_built(self, connector: Any, output: Any, metadata: Any) -> None:
+        """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
+        if self._pool.cached_block_hash_to_block is not self._prefix_cache:
+            self._prefix_cache = self._pool.cached_block_hash_to_block
+            self._record(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
+        if (
+            output.scheduled_new_reqs
+            or output.preempted_req_ids
+            or output.scheduled_cached_reqs.resumed_req_ids
+            or self._level.any_detailed
+        ):
+            self._scheduled(connector, output)
+        self._steps += 1
+        seen = self._ask(self._probe.stepped, connector, metadata)
         if seen is not None:
             self._seen(seen, metadata)
 
-    def ending(self, connector: Any, connector_output: Any) -> Sequence[int]:
-        """The numbers of planned transfers that a report of the workers ends; asked before the connector hears it."""
-        try:
-            return self._probe.ended(connector, connector_output)
-        except Exception:
-            self._blind()
+    def transfers_ended(self, connector: Any, output: Any) -> Sequence[int]:
+        """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends."""
+        if self._recorder is None or not self._probe.sees_ends:
             return ()
+        return self._ask(self._probe.ended, connector, output) or ()
 
     @_never_breaks
-    def completions(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
-        """What the workers reported: transfers that ended, and blocks that could not be loaded."""
+    def workers_reported(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
+        """After `update_connector_output`: transfers that ended, and blocks that could not be loaded."""
         at_ns = time_ns()
         for number in ended:
-            self._transfers.over(Kind.TRANSFER_END, number, (False, self._steps))
+            self._job(Kind.TRANSFER_END, number, (False, self._steps))
         if invalid := getattr(output, "invalid_block_ids", None):
-            for context, blocks in steps.holders(self._recorder, connector, invalid):
-                self._tell(Kind.LOAD_ERROR, context, at_ns, (blocks,))
+            for context, blocks in self._holders(connector, invalid):
+                self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
-            self._tell(
-                Kind.RECEIVED, self._recorder.contexts.of_id(request_id), at_ns, (request_id in failed, self._steps)
-            )
+            context = self._recorder.contexts.of_id(request_id)
+            self._record(Kind.RECEIVED, context, at_ns, (request_id in failed, self._steps))
         for request_id in output.finished_sending or ():
-            self._tell(Kind.SENT, self._recorder.contexts.of_id(request_id), at_ns, (self._steps,))
+            self._record(Kind.SENT, self._recorder.contexts.of_id(request_id), at_ns, (self._steps,))
 
     @_never_breaks
-    def ended(self, request: Any, delayed: bool) -> None:
+    def request_ended(self, request: Any, delayed: bool) -> None:
+        """After `request_finished`."""
         context = self._recorder.context(request)
-        if context.ended is None:  # another child of a MultiConnector may have told it
+        if context.ended is None:  # another child of a MultiConnector may have recorded it
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
-            values = (*counts, _outcome(request.status), delayed, None, self._steps, self._hashes(context, request))
+            outcome = request.status.name.removeprefix("FINISHED_").lower()
+            values = (*counts, outcome, delayed, None, self._steps, self._new_hashes(context, request))
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, time_ns(), values)
             self._recorder.contexts.end(context)
 
     @_never_breaks
-    def reset(self, succeeded: bool | None) -> None:
-        self._tell(Kind.RESET, None, time_ns(), (succeeded, self._steps))
-
-    def loaded(self, connector: Any, start_ns: int) -> None:
-        """What this step has loaded."""
-        self._moved(Kind.LOAD, self._probe.loads, connector, start_ns)
-
-    def stored(self, connector: Any, start_ns: int) -> None:
-        """What this step has stored."""
-        self._moved(Kind.STORE, self._probe.stores, connector, start_ns)
+    def cache_reset(self, succeeded: bool | None) -> None:
+        """After `reset_cache`."""
+        self._record(Kind.RESET, None, time_ns(), (succeeded, self._steps))
 
     @_never_breaks
     def flush(self) -> None:
+        """After `shutdown`."""
         self._recorder.flush(FLUSH_S)
 
-    @_never_breaks
-    def _seen(self, seen: Seen, metadata: Any) -> None:
-        """What the probe saw of a step, in the order in which it happens: what is evicted makes room for what is stored."""
-        at_ns, transfers = time_ns(), self._transfers
-        loads, stores, evicted, flushed, signs = seen
-        places: Places = {}
-        if loads:
-            transfers.plan_loads(loads, at_ns, places)
-        for chunk in evicted:
-            self._tell(Kind.EVICT, None, at_ns, tuple(chunk))
-        if stores:
-            transfers.plan_stores(stores, at_ns, places)
-        if places:
-            transfers.hand_over(places, metadata)
-        for number in flushed:
-            transfers.over(Kind.FLUSH, number, ())
-        for kind, request_id, values in signs:
-            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
-            self._tell(kind, context, at_ns, values)
+    # On a worker.
+
+    def loaded(self, connector: Any, start_ns: int) -> None:
+        """After the connector's call that loads."""
+        self._moved(Kind.LOAD, self._probe.loads, connector, start_ns)
+
+    def stored(self, connector: Any, start_ns: int) -> None:
+        """After the connector's call that stores."""
+        self._moved(Kind.STORE, self._probe.stores, connector, start_ns)
 
     @_never_breaks
-    def _moved(self, kind: Kind, look: Callable[[Any], Sequence[Moved]], connector: Any, start_ns: int) -> None:
-        try:
-            moved = look(connector)
-        except Exception:
-            self._blind()
+    def _moved(self, kind: Kind, question: Callable[[Any], Sequence[Moved]], connector: Any, start_ns: int) -> None:
+        """Record what this step has copied, in the callers' traces that the scheduler's side passed on."""
+        if not (moved := self._ask(question, connector)):
             return
-        if moved:
-            self._transfers.moved(kind, connector._connector_metadata, start_ns, moved)
+        end_ns, contexts = time_ns(), self._recorder.contexts
+        for request_id, place in getattr(connector._connector_metadata, PLACES, {}).items():
+            contexts.adopt(request_id, *place)
+        for request_id, *values in moved:
+            context = contexts.of_id(request_id)
+            self._recorder.record(_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
 
-    def _tell(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
+    # Scheduling steps.
+
+    def _scheduled(self, connector: Any, output: Any) -> None:
+        """Record preemptions and first steps of a `SchedulerOutput`, and in detail every step with its blocks."""
+        at_ns, of_id = time_ns(), self._recorder.contexts.of_id
+        if output.preempted_req_ids:
+            free = _left_free(connector, output) if self._level.detailed else None
+            for request_id in output.preempted_req_ids:
+                self._record(Kind.PREEMPT, of_id(request_id), at_ns, (free,))
+        running, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        drafts = output.scheduled_spec_decode_tokens
+        for new in output.scheduled_new_reqs:
+            context, table, drafted = of_id(new.req_id), None, None
+            if context.detailed:
+                table, drafted = _first_group(new.block_ids), len(drafts.get(new.req_id, ()))
+            values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, table)
+            self._record(Kind.SCHEDULE, context, at_ns, values)
+            stats = getattr(context.request, "prefill_stats", None)  # set when it is scheduled for the first time
+            if stats is not None and stats.num_prompt_tokens:
+                reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
+                self._record(Kind.STATS, context, at_ns, reported)
+        if not (running.resumed_req_ids or self._level.any_detailed):
+            return
+        for number, request_id in enumerate(running.req_ids):
+            resumed = request_id in running.resumed_req_ids
+            if resumed or self._level.any_detailed:
+                context, added, drafted = of_id(request_id), None, None
+                if context.detailed:
+                    added, drafted = _first_group(running.new_block_ids[number]), len(drafts.get(request_id, ()))
+                if resumed or context.detailed:
+                    values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
+                    self._record(Kind.SCHEDULE, context, at_ns, values)
+
+    def _seen(self, seen: Seen, metadata: Any) -> None:
+        """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
+        at_ns = time_ns()
+        loads, stores, evicted, flushed, signs = seen
+        places: dict[str, tuple[bytes, bool]] = {}
+        for plan in loads:
+            self._planned(Kind.LOAD_PLAN, plan, at_ns, places)
+        for chunk in evicted:
+            self._record(Kind.EVICT, None, at_ns, tuple(chunk))
+        for plan in stores:
+            self._planned(Kind.STORE_PLAN, plan, at_ns, places)
+        if places:  # workers in other processes cannot derive these as they do the others
+            try:
+                setattr(metadata, PLACES, places)
+            except (AttributeError, TypeError):
+                logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
+        for number in flushed:
+            self._job(Kind.FLUSH, number, ())
+        for kind, request_id, values in signs:
+            self._record(kind, None if request_id is None else self._recorder.contexts.of_id(request_id), at_ns, values)
+
+    # Transfers between KV blocks and the connector's store.
+
+    def _planned(self, kind: Kind, plan: Planned, at_ns: int, places: dict[str, tuple[bytes, bool]]) -> None:
+        """The workers are told to load or to store. Adds the request to `places` if its trace is a caller's: its root there,
+        and whether that is sampled."""
+        request_id, start, tokens, blocks, keys, job, present = plan
+        context: RequestContext = self._recorder.contexts.of_id(request_id)
+        if job is not None:
+            self._jobs[job] = request_id
+            if len(self._jobs) > MOST_JOBS:
+                self._jobs.popitem(last=False)
+        if context.has_caller:
+            places[request_id] = (context.root, context.sampled)
+        values = (start, tokens, blocks if context.detailed else None, keys, job)
+        self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
+
+    def _job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
+        """A numbered transfer has ended, or is waited for. One that was not planned is ignored."""
+        if (request_id := self._jobs.get(number)) is not None:
+            self._record(kind, self._recorder.contexts.of_id(request_id), time_ns(), (number, *more))
+
+    def _holders(self, connector: Any, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
+        """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""
+        for context in list(self._recorder.contexts.open.values()):
+            if context.request is not None:
+                table = _first_group(connector._kv_cache_manager.get_block_ids(context.request_id)) or ()
+                if held := tuple(block for block in table if block in blocks):
+                    context.epoch = context.request.num_preemptions
+                    yield context, held
+
+    def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
+        """Something that takes no time."""
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
 
-    def _forgotten(self) -> None:
-        """vLLM's prefix cache is another one: it was reset."""
-        self._prefix_cache = self._pool.cached_block_hash_to_block
-        self._tell(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
-
-    def _hashes(self, context: RequestContext, request: Any) -> str | None:
-        """In detail, the hashes of the request's blocks that were not told yet."""
-        if not self._recorder.level.detailed:
+    def _new_hashes(self, context: RequestContext, request: Any) -> str | None:
+        """In detail, the hashes of the request's blocks that were not recorded yet."""
+        if not self._level.detailed:
             return None
         fresh = request.block_hashes[context.hashed :]
         context.hashed += len(fresh)
         return b"".join(bytes(block_hash)[:HASH_BYTES] for block_hash in fresh).hex() or None
 
+    def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
+        """The probe's answer. A probe that fails is switched off, and the answer is None."""
+        try:
+            return question(*args)
+        except Exception:
+            logger.exception(
+                "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
+                self._name,
+            )
+            self._probe = Probe()
+            if self._recorder is not None:
+                self._recorder.leave_gap()
+            return None
+
     def _give_up(self) -> None:
-        logger.exception("kvtrail: %s could not be told; nothing more is recorded of it", self._name)
+        logger.exception("kvtrail: a call of %s could not be recorded; nothing more is recorded of it", self._name)
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.leave_gap()
 
-    def _blind(self) -> None:
-        logger.exception(
-            "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
-            self._name,
-        )
-        self._probe = Probe()
-        self.sees_ends = False
-        if self._recorder is not None:
-            self._recorder.leave_gap()
+
+def _first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+    """Block ids of the first KV cache group; None if there are several groups, whose ids mean different pools."""
+    if blocks is None:
+        return ()
+    return tuple(blocks[0]) if len(blocks) == 1 else None
+
+
+def _left_free(connector: Any, output: Any) -> int:
+    """The blocks that preemptions left free: those that are free after the step, and those that it used."""
+    used = [new.block_ids for new in output.scheduled_new_reqs]
+    used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
+    free: int = connector._kv_cache_manager.block_pool.get_num_free_blocks()
+    return free + sum(len(_first_group(blocks) or ()) for blocks in used)
+
+
+def _hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
+    """Where external tokens come from, by the connector's own account; None if it gives none."""
+    try:
+        counted = connector.get_external_cache_hit_sources(request, external)
+        return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
+    except Exception:  # it is asked for this one span only: what fails here must not end the recording
+        return None

@@ -1,8 +1,8 @@
-"""`Traced<X>`: a subclass of any connector class X that records what the scheduler and X say to each other.
+"""`Traced<X>`: a subclass of any connector class X that records the calls between vLLM's scheduler and X.
 
-A subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
-`get_required_kvcache_layout`, `build_prom_metrics`, ...): a subclass answers all of it as X does, today's questions and
-tomorrow's. Of a worker's calls only those that copy are touched, where a probe sees what they copy.
+It is a subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
+`get_required_kvcache_layout`, `build_prom_metrics`, ...), and a subclass answers every such question as X does. Of a worker's
+methods only those that copy are overridden, and only if a probe sees what they copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, p
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
-from kvtrail.connector.settings import Guard, Settings
-from kvtrail.connector.tracing import guard
-from kvtrail.connector.tracing.instrumentation import Teller
+from kvtrail.connector.settings import Settings
+from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
@@ -36,24 +35,10 @@ class Tracing:
     """
 
     _kvtrail_plain: Any
-    """The connector class. A method is called as its, and not by way of `super()`, which takes three times as long."""
-    _kvtrail: Teller
-    _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
-    _kvtrail_build: Callable[..., Any]
-    _kvtrail_update: Callable[..., Any]
-    _kvtrail_guard = Guard.OBSERVE
+    """The connector class. Its methods are called directly, since `super()` takes three times as long."""
+    _kvtrail = Instrumentation()
+    """Records nothing until the constructor is through: that may call methods, and the destructor runs even if it fails."""
     _kvtrail_finishing = False
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """What the methods of every step need, before the constructor: that may call methods, and the destructor runs even
-        if it fails. Attributes of the object that no class has one like, since CPython finds these soonest."""
-        self: Any = super().__new__(cls)
-        plain = cls._kvtrail_plain
-        self._kvtrail = Teller()
-        self._kvtrail_look_up = plain.get_num_new_matched_tokens
-        self._kvtrail_build = plain.build_connector_meta
-        self._kvtrail_update = plain.update_connector_output
-        return self
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
@@ -78,67 +63,53 @@ class Tracing:
         recorder = of_process(str(transfer.engine_id), _resource(self._kvtrail_plain, vllm_config, kv_cache_config))
         if recorder is not None:
             recorder.level.set(settings.level, settings.level_file)
-        self._kvtrail_guard = settings.guard
-        self._kvtrail = Teller(
+        self._kvtrail = Instrumentation(
             recorder,
             name=name,
             source=b"".join(attribute(key, value) for key, value in source.items()),
             probe=probe,
-            guarded=settings.guard is not Guard.OBSERVE,
+            guard=settings.guard,
         )
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> Any:
         result = self._kvtrail_plain.bind_kv_cache_manager(self, kv_cache_manager)
-        self._kvtrail.bound(kv_cache_manager)
+        self._kvtrail.pool_bound(kv_cache_manager)
         return result
 
     def on_new_request(self, request: Any) -> Any:
         result = self._kvtrail_plain.on_new_request(self, request)
-        self._kvtrail.begun(request)
+        self._kvtrail.request_started(request)
         return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns, look_up = time_ns(), self._kvtrail_look_up
+        start_ns = time_ns()
         try:
-            answer = look_up(self, request, num_computed_tokens)
+            answer = self._kvtrail_plain.get_num_new_matched_tokens(self, request, num_computed_tokens)
         except BaseException as error:
-            asked = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
-            self._kvtrail.failed(Kind.LOOKUP, request, start_ns, asked, error)
+            values = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
+            self._kvtrail.failed(Kind.LOOKUP, request, start_ns, values, error)
             raise
-        refused = self._kvtrail.lookup(self, request, num_computed_tokens, start_ns, answer)
-        if refused is None:
-            return answer
-        if self._kvtrail_guard is Guard.RAISE:
-            raise guard.ContractBreach(refused)
-        return guard.SAFE_ANSWER
+        return self._kvtrail.looked_up(self, request, num_computed_tokens, start_ns, answer)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
         start_ns = time_ns()
         try:
             result = self._kvtrail_plain.update_state_after_alloc(self, request, blocks, num_external_tokens)
         except BaseException as error:
-            self._kvtrail.alloc(None, request, blocks, num_external_tokens, start_ns, error)
+            self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns, error)
             raise
-        self._kvtrail.alloc(self, request, blocks, num_external_tokens, start_ns)
+        self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns)
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        build = self._kvtrail_build
-        metadata = build(self, scheduler_output)
-        self._kvtrail.step(self, scheduler_output, metadata)
+        metadata = self._kvtrail_plain.build_connector_meta(self, scheduler_output)
+        self._kvtrail.step_built(self, scheduler_output, metadata)
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        teller, update = self._kvtrail, self._kvtrail_update
-        ended = teller.ending(self, connector_output) if teller.sees_ends else ()
-        result = update(self, connector_output)
-        out = connector_output
-        try:
-            told = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
-        except AttributeError:
-            told = True  # another vLLM's report: told as far as it is understood
-        if told:
-            teller.completions(self, out, ended)
+        ended = self._kvtrail.transfers_ended(self, connector_output)  # the connector forgets their numbers
+        result = self._kvtrail_plain.update_connector_output(self, connector_output)
+        self._kvtrail.workers_reported(self, connector_output, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
@@ -146,7 +117,7 @@ class Tracing:
 
     def reset_cache(self) -> bool | None:
         succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
-        self._kvtrail.reset(succeeded)
+        self._kvtrail.cache_reset(succeeded)
         return succeeded
 
     def shutdown(self) -> Any:
@@ -156,14 +127,14 @@ class Tracing:
             self._kvtrail.flush()
 
     def _kvtrail_finish(self, request: Any, plain: Callable[..., tuple[bool, Any]], block_ids: Any) -> tuple[bool, Any]:
-        if self._kvtrail_finishing:  # a connector may call the one from the other
+        if self._kvtrail_finishing:  # a connector may call one of its methods from the other
             return plain(self, request, block_ids)
         self._kvtrail_finishing = True
         try:
             delayed, params = plain(self, request, block_ids)
         finally:
             self._kvtrail_finishing = False
-        self._kvtrail.ended(request, delayed)
+        self._kvtrail.request_ended(request, delayed)
         return delayed, params
 
 
@@ -196,20 +167,20 @@ def traced(cls: type) -> type:
         "_kvtrail_plain": cls,
     }
     probe = probe_for(cls)
-    for call, tell in ((probe.load_call, Teller.loaded), (probe.store_call, Teller.stored)):
+    for call, record in ((probe.load_call, Instrumentation.loaded), (probe.store_call, Instrumentation.stored)):
         if call is not None:
-            own[call] = _moving(getattr(cls, call), tell)
+            own[call] = _moving(getattr(cls, call), record)
     return type(name, (mixin, cls), own)
 
 
-def _moving(plain: Callable[..., Any], tell: Callable[[Teller, Any, int], None]) -> Callable[..., Any]:
-    """A worker's method that copies, and tells what it has copied."""
+def _moving(plain: Callable[..., Any], record: Callable[[Instrumentation, Any, int], None]) -> Callable[..., Any]:
+    """A worker's method that copies, and records what it has copied."""
 
     @wraps(plain)
     def moving(self: Any, *args: Any, **kwargs: Any) -> Any:
         start_ns = time_ns()
         result = plain(self, *args, **kwargs)
-        tell(self._kvtrail, self, start_ns)
+        record(self._kvtrail, self, start_ns)
         return result
 
     return moving
@@ -219,7 +190,7 @@ def _chunk_size(probe: Probe, connector: Any) -> int | None:
     try:
         return probe.chunk_size(connector)
     except Exception:
-        logger.exception("kvtrail: the chunk size of %s cannot be read, and is left out", type(connector).__name__)
+        logger.exception("kvtrail: the chunk size of %s cannot be read and is left out", type(connector).__name__)
         return None
 
 

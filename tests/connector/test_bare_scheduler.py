@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from history import heartbeats
-from memory import Memory
+from memory import MemoryTransport
+from processes import SLOW_S
 
 from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.offload.config import OffloadConfig
@@ -30,18 +31,18 @@ from kvtrail.tracer.model.findings import Verdict
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
     """What the recorders of this test have sent."""
-    memory = Memory()
+    memory = MemoryTransport()
     monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(memory))
 
     def read() -> list[Event]:
         for each in recorder.recorders():
-            assert each.flush()
+            assert each.flush(SLOW_S)
             assert each.dropped == 0
         return memory.events()
 
     yield read
     for each in recorder.recorders():
-        each.close()
+        each.close(SLOW_S)
     recorder._recorders.clear()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory import Memory
+from memory import MemoryTransport
 
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import Job
@@ -26,7 +26,7 @@ CHUNK_BYTES = 256 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Builds real engines, one at a time; what they record goes nowhere."""
-    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(Memory()))
+    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(MemoryTransport()))
     built: list[Any] = []
 
     def build(name: str | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Any:
@@ -210,7 +210,7 @@ def test_healed_it_finishes_with_the_same_tokens(engine: Callable[..., Any]) -> 
 
 
 def test_raise_stops_the_engine_at_the_first_breach(engine: Callable[..., Any]) -> None:
-    from kvtrail.connector.tracing.guard import ContractBreach
+    from kvtrail.connector.tracing.instrumentation import ContractBreach
 
     llm = engine("Faulty:stale-lookup:OffloadConnector", kvtrail={"guard": "raise"})
     with pytest.raises(ContractBreach, match="at most 0 can be new"):

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from memory import Memory
+from memory import MemoryTransport
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
@@ -207,13 +207,13 @@ def answers(method: str) -> list[Any]:
 
 
 @pytest.fixture(params=["recorded", "not recorded"])
-def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory | None]:
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryTransport | None]:
     """Tracing with a real recorder that sends to this memory, and tracing switched off (None).
 
     In the end, nothing that was recorded may have been lost or be unreadable.
     """
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
-    sender = Memory() if request.param == "recorded" else None
+    sender = MemoryTransport() if request.param == "recorded" else None
     recorder = None if sender is None else Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     yield sender
@@ -400,7 +400,7 @@ def test_each_class_has_a_probe(plain: type) -> None:
 # The object: what tracing overrides.
 
 
-def test_the_constructor_hands_on_its_arguments(plain: type, memory: Memory | None) -> None:
+def test_the_constructor_hands_on_its_arguments(plain: type, memory: MemoryTransport | None) -> None:
     """Configuration, role and cache configuration reach the plain class's constructor as they are."""
     stub = Stub(plain, "wait_for_save")
     given = (vllm_config(), KVConnectorRole.WORKER, object())
@@ -412,7 +412,7 @@ def test_the_constructor_hands_on_its_arguments(plain: type, memory: Memory | No
 @pytest.mark.parametrize(("name", "method"), CALLS)
 @pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
 def test_overridden_methods_pass_and_answer_the_same(
-    plain: type, memory: Memory | None, method: str, by_name: bool
+    plain: type, memory: MemoryTransport | None, method: str, by_name: bool
 ) -> None:
     """Each overridden method calls the plain one exactly once, with the very same arguments, and gives its answer."""
     expected = answers(method)
@@ -431,7 +431,7 @@ def test_overridden_methods_pass_and_answer_the_same(
 @pytest.mark.parametrize(("name", "method"), CALLS)
 @pytest.mark.parametrize("error_class", [ValueError, KeyboardInterrupt])
 def test_overridden_methods_raise_the_same(
-    plain: type, memory: Memory | None, method: str, error_class: type[BaseException]
+    plain: type, memory: MemoryTransport | None, method: str, error_class: type[BaseException]
 ) -> None:
     """The very exception of the plain method comes out, with nothing chained to it; and the next call is served."""
     error, answer = error_class("the connector's own"), answers(method)[0]
@@ -468,7 +468,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
         "request_finished": "kv.request",
         "reset_cache": "kv.reset",
     }
-    sender = Memory()
+    sender = MemoryTransport()
     recorder = Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
     for method in expected:

@@ -1,4 +1,4 @@
-"""The OffloadConnector's parts that need no engine: configuration, index, settings, guard."""
+"""The OffloadConnector's parts that need no engine: configuration, index, settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.index import ChunkIndex
 from kvtrail.connector.settings import Guard, Settings
-from kvtrail.connector.tracing import guard
 
 
 def test_the_defaults() -> None:
@@ -76,23 +75,3 @@ def test_settings_come_from_the_configuration_then_the_environment() -> None:
     assert Settings.read(None, {}).guard is Guard.OBSERVE
     assert Settings.read(None, environ).guard is Guard.HEAL
     assert Settings.read({"guard": "raise"}, environ).guard is Guard.RAISE
-
-
-@pytest.mark.parametrize(
-    ("total", "computed", "matched", "returned", "is_async", "breaks"),
-    [
-        (749, 336, 256, 256, False, True),
-        (749, 336, 256, 0, False, False),
-        (749, 0, 256, 256, False, False),
-        (749, 0, None, None, False, False),
-        (512, 256, 512, 256, False, True),
-        (512, 256, 512, 256, True, False),
-        (512, 256, 512, 255, False, False),
-        (512, 256, None, 257, True, True),
-        (512, 256, None, -1, True, True),
-    ],
-)
-def test_what_the_guard_refuses(
-    total: int, computed: int, matched: int | None, returned: int | None, is_async: bool, breaks: bool
-) -> None:
-    assert guard.breaks(total, computed, matched, returned, is_async) is breaks
