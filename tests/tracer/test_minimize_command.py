@@ -80,7 +80,7 @@ def test_what_is_read_or_there_is_not_written_over(tmp_path: Path) -> None:
     own = run("minimize", str(trace), "-o", str(trace), "--force")
     assert (own.exit_code, "is one of the files to read" in own.output) == (2, True)
     other = run("minimize", str(trace), "-o", str(there))
-    assert (other.exit_code, "--force writes over it" in other.output) == (2, True)
+    assert (other.exit_code, "--force overwrites it" in other.output) == (2, True)
     assert there.read_text() == "precious"
     assert run("minimize", str(trace), "-o", str(there), "--force").exit_code == 0
     assert audit([there]).drift

@@ -214,7 +214,7 @@ def test_export_keeps_what_is_there_and_names_what_it_cannot_use(tmp_path: Path)
     output.write_text("precious")
     kept = run(path, "--perfetto", "-o", output)
     assert (kept.exit_code, output.read_text()) == (2, "precious")
-    assert "is there already; --force writes over it" in kept.output
+    assert "already exists; --force overwrites it" in kept.output
     assert "is one of the files to read" in run(path, "--perfetto", "-o", path, "--force").output
     assert "say for which tool: --perfetto" in run(path, "-o", output).output
     gone = run(tmp_path / "none", "--perfetto", "-o", tmp_path / "x.json")

@@ -22,7 +22,7 @@ from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
 from kvtrail.tracer.replay.audit import Audit
-from kvtrail.tracer.reports.findings import COLORS, MOST_REQUESTS, as_text, rule_page
+from kvtrail.tracer.reports.findings import COLORS, MAX_REQUESTS, as_text, rule_page
 from kvtrail.tracer.reports.terminal import plain
 
 DAY_NS = 86_400 * 10**9
@@ -127,10 +127,10 @@ def test_what_concerns_no_request_is_said_of_its_engine() -> None:
 
 
 def test_of_many_requests_the_first_ten_are_shown() -> None:
-    many = [finding(request=f"r-{n}", epoch=e) for n in range(MOST_REQUESTS + 2) for e in range(2)]
+    many = [finding(request=f"r-{n}", epoch=e) for n in range(MAX_REQUESTS + 2) for e in range(2)]
     told = text(*many)
-    assert told.count("  request r-") == 2 * MOST_REQUESTS
-    assert f"request r-{MOST_REQUESTS}," not in told
+    assert told.count("  request r-") == 2 * MAX_REQUESTS
+    assert f"request r-{MAX_REQUESTS}," not in told
     assert "and 2 more requests; --all shows all of them" in told
     assert "1 more request;" in text(*many[:-2])
     assert "more request" not in text(*many[:-4])

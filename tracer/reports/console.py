@@ -1,4 +1,4 @@
-"""Stepping through a history with single keys, on a terminal."""
+"""Steps through a history with single keys, on a terminal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _INTERRUPT, _END_OF_INPUT, _ESCAPE = "\x03", "\x04", "\x1b"
 
 
 class Console:
-    """Shows a player's steps, and moves it as the keys say, until `q`, the end of the input, or Ctrl-C."""
+    """Shows a player's steps and moves it by keys, until `q`, the end of the input, or Ctrl-C."""
 
     def __init__(self, player: Player, *, read: Callable[[], str] = click.getchar) -> None:
-        """`read` waits for what is typed next: one key or, if they came fast, several."""
+        """`read` waits for the next input: one key, or several if they came fast."""
         self.player = player
         self._keys = _keys(read)
         self._message = ""
 
     def run(self) -> None:
-        """Until the person quits.
+        """Run until the user quits.
 
         Raises:
             KeyboardInterrupt: Ctrl-C.
@@ -38,84 +38,78 @@ class Console:
             self._page(screen.help_page(self.player, self._columns()))
             while True:
                 self._draw(self._message)
-                self._message = ""
                 key = next(self._keys)
                 if key == "q":
                     break
-                self._do(key)
+                self._message = self._do(key) or ""
         except (EOFError, StopIteration):
             pass
         finally:
             click.echo()
 
-    def _do(self, key: str) -> None:
+    def _do(self, key: str) -> str | None:
+        """Do what the key stands for; returns a message to show, if any."""
         player = self.player
         if key in _FORWARD:
-            self._tell(player.forward(), "This is the last step.")
-        elif key in _BACK:
-            self._tell(player.back(), "This is the first step.")
-        elif key == "f":
-            self._tell(player.forward_to_finding(), "No finding after this step.")
-        elif key == "F":
-            self._tell(player.back_to_finding(), "No finding before this step.")
-        elif key in _FIRST:
+            return None if player.forward() else "This is the last step."
+        if key in _BACK:
+            return None if player.back() else "This is the first step."
+        if key == "f":
+            return None if player.forward_to_finding() else "No finding after this step."
+        if key == "F":
+            return None if player.back_to_finding() else "No finding before this step."
+        if key == "r":
+            return self._to_request()
+        if key == "o":
+            return self._only()
+        if key == "g":
+            return self._to_step()
+        if key in _FIRST:
             player.go(1)
         elif key in _LAST:
             player.go(len(player.events))
-        elif key == "r":
-            self._to_request()
-        elif key == "o":
-            self._only()
-        elif key == "g":
-            self._to_step()
         elif key == "e":
             self._page(screen.everything(player, columns=self._columns()))
         elif key == "?":
             self._page(screen.help_page(player, self._columns()))
         else:
-            self._message = "? tells the keys."
+            return "Press ? for the keys."
+        return None
 
-    def _tell(self, moved: bool, otherwise: str) -> None:
-        self._message = "" if moved else otherwise
-
-    def _to_request(self) -> None:
-        text = self._ask("request (an id, or its beginning): ")
-        if not text:
-            return
+    def _to_request(self) -> str | None:
+        if not (text := self._ask("request (an id, or its beginning): ")):
+            return None
         try:
-            first = min(self.player.stories[key][0] for key in requests_named(self.player.history, text))
+            first = 1 + min(self.player.stories[key][0] for key in requests_named(self.player.history, text))
         except NotInHistory as unknown:
-            self._message = str(unknown)
-            return
-        self.player.go(first + 1)
-        if self.player.number != first + 1:
-            self._message = f"Its first step is {first + 1}, which is not among those shown."
+            return str(unknown)
+        self.player.go(first)
+        return None if self.player.number == first else f"Its first step is {first}, which is not among those shown."
 
-    def _only(self) -> None:
+    def _only(self) -> str:
         player = self.player
         event = player.here().event
         if player.following is not None:
             player.follow(None)
-            self._message = "All requests."
-        elif event.request is None:
-            self._message = "This step is of no request."
-        else:
-            player.follow([(event.engine, event.request)])
-            self._message = "Only this request; o for all again."
+            return "All requests."
+        if event.request is None:
+            return "This step belongs to no request."
+        player.follow([(event.engine, event.request)])
+        return "Only this request; o for all again."
 
-    def _to_step(self) -> None:
-        text = self._ask("step: ")
-        if not text:
-            return
+    def _to_step(self) -> str | None:
+        if not (text := self._ask("step: ")):
+            return None
         try:
             self.player.go(int(text))
         except NoSuchStep as error:
-            self._message = str(error)
+            return str(error)
         except ValueError:
-            self._message = f"{text!r} is no number"
+            return f"{text!r} is not a number"
+        return None
 
     def _ask(self, question: str) -> str:
-        """A line of text, typed at the foot of the screen; empty where it is called off."""
+        """A line of text, typed at the foot of the screen; empty if Escape is pressed."""
         text = ""
         while True:
             room = max(1, self._columns() - len(question) - 1)
@@ -131,13 +125,13 @@ class Console:
                 text += key
 
     def _page(self, lines: Sequence[str]) -> None:
-        """Lines however many they are, until a key is pressed."""
+        """Show all lines, even beyond the screen, until a key is pressed."""
         self._show([*lines, "", click.style("Press a key.", dim=True)])
         if next(self._keys) == "q":
             raise EOFError
 
     def _draw(self, message: str) -> None:
-        # The last line stays free: a terminal scrolls when it is written to its end.
+        # The last line stays free: a terminal scrolls when its last cell is written.
         rows = terminal.height() - 1
         self._show(screen.moment(self.player, columns=self._columns(), rows=rows, message=message))
 

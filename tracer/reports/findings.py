@@ -1,4 +1,4 @@
-"""What people read: an audit, grouped by rule and request, and the page of a rule."""
+"""An audit as text, grouped by rule and request, and a rule's page."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ COLORS = {
     Severity.WASTED_WORK: "cyan",
     Severity.WRONG_METRICS: "cyan",
 }
-MOST_REQUESTS = 10
-"""Requests that are shown under a rule: the eleventh seldom says what ten did not."""
+MAX_REQUESTS = 10
+"""Requests that are shown under a rule: the eleventh rarely adds anything."""
 T = TypeVar("T")
 
 
 def as_text(result: Audit, *, columns: int | None = None, everything: bool = False) -> str:
-    """The audit: each rule that found something, the requests under it, and what was read.
+    """An audit as text: each rule with findings, the requests under it, and what was read.
 
     Args:
-        columns: where lines are wrapped; None leaves them whole.
-        everything: show all requests, not the first `MOST_REQUESTS` of a rule.
+        columns: width to wrap lines to; None leaves them whole.
+        everything: show all requests of a rule, not just the first `MAX_REQUESTS`.
     """
     several_engines = len({finding.engine for finding in result.findings}) > 1
     paragraphs = []
-    # The findings come worst first and then by time, so groups do too: what drifted first is often the cause.
+    # Findings are sorted by severity and then by time, and so are the groups: what drifted first is often the cause.
     for found in _grouped(result.findings, lambda f: f.rule):
         requests = _grouped(found, lambda f: (f.engine, f.request))
         paragraphs.append(_heading(found[0], len(requests), columns))
-        shown = requests if everything else requests[:MOST_REQUESTS]
+        shown = requests if everything else requests[:MAX_REQUESTS]
         paragraphs += [_finding(f, columns, several_engines) for request in shown for f in request]
         if more := len(requests) - len(shown):
             rest = words.some(more, f"more {_where(found[0])}")
@@ -51,13 +51,13 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
 
 
 def finding_text(finding: Finding, *, columns: int | None = None) -> str:
-    """One finding by itself: its rule, whose it is, why, the moments that show it, and where to look."""
+    """One finding: its rule, its request, the explanation, the moments that show it, and the usual cause."""
     hint = wrapped(f"Usually: {finding.hint}", columns, first="    ")
     return "\n".join([*_title(finding, columns), *_finding(finding, columns, False).split("\n"), *hint])
 
 
 def rule_page(rule: Rule, *, columns: int | None = None) -> str:
-    """The rule's page of the documentation, as a terminal has it: no Markdown, sentences wrapped."""
+    """The rule's page of the documentation without Markdown, its sentences wrapped."""
     paragraphs = []
     for paragraph in page(rule).strip().split("\n\n"):
         if paragraph.startswith("## "):
@@ -72,7 +72,7 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
 
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
-    """What all findings of a rule share, said once."""
+    """What all findings of a rule share."""
     lines = _title(finding, columns)
     lines.append(f"  In {words.some(requests, _where(finding))}.")
     lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
@@ -88,7 +88,7 @@ def _title(finding: Finding, columns: int | None) -> list[str]:
 
 
 def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:
-    """One contradiction: where, how often, why, and the moments that show it."""
+    """One contradiction: where and how often it occurred, why it is one, and the moments that show it."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
     facts.append(finding.connector)
     if name_engine or not finding.request:
@@ -101,12 +101,12 @@ def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:
 
 
 def _where(finding: Finding) -> str:
-    """What the finding is about: what concerns no request is said of its engine."""
+    """What a finding is about: a request, or its engine if it concerns no request."""
     return "request" if finding.request else "engine"
 
 
 def _moments(finding: Finding, columns: int | None) -> list[str]:
-    """A line for each event of the witness, in columns, under its day."""
+    """A line for each event of the witness, aligned in columns, under its day."""
     labels = max((len(w.label) for w in finding.witness), default=0)
     kinds = max((len(words.kind(w.kind)) for w in finding.witness), default=0)
     lines = []
@@ -125,7 +125,7 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
 
 
 def _said(witness: Witness, epoch: int) -> str:
-    """What the event said; its epoch where that is another one than the finding's."""
+    """What the event said, with its epoch if that differs from the finding's."""
     parts = [words.said(witness.kind, witness.numbers)]
     if ids := witness.numbers.get("blocks_ids"):
         parts.append(f"blocks {words.blocks(ids)}")
@@ -144,7 +144,7 @@ def _summary(result: Audit, columns: int | None) -> str:
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
         if unknown:
             named = ", ".join(f"{name} ({words.count(number)})" for name, number in sorted(unknown.items()))
-            text = f"A newer kvtrail wrote {what} that this one does not understand, and passes over: {named}."
+            text = f"A newer kvtrail wrote {what} that this one does not understand and skips: {named}."
             lines += wrapped(plain(text), columns)
     if result.unreadable:
         file, number, reason = result.unreadable[0]
@@ -158,7 +158,7 @@ def _severity(severity: Severity, text: str | None = None) -> str:
 
 
 def _items(paragraph: str) -> list[str]:
-    """A paragraph's lines drawn together for wrapping anew; a formula or list item, indented or dashed, keeps its line."""
+    """A paragraph's lines joined, to be wrapped again. A formula or list item, indented or dashed, keeps its own line."""
     items: list[str] = []
     for line in paragraph.splitlines():
         if items and not line.startswith((" ", "- ", "* ")):
@@ -169,7 +169,7 @@ def _items(paragraph: str) -> list[str]:
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """The items by key, groups and items in the order in which they first come."""
+    """The items grouped by key, groups and items in order of first occurrence."""
     groups: dict[Hashable, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

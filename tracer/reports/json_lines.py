@@ -1,4 +1,7 @@
-"""A history as lines of JSON, one object each: what was read, every step, and the end. `type` says which it is."""
+"""A history as lines of JSON, one object each: what was read, every step, and the end. `type` says which it is.
+
+Times are Unix nanoseconds; a step's account is the one after it.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,32 @@ from kvtrail.tracer.replay.step import Step
 
 def lines(player: Player) -> Iterator[str]:
     """All lines, in order."""
-    yield json.dumps(history_as_dict(player))
+    history = player.history
+    read = {
+        "type": "history",
+        "events": len(player.events),
+        "steps": len(player),
+        "requests": len(player.stories),
+        "missing": player.judged.missing,
+        "repeated": history.repeated,
+        "foreign": len(history.foreign),
+        "unknown": dict(history.unknown),
+        "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in history.unreadable],
+    }
+    yield json.dumps(read)
     for step in player.steps():
-        yield json.dumps(step_as_dict(step))
-    yield json.dumps(end_as_dict(player))
+        yield json.dumps(_step(step))
+    shown = player.judged.verdicts if player.following is None else player.following
+    end = {
+        "type": "end",
+        "findings": [finding.as_dict() for finding in player.late],
+        "drift": bool(player.findings),
+        "verdicts": [{"engine": e, "request": r, "verdict": player.judged.verdicts[e, r].value} for e, r in shown],
+    }
+    yield json.dumps(end)
 
 
-def step_as_dict(step: Step) -> dict[str, Any]:
-    """A step as JSON-ready data. Times are Unix nanoseconds; the account is the one after the step."""
+def _step(step: Step) -> dict[str, Any]:
     event = step.event
     return {
         "type": "step",
@@ -46,31 +67,4 @@ def step_as_dict(step: Step) -> dict[str, Any]:
         "account": step.after,
         "findings": [finding.as_dict() for finding in step.findings],
         "again": [finding.id for finding in step.again],
-    }
-
-
-def history_as_dict(player: Player) -> dict[str, Any]:
-    """What was read, and what was not, as JSON-ready data."""
-    history = player.history
-    return {
-        "type": "history",
-        "events": len(player.events),
-        "steps": len(player),
-        "requests": len(player.stories),
-        "missing": player.judged.missing,
-        "repeated": history.repeated,
-        "foreign": len(history.foreign),
-        "unknown": dict(history.unknown),
-        "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in history.unreadable],
-    }
-
-
-def end_as_dict(player: Player) -> dict[str, Any]:
-    """What the end of the history brought, as JSON-ready data."""
-    shown = player.judged.verdicts if player.following is None else player.following
-    return {
-        "type": "end",
-        "findings": [finding.as_dict() for finding in player.late],
-        "drift": bool(player.findings),
-        "verdicts": [{"engine": e, "request": r, "verdict": player.judged.verdicts[e, r].value} for e, r in shown],
     }

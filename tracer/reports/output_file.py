@@ -1,4 +1,4 @@
-"""Where a command writes: a file that appears when it is whole, or the standard output."""
+"""A command's output: a file that appears only when it is complete, or the standard output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STDOUT = Path("-")
 
 
 def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
-    """Refuse to write over what is read, and, without `force`, over what is there.
+    """Refuse to overwrite an input file, or, without `force`, any existing file.
 
     Raises:
         click.UsageError: with the file's name and the reason.
@@ -27,22 +27,22 @@ def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
     if any(source.exists() and output.samefile(source) for source in sources):
         raise click.UsageError(f"{output} is one of the files to read")
     if not force:
-        raise click.UsageError(f"{output} is there already; --force writes over it")
+        raise click.UsageError(f"{output} already exists; --force overwrites it")
 
 
 @contextmanager
 def or_exit(output: Path | None) -> Iterator[None]:
-    """Around reading and writing: a file that cannot be used is named with the reason, and the command ends.
+    """Around reading and writing: name a file that cannot be used, with the reason, and end the command.
 
     Raises:
-        click.exceptions.Exit: with code 2, once it is told.
+        click.exceptions.Exit: with code 2, after printing the error.
     """
     try:
         yield
     except UnusableTrace as error:
         reason = str(error)
     except BrokenPipeError:
-        raise  # whoever read our output has seen enough; click knows what to do
+        raise  # the reader of our output is gone; click handles that
     except OSError as error:
         reason = f"{output}: {error.strerror or error}"
     else:
@@ -53,7 +53,7 @@ def or_exit(output: Path | None) -> Iterator[None]:
 
 @contextmanager
 def opened(output: Path) -> Iterator[IO[str]]:
-    """The file to write to. It appears under its name when it is complete, whatever interrupts the writing."""
+    """The file to write to. It appears under its name only when it is complete, whatever interrupts the writing."""
     if output == STDOUT:
         yield sys.stdout
         sys.stdout.flush()

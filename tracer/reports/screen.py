@@ -1,50 +1,57 @@
-"""One moment of a history as text: a screen full of it, or a line. Pure."""
+"""A step of a history as text: a full screen of it, or one line. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from click import style, unstyle
 
+from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model import words
-from kvtrail.tracer.model.findings import Finding, clock
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Verdict, clock
 from kvtrail.tracer.replay.player import Player
-from kvtrail.tracer.replay.step import Step, at_ns
-from kvtrail.tracer.reports import step_text
+from kvtrail.tracer.replay.step import NUMBERS, Step, at_ns
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 KEYS = (
     ("n, space, right", "next step"),
-    ("p, left", "step before"),
-    ("f, F", "next finding, finding before"),
+    ("p, left", "previous step"),
+    ("f, F", "next finding, previous finding"),
     ("r", "go to a request"),
     ("o", "only this request, or all again"),
     ("g", "go to a step by its number"),
     ("Home, End", "first step, last step"),
-    ("e", "everything of this step, where it does not fit"),
+    ("e", "everything about this step, if it does not fit"),
     ("?", "this page"),
     ("q", "quit"),
 )
 SHORT_KEYS = "n next  p back  f finding  r request  o only  g step  ? help  q quit"
 SIDE_BY_SIDE = 96
-"""Columns from which on the account stands beside the events."""
+"""Columns from which on the account is drawn beside the events."""
 ACCOUNT = 34
-"""Columns of the account where it stands beside."""
-MOST_AROUND = 11
+"""Columns of the account where it is drawn beside the events."""
+MAX_AROUND = 11
 """Steps that are listed around the one under the cursor."""
 LONGEST_ID = 20
-"""Columns of a request's id where steps are listed."""
+"""Columns of a request's id in the list of steps."""
+ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
+"""Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
+_BLANK = Account("", "").as_dict()
 _GAP = 2
 
 
 def opening(player: Player, columns: int | None) -> list[str]:
-    """What was read and what was not, and how the requests stand."""
-    return [
-        line
-        for text in (*step_text.read(player), step_text.verdicts(player))
-        for line in wrapped(text, columns, rest="  ")
-    ]
+    """What was read, what was not and why, and the verdicts on the requests shown."""
+    shown = player.judged.verdicts if player.following is None else player.following
+    of = Counter(player.judged.verdicts[key] for key in shown)
+    requests = words.some(sum(of.values()), "request")
+    verdicts = f"{requests}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown."
+    return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(plain(text), columns, rest="  ")]
 
 
 def help_page(player: Player, columns: int) -> list[str]:
@@ -57,15 +64,15 @@ def help_page(player: Player, columns: int) -> list[str]:
 
 
 def moment(player: Player, *, columns: int, rows: int, message: str = "") -> list[str]:
-    """The step under the cursor as a screen of at most `rows` lines: the steps around it, what it says, what it let be
-    found, and the account of its request. What does not fit is counted."""
+    """The step under the cursor as a screen of at most `rows` lines: the steps around it, what it says, its findings, and
+    the account of its request. Lines that do not fit are counted."""
     step = player.here()
     foot = [style(line, bold=True) for line in wrapped(message, columns)]
     if not message:
         foot = [style(_cut(SHORT_KEYS, columns), dim=True)]
     head = _head(player, step, columns)
     room = max(3, rows - len(head) - len(foot))
-    body = _body(player, step, columns, around=max(1, min(MOST_AROUND, (room - 4) // 3)))
+    body = _body(player, step, columns, around=max(1, min(MAX_AROUND, (room - 4) // 3)))
     if len(body) > room:
         left = len(body) - room + 1
         body = [*body[: room - 1], style(_cut(f"... {words.some(left, 'more line')}: e shows all", columns), bold=True)]
@@ -74,22 +81,22 @@ def moment(player: Player, *, columns: int, rows: int, message: str = "") -> lis
 
 
 def everything(player: Player, *, columns: int) -> list[str]:
-    """The step under the cursor, however many lines that takes."""
+    """The step under the cursor, in as many lines as it takes."""
     step = player.here()
     return [*_head(player, step, columns), *_body(player, step, columns, around=1)]
 
 
 def lines(player: Player, *, columns: int | None) -> Iterator[str]:
-    """Every step as a line, with the findings where they happen: text for a pipe, a file, or a pager."""
+    """Every step as a line, each finding after the step that shows it: text for a pipe, a file, or a pager."""
     yield "\n".join(opening(player, columns))
     width = max((len(e.request or "") for e in player.events), default=0)
     engines = len({event.engine for event in player.events})
-    connectors = step_text.several_connectors(player)
+    several_connectors = len({event.connector for event in player.events} - {""}) > 1
     digits = len(str(len(player.events)))
     today = ""
     for step in player.steps():
         event = step.event
-        if (day := step_text.day(at_ns(event))) != today:
+        if (day := _day(at_ns(event))) != today:
             today = day
             yield style(f"\n{day} (UTC)", dim=True)
         if step.gap:
@@ -97,14 +104,42 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
         about = plain(event.request or words.NOTHING)
         where = f"{plain(event.engine)}  " if engines > 1 else ""
-        what = words.kind(event.kind) + (f" ({teller})" if (teller := step_text.by(event, several=connectors)) else "")
-        account = "; ".join(step_text.changes(step))
+        by = _recorded_by(event, name_connector=several_connectors)
+        what = words.kind(event.kind) + (f" ({by})" if by else "")
+        account = "; ".join(_changes(step))
         yield (
             f"{step.number:>{digits}}  {style(clock(at_ns(event)), dim=True)}  {where}{about:<{width}}  "
-            f"{style(what, bold=True)}: {step_text.said(event)}"
-            + (style(f"  [{account}]", fg="blue") if account else "")
+            f"{style(what, bold=True)}: {_said(event)}" + (style(f"  [{account}]", fg="blue") if account else "")
         )
-        yield from _indented(_found(step, None if columns is None else columns - digits - _GAP), digits + _GAP)
+        indent = digits + _GAP
+        yield from (" " * indent + line for line in _findings(step, None if columns is None else columns - indent))
+
+
+def _what_was_read(player: Player) -> Iterator[str]:
+    history, events = player.history, player.events
+    begin_ns, end_ns = player.begin_ns, max(e.end_ns for e in events)
+    engines = len({event.engine for event in events})
+    until = clock(end_ns) if _day(begin_ns) == _day(end_ns) else f"{_day(end_ns)} {clock(end_ns)}"
+    yield (
+        f"{words.some(len(events), 'event')} of {words.some(len(player.stories), 'request')} in"
+        f" {words.some(engines, 'engine')}, {_day(begin_ns)} {clock(begin_ns)} to {until} UTC."
+    )
+    if len(player) < len(events):
+        yield f"{words.some(len(player), 'step')} of them {'is' if len(player) == 1 else 'are'} shown."
+    if missing := player.judged.missing:
+        yield f"{words.some(missing, 'event')} missing, by their numbers: what was not seen cannot be judged."
+    if history.unreadable:
+        file, number, reason = history.unreadable[0]
+        count = len(history.unreadable)
+        what = "1 line or span" if count == 1 else f"{words.count(count)} lines or spans"
+        yield f"Not read: {what}; the first: {f'{file}:{number}' if number else file}: {reason}"
+    if history.unknown:
+        names = ", ".join(f"{name} ({words.count(number)})" for name, number in history.unknown.items())
+        yield f"Not known to this kvtrail, and left out: {names}."
+    if history.foreign:
+        yield f"{words.some(len(history.foreign), 'span')} of other services left out."
+    if history.repeated:
+        yield f"{words.some(history.repeated, 'repeated span')} counted once."
 
 
 def _head(player: Player, step: Step, columns: int) -> list[str]:
@@ -113,52 +148,54 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
     place = f"Step {step.number} of {len(player.events)}"
     if len(player) < len(player.events):
         place += f" ({player.place} of {len(player)} shown)"
-    at = f"{step_text.day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
-    found = words.some(len(player.findings), "finding")
+    at = f"{_day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
+    findings = words.some(len(player.findings), "finding")
     whose = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
     facts = ", ".join(part for part in (whose, event.connector, f"engine {event.engine}") if part)
-    lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {found}", columns, rest="  ")]
-    lines += [_cut(plain(facts), columns), style("-" * columns, dim=True)]
-    return lines
+    lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {findings}", columns, rest="  ")]
+    return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
 
 
 def _body(player: Player, step: Step, columns: int, *, around: int) -> list[str]:
-    beside = columns >= SIDE_BY_SIDE and step.after is not None
-    left = columns - ACCOUNT - _GAP if beside else columns
-    steps = _around(player, left, around) if around > 1 else []
+    is_beside = columns >= SIDE_BY_SIDE and step.after is not None
+    left = columns - ACCOUNT - _GAP if is_beside else columns
     event = step.event
-    teller = step_text.by(event, several=False)
-    took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", told by {teller}" if teller else "")
+    by = _recorded_by(event, name_connector=False)
+    took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", recorded by {by}" if by else "")
     kind = words.kind(event.kind)
-    says = wrapped(f"{kind}: {step_text.said(event)}; {took}", left, rest="  ")
-    says[0] = says[0].replace(kind, style(kind, bold=True), 1)
+    texts = [*_around(player, left, around), ""] if around > 1 else []
+    at = len(texts)
+    texts += wrapped(f"{kind}: {_said(event)}; {took}", left, rest="  ")
+    texts[at] = texts[at].replace(kind, style(kind, bold=True), 1)
     if step.gap:
         gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
-        says += [style(line, fg="yellow") for line in wrapped(gap, left)]
-    found = _found(step, left)
-    texts = [*steps, *([""] if steps else []), *says]
-    if beside:
-        return _side_by_side([*texts, *([""] if found else []), *found], _table(step), left)
-    account = wrapped("; ".join(_phrases(step)), columns, first="account: ", rest="  ") if step.after else []
-    return [*texts, *account, *([""] if found else []), *found]
+        texts += [style(line, fg="yellow") for line in wrapped(gap, left)]
+    findings = _findings(step, left)
+    findings = ["", *findings] if findings else []
+    if is_beside:
+        return _side_by_side([*texts, *findings], _account_table(step), left)
+    if step.after is not None:
+        numbers = (f"{name} {now}{_before(before)}" for name, now, before in _account(step))
+        texts += wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
+    return [*texts, *findings]
 
 
-def _around(player: Player, columns: int, lines: int) -> list[str]:
-    """The steps next to the cursor, a line each."""
-    shown = player.around(lines)
+def _around(player: Player, columns: int, count: int) -> list[str]:
+    """The steps around the cursor, a line each."""
+    shown = player.around(count)
     here = player.number
     mine = next(event for number, event, _ in shown if number == here)
     longest = min(LONGEST_ID, columns // 4)
-    alone = player.following is not None and len(player.following) == 1
+    is_alone = player.following is not None and len(player.following) == 1
+    digits = len(str(len(player.events)))
     texts = []
-    for number, event, found in shown:
-        about = "" if alone else f"{_short(event.request or words.NOTHING, longest):<{longest}} "
-        mark = "!" if found else " "
-        text = f"{'>' if number == here else ' '}{number:>{len(str(len(player.events)))}}{mark} "
-        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {step_text.said(event)}", columns)
+    for number, event, has_finding in shown:
+        about = "" if is_alone else f"{_short(event.request or words.NOTHING, longest):<{longest}} "
+        text = f"{'>' if number == here else ' '}{number:>{digits}}{'!' if has_finding else ' '} "
+        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {_said(event)}", columns)
         if number == here:
-            text = style(text, bold=True, fg="red" if found else None)
-        elif found:
+            text = style(text, bold=True, fg="red" if has_finding else None)
+        elif has_finding:
             text = style(text, fg="red")
         elif event.request != mine.request or event.engine != mine.engine:
             text = style(text, dim=True)
@@ -166,38 +203,105 @@ def _around(player: Player, columns: int, lines: int) -> list[str]:
     return texts
 
 
-def _table(step: Step) -> list[str]:
-    """The account, a number a line; what the step changed is bold, with its value before."""
-    rows = step_text.account(step)
-    width = max(len(name) for name, _, _ in rows)
-    lines = [style("account after it", dim=True)]
-    for name, now, before in rows:
-        text = _cut(f"{name:<{width}}  {now}" + (f"  (was {before})" if before is not None else ""), ACCOUNT)
-        lines.append(style(text, bold=True) if before is not None else text)
-    return lines
+def _said(event: Event) -> str:
+    """What an event says, with its blocks and keys, and the error it ended with."""
+    numbers = event.numbers()
+    parts = [words.said(event.kind, numbers)]
+    if (ids := numbers.get("blocks_ids")) is not None:
+        parts.append(f"blocks {words.blocks(ids) or 'none'}")
+    if keys := numbers.get("chunk_keys"):
+        parts.append(f"keys {_value(keys)}")
+    if event.error is not None:
+        parts.append(f"raised {event.error}")
+    return plain("; ".join(part for part in parts if part))
 
 
-def _phrases(step: Step) -> list[str]:
+def _recorded_by(event: Event, *, name_connector: bool) -> str:
+    """The worker that recorded the event, if it was not the scheduler, and with `name_connector` the connector."""
+    parts = [f"worker {event.rank}"] if event.role == "worker" else []
+    if name_connector and event.connector:
+        parts.append(event.connector)
+    return plain(", ".join(parts))
+
+
+def _changes(step: Step) -> list[str]:
+    """What the step changed in the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
+    left out, since the event says it."""
     return [
-        f"{name} {now}" + (f" (was {before})" if before is not None else "")
-        for name, now, before in step_text.account(step)
+        f"{_name(name)} {_value(after)}" if before in (None, _BLANK[name]) else
+        f"{_name(name)} {_value(before)} -> {_value(after)}"
+        for name, (before, after) in step.changed.items()
+        if name != "error" and not _is_redundant(name, after)
+    ]  # fmt: skip
+
+
+def _account(step: Step) -> list[tuple[str, str, str | None]]:
+    """The account after the step: name, value, and the previous value if it changed."""
+    if step.after is None:
+        return []
+    changed = step.changed
+    return [
+        (_name(name), _value(step.after[name]), _value(changed[name][0]) if name in changed else None)
+        for name in NUMBERS
+        if name in ALWAYS
+        or ((name in changed or step.after[name] != _BLANK[name]) and not _is_redundant(name, step.after[name]))
     ]
 
 
-def _found(step: Step, columns: int | None) -> list[str]:
-    """The findings of a step, and those that it repeats."""
+def _account_table(step: Step) -> list[str]:
+    """The account, a number a line. What the step changed is bold, with its previous value."""
+    rows = _account(step)
+    width = max(len(name) for name, _, _ in rows)
+    lines = [style("account after it", dim=True)]
+    for name, now, before in rows:
+        text = _cut(f"{name:<{width}}  {now}{_before(before)}", ACCOUNT)
+        lines.append(text if before is None else style(text, bold=True))
+    return lines
+
+
+def _before(value: str | None) -> str:
+    return "" if value is None else f"  (was {value})"
+
+
+def _is_redundant(name: str, value: Any) -> bool:
+    """Whether numbers by rank repeat the sum: there is only one rank."""
+    return name in ("loaded_by_rank", "stored_by_rank") and len(value) < 2
+
+
+def _findings(step: Step, columns: int | None) -> list[str]:
+    """The findings of a step, and earlier ones that it shows again."""
     texts = [line for finding in step.findings for line in finding_text(finding, columns=columns).split("\n")]
     for finding in step.again:
-        texts += [style(line, fg="red") for line in wrapped(f"again: {_named(finding)}", columns, rest="  ")]
+        about = f" of request {plain(finding.request)}, epoch {finding.epoch}" if finding.request else ""
+        texts += [style(line, fg="red") for line in wrapped(f"again: {finding.rule}{about}", columns, rest="  ")]
     if step.late:
-        texts += wrapped("At the end of the history, of what has not come:", columns)
+        texts += wrapped("At the end of the history, because something never came:", columns)
         texts += [line for finding in step.late for line in finding_text(finding, columns=columns).split("\n")]
     return texts
 
 
-def _named(finding: Finding) -> str:
-    about = f" of request {plain(finding.request)}, epoch {finding.epoch}" if finding.request else ""
-    return f"{finding.rule}{about}"
+def _value(of: Any) -> str:
+    """A value of an account or an event."""
+    match of:
+        case None:
+            return words.NOTHING
+        case bool():
+            return "yes" if of else "no"
+        case int():
+            return words.count(of)
+        case Mapping():
+            ranks = ", ".join(f"rank {rank}: {words.count(number)}" for rank, number in sorted(of.items()))
+            return ranks or words.NOTHING
+        case list() | tuple():
+            shown = ", ".join(f"{x[0]} to {x[1]}" if isinstance(x, tuple) else str(x) for x in of[: words.MOST_RUNS])
+            rest = len(of) - words.MOST_RUNS
+            return plain(shown) + (f" and {words.count(rest)} more" if rest > 0 else "") or words.NOTHING
+        case _:
+            return plain(str(of))
+
+
+def _name(field: str) -> str:
+    return field.replace("_", " ")
 
 
 def _side_by_side(left: Sequence[str], right: Sequence[str], columns: int) -> list[str]:
@@ -209,12 +313,8 @@ def _side_by_side(left: Sequence[str], right: Sequence[str], columns: int) -> li
     ]
 
 
-def _indented(texts: Sequence[str], columns: int) -> Iterator[str]:
-    return (" " * columns + text for text in texts)
-
-
 def _short(name: str, columns: int) -> str:
-    """A request's id cut in the middle: the beginning is the caller's, the end tells it from others."""
+    """A request's id, cut in the middle: the caller chose its beginning, and its end sets it apart from others."""
     name = plain(name)
     begin = (columns - 2) // 2
     return name if len(name) <= columns else f"{name[:begin]}..{name[begin + 2 - columns :]}"
@@ -222,3 +322,7 @@ def _short(name: str, columns: int) -> str:
 
 def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: max(0, columns - 3)] + "..."
+
+
+def _day(at_ns: int) -> str:
+    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%d}"

@@ -1,4 +1,4 @@
-"""Text on a terminal: wrapped to its width and coloured there, neither in a pipe; and a bar while somebody waits."""
+"""Output to a terminal: its size, colours, wrapped lines, and a progress bar. A pipe gets none of them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from pathlib import Path
 import click
 
 BIG = 8 << 20
-"""Bytes from which on files are worth a progress bar."""
+"""Bytes from which on reading files shows a progress bar."""
 NARROWEST = 40
-"""Columns below which a terminal scrolls sideways: sentences of two words a line help nobody."""
+"""The fewest columns to wrap to: sentences with two words a line help nobody."""
 
 
 def width() -> int | None:
-    """Columns of the terminal that the output goes to; None for a pipe or a file, where lines stay whole."""
+    """Columns of the terminal; None if the output is a pipe or a file, where lines stay whole."""
     return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
 
 
 def height() -> int:
-    """Lines of the terminal; 24 where nobody says."""
+    """Lines of the terminal; 24 if unknown."""
     return shutil.get_terminal_size().lines
 
 
 def echo(text: str) -> None:
-    """Print; colours stay only on a terminal, and only where NO_COLOR (https://no-color.org) does not forbid them."""
+    """Print. Colours are removed unless the output is a terminal, or if NO_COLOR (https://no-color.org) is set."""
     click.echo(text, color=False if os.environ.get("NO_COLOR") else None)
 
 
 def plain(text: str) -> str:
-    """Text of others with its control characters spelt out, so that a trace file cannot steer the terminal."""
+    """Untrusted text with its control characters escaped, so that a trace file cannot control the terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None = None) -> list[str]:
-    """Lines of at most `columns`, the first behind `first`, the others behind `rest`; ids and addresses stay whole."""
+    """Lines of at most `columns`, the first indented by `first`, the others by `rest`. Ids and addresses stay whole."""
     if columns is None or not text:
         return [(first + text).rstrip()]
     return textwrap.wrap(
@@ -54,7 +54,8 @@ def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None
 
 @contextmanager
 def progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar over the bytes of some files, where somebody watches and waits; it is told how many more were read."""
+    """A progress bar over the bytes of some files; call it with the number of bytes just read. None if the files are small or
+    the error output is not a terminal."""
     held = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
     size = sum(file.stat().st_size for file in held)
     if size < BIG or not sys.stderr.isatty():

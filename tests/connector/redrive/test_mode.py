@@ -81,7 +81,7 @@ def test_nothing_is_written_over_by_accident(trace: Path, tmp_path: Path) -> Non
     assert "is one of the files to read" in replay(trace, "-o", str(trace), "--force").output
     there = tmp_path / "there.jsonl"
     there.write_text("mine")
-    assert "--force writes over it" in replay(trace, "-o", str(there)).output
+    assert "--force overwrites it" in replay(trace, "-o", str(there)).output
     assert there.read_text() == "mine"
 
 

@@ -67,7 +67,7 @@ def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     for sentence in (
         "This is the first step.", "This is the last step.", "No finding after this step.", "No finding before this step.",
-        "? tells the keys.", "there is no request 'x'", "there is no step 99; there are 20",
+        "Press ? for the keys.", "there is no request 'x'", "there is no step 99; there are 20",
     ):  # fmt: skip
         assert sentence in told
 
@@ -76,7 +76,7 @@ def test_the_first_page_tells_what_was_read_and_the_keys(capsys: pytest.CaptureF
     after()
     first = capsys.readouterr().out.partition("Press a key.")[0]
     assert "20 events of 4 requests in 1 engine" in first
-    assert "next finding, finding before" in first
+    assert "next finding, previous finding" in first
 
 
 @pytest.mark.parametrize("typed", [["\x03"], ["n", "g", "\x03"], ["nn\x03n"]])

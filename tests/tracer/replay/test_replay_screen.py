@@ -45,14 +45,14 @@ def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
     assert told[at + 1].startswith("    stale-lookup [crash] A cached lookup answer")
     assert "at most max(0, 256 - 336) = 0 can be new" in told[at + 3]
     assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in told[at + 4 :]
-    end = told.index("    At the end of the history, of what has not come:")
+    end = told.index("    At the end of the history, because something never came:")
     assert told[end + 1].startswith("    stuck-load [hang]")
 
 
 def test_a_gap_is_a_line_of_its_own() -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
     told = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
-    assert "2 events missing, by the numbers: what was not seen cannot be judged." in told
+    assert "2 events missing, by their numbers: what was not seen cannot be judged." in told
     assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in told
 
 
@@ -68,7 +68,7 @@ def test_what_was_not_read_is_told_first() -> None:
         "Not read: 2 lines or spans; the first: t.jsonl:7: no JSON",
         "Not known to this kvtrail, and left out: kv.from.the.future (4).",
         "2 spans of other services left out.",
-        "3 spans that stood there twice counted once.",
+        "3 repeated spans counted once.",
     ]
     told = json.loads(next(json_lines.lines(Player(history_))))
     assert (told["foreign"], told["repeated"], told["unknown"]) == (2, 3, {"kv.from.the.future": 4})
