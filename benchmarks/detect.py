@@ -1,4 +1,4 @@
-"""Ledger and rules together: how many events a second one core can judge, and how long one takes."""
+"""The detector: how many events per second one core can judge, and how long one takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def measure(name: str, story: str) -> None:
         detector.feed(events)
         times.append((time.perf_counter() - started) / len(events) * 1e6)
     print(
-        f"ledger and rules, {name}: {statistics.median(times):.2f} us an event ({min(times):.2f} to {max(times):.2f},"
+        f"detector, {name}: {statistics.median(times):.2f} us an event ({min(times):.2f} to {max(times):.2f},"
         f" {len(times)} rounds of {len(events):,} events), {1e6 / statistics.median(times):,.0f} events/s"
     )
 

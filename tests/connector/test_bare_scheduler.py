@@ -96,7 +96,7 @@ def test_a_correct_connector_is_never_accused(
     detector.settle()
     assert detector.findings == {}
     assert detector.missing == 0
-    verdicts = {detector.verdict(account) for account in detector.ledger.accounts.values()}
+    verdicts = {detector.verdict(account) for account in detector.accounts.values()}
     assert Verdict.DRIFT not in verdicts
     assert Verdict.OK in verdicts
     preempts = [event for event in told if event.kind == "kv.preempt"]
@@ -106,7 +106,7 @@ def test_a_correct_connector_is_never_accused(
     assert {"kv.lookup", "kv.alloc", "kv.schedule", "kv.preempt", "kv.request", "kv.reset"} <= kinds
     if extra:
         assert "kv.evict" in kinds
-    assert all(a.ended_ns is not None for a in detector.ledger.accounts.values())
+    assert all(a.ended_ns is not None for a in detector.accounts.values())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -131,7 +131,7 @@ def test_speculative_tokens_accuse_nobody(tmp_path: Path, recorded: Callable[[],
     storm(bare, seed=1, requests=120, reset_running=not native)
     detector = judged(recorded())
     assert detector.findings == {}
-    assert sum(account.rejected for account in detector.ledger.accounts.values()) > 100
+    assert sum(account.rejected for account in detector.accounts.values()) > 100
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -237,7 +237,7 @@ def test_the_children_of_a_multiconnector_are_not_mistaken_for_each_other(
     assert len({e.connector_id for e in told if e.kind == "kv.lookup"}) == (2 if outer == "MultiConnector" else 3)
     detector = judged(told)
     assert detector.findings == {}
-    assert {detector.verdict(a) for a in detector.ledger.accounts.values()} == {Verdict.OK}
+    assert {detector.verdict(a) for a in detector.accounts.values()} == {Verdict.OK}
     assert len([e for e in told if e.kind == "kv.request"]) == 8
     assert detector.verdicts["alloc-mismatch", Verdict.OK] > 0
 
@@ -252,7 +252,7 @@ def test_an_id_that_is_used_again_is_another_request(tmp_path: Path, recorded: C
     told = recorded()
     detector = judged(told)
     assert detector.findings == {}
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert (account.lookups, account.returned, detector.verdict(account)) == (1, 256, Verdict.OK)
     assert len({e.trace_id for e in told if e.request == "same"}) == 3
 
@@ -286,7 +286,7 @@ def test_under_heal_the_scheduler_finishes_everything(tmp_path: Path, recorded: 
     found = [f for held in detector.findings.values() for f in held.values()]
     assert {f.rule for f in found} == {"stale-lookup"}
     assert all(f.healed == f.count for f in found)
-    assert {a.outcome for a in detector.ledger.accounts.values()} == {"length_capped"}
+    assert {a.outcome for a in detector.accounts.values()} == {"length_capped"}
 
 
 def test_the_offload_scheduler_stores_only_what_is_computed(tmp_path: Path) -> None:

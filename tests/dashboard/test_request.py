@@ -28,7 +28,7 @@ def told(story: str) -> dict[str, Any]:
     """The api's answer about the request of this history, with vLLM's own span beside it."""
     events = history(story)
     detector = judge(events)
-    ((key, account),) = detector.ledger.accounts.items()
+    ((key, account),) = detector.accounts.items()
     spans = [_span(event) for event in events]
     spans.append(Span("0" * 31 + "1", "f" * 16, "", "llm_request", START_NS - 10**6, START_NS + 10**7, {"n": 1}, {}))
     found = [finding.as_dict() for finding in detector.findings.get(key, {}).values()]

@@ -60,8 +60,8 @@ HISTORIES = st.lists(st.one_of(CALL, CALL, CALL, WAIT), max_size=25).map(
 def told(detector: Detector) -> tuple[object, ...]:
     """Findings, verdicts and accounts."""
     found = [finding.as_dict() for held in detector.findings.values() for finding in held.values()]
-    accounts = {key: account.as_dict() for key, account in detector.ledger.accounts.items()}
-    verdicts = {key: detector.verdict(account) for key, account in detector.ledger.accounts.items()}
+    accounts = {key: account.as_dict() for key, account in detector.accounts.items()}
+    verdicts = {key: detector.verdict(account) for key, account in detector.accounts.items()}
     return sorted(found, key=lambda finding: finding["id"]), accounts, verdicts
 
 
@@ -99,7 +99,7 @@ def test_epochs_never_go_down_and_a_drift_stays_one(events: list[Event], rng: ra
     drifted: set[tuple[str, str]] = set()
     for event in events:
         detector.feed([event])
-        for key, account in detector.ledger.accounts.items():
+        for key, account in detector.accounts.items():
             assert account.epoch >= epochs.get(key, 0)
             epochs[key] = account.epoch
             if detector.verdict(account) is Verdict.DRIFT:

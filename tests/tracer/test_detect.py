@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.ledger import Ledger
 from kvtrail.tracer.model.events import Event, Lookup
 from kvtrail.tracer.model.findings import Verdict
 
@@ -21,7 +20,7 @@ DRIFT = (
 
 
 def story(detector: Detector) -> tuple[object, ...]:
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     found = [f.as_dict() for held in detector.findings.values() for f in held.values()]
     return account.as_dict(), detector.verdict(account), sorted(found, key=lambda f: f["id"])
 
@@ -47,7 +46,7 @@ def test_losses_in_the_middle_make_the_verdict_unknown(data: st.DataObject) -> N
     events = history(OK)
     lost = data.draw(st.integers(0, len(events) - 2))
     detector = judge(events[:lost] + events[lost + 1 :])
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
     assert detector.missing == 1
 
@@ -65,19 +64,19 @@ def test_an_early_event_waits_only_for_the_grace_time() -> None:
     events = history(OK)
     detector = Detector()
     detector.feed([events[0], *events[2:]])
-    assert detector.ledger.account("engine", "cmpl-1-0-0123abcd").lookups == 0
+    assert detector.accounts["engine", "cmpl-1-0-0123abcd"].lookups == 0
     detector.settle(before_ns=events[2].end_ns)  # not yet
     assert detector.missing == 0
     detector.settle(before_ns=events[2].end_ns + 1)
     assert detector.missing == 1
-    assert detector.ledger.account("engine", "cmpl-1-0-0123abcd").lookups == 2
+    assert detector.accounts["engine", "cmpl-1-0-0123abcd"].lookups == 2
 
 
 def test_while_an_event_waits_the_verdict_is_unknown() -> None:
     events = history(OK)
     detector = Detector()
     detector.feed([*events[:3], *events[4:]])
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
     detector.feed([events[3]])
     assert detector.verdict(account) is Verdict.OK
@@ -93,7 +92,7 @@ def test_the_same_number_on_another_span_makes_the_verdict_unknown() -> None:
         [*events[2:], other, *events[:2]],
     ):
         detector = judge(order)
-        (account,) = detector.ledger.accounts.values()
+        (account,) = detector.accounts.values()
         assert detector.verdict(account) is not Verdict.OK
         assert not account.complete
 
@@ -104,7 +103,7 @@ def test_an_id_that_is_used_again_begins_a_new_account() -> None:
         replace(e, request_sequence=e.request_sequence + len(first), span_id=f"a{e.span_id[1:]}") for e in history(OK)
     ]
     detector = judge([*first, *again])
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert rules_found(detector) == []
     assert (account.lookups, account.epoch, detector.verdict(account)) == (3, 1, Verdict.OK)
 
@@ -112,17 +111,17 @@ def test_an_id_that_is_used_again_begins_a_new_account() -> None:
 def test_two_engines_may_use_the_same_request_id() -> None:
     detector = judge([*history(OK, engine="a"), *history(DRIFT, engine="b", recorder="r2")])
     assert {key[0] for key in detector.findings} == {"b"}
-    assert len(detector.ledger.accounts) == 2
+    assert len(detector.accounts) == 2
 
 
 def test_the_ledger_keeps_its_limit_and_lets_finished_requests_go_first() -> None:
-    detector = Detector(ledger=Ledger(limit=3))
+    detector = Detector(max_requests=3)
     for number in range(10):
         open_or_ended = OK if number % 2 else OK.removesuffix("end")
         detector.feed(history(open_or_ended, request=f"r-{number}", recorder="r"))
-        assert len(detector.ledger.accounts) <= 3
+        assert len(detector.accounts) <= 3
     # Even ones never ended: they stay until there are too many of them, then the oldest goes.
-    assert [request for _, request in detector.ledger.accounts] == ["r-4", "r-6", "r-8"]
+    assert [request for _, request in detector.accounts] == ["r-4", "r-6", "r-8"]
 
 
 def test_a_request_that_comes_back_after_it_was_forgotten_is_unknown() -> None:
@@ -132,7 +131,7 @@ def test_a_request_that_comes_back_after_it_was_forgotten_is_unknown() -> None:
     detector.forget(("engine", "cmpl-1-0-0123abcd"))
     detector.feed(events[5:])
     detector.settle()
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
 
 

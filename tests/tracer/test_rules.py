@@ -150,13 +150,13 @@ def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None
 def test_legal_look_alikes_are_silent(text: str) -> None:
     detector = judge(history(text))
     assert rules_found(detector) == []
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.OK
 
 
 def test_no_ok_without_a_checked_fact() -> None:
     detector = judge(history("end"))
-    (account,) = detector.ledger.accounts.values()
+    (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
 
 

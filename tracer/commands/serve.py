@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from kvtrail.tracer.detect.ledger import MOST_REQUESTS
+from kvtrail.tracer.detect.detector import MOST_REQUESTS
 
 PORT = click.IntRange(1, 65535)
 MAX_HOURS = 10**6

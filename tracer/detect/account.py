@@ -1,17 +1,16 @@
-"""The token account of one request, rebuilt from events alone.
+"""The token account of one request, rebuilt from its events alone, and the events behind its numbers.
 
-It is an auditor's: it derives from the calls what scheduler and connector must each believe, and takes nobody's
-word for it. It is pure, holds no clock and does no I/O. It expects the events of a request in their order; `detect`
-sees to that.
+Like an auditor's account, it is derived from the recorded calls and trusts neither the scheduler nor the connector. It is
+pure: no clock, no I/O. It expects the events of a request in order; the detector sees to that.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvtrail.tracer.detect.books import Books, grown
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -38,11 +37,77 @@ from kvtrail.tracer.model.events import (
 from kvtrail.tracer.model.semconv import Kind
 
 SCHEDULER = "scheduler"
+REMEMBERED_LOOKUPS = 16
+"""Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch."""
+
+    recent_lookups: deque[Lookup] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOOKUPS))
+    """Over all epochs."""
+    connectors: set[str] = field(default_factory=set)
+    """Connectors that were asked about the request, over all epochs: the children of a MultiConnector, and the
+    MultiConnector itself if it is traced."""
+    repeated_hits: int = 0
+    """Lookups with a hit in the epoch, up to its allocation."""
+    allocs: dict[str, Alloc] = field(default_factory=dict)
+    """The last allocation of the epoch, by connector."""
+    schedule: Schedule | None = None
+    """The last step of the epoch."""
+    blocks: list[int] | None = None
+    """The block table, as allocations and steps published it; None where they did not."""
+    has_groups: bool = False
+    """Whether the engine has several KV cache groups; the block table is then the first group's alone. Over all epochs."""
+    loading: Alloc | None = None
+    """The allocation whose asynchronous load has not been received."""
+    received: Received | None = None
+    """The last completed asynchronous load of the epoch."""
+    received_by: set[str] = field(default_factory=set)
+    """The connectors that reported the epoch's last asynchronous load: a MultiConnector passes reports to all children."""
+    sent_by: set[str] = field(default_factory=set)
+    """The connectors that reported the delayed blocks as sent."""
+    stored_end: int = 0
+    """End of the last plan or store of the epoch, or of the one that reached furthest."""
+    store: Event | None = None
+    """The epoch's last plan or store whose tokens are known."""
+    jobs: dict[int, Plan] = field(default_factory=dict)
+    """Open asynchronous transfers by number, over all epochs."""
+    ended_jobs: set[int] = field(default_factory=set)
+    """Numbers of the ended transfers, over all epochs."""
+    short: Load | None = None
+    """A load that brought less than expected and for which no error has been reported yet."""
+    load_failed: bool = False
+    """Whether a load of the epoch was reported as failed."""
+    locks: int = 0
+    """Chunks locked for the request now, over all epochs."""
+    locked_ever: int = 0
+    """Chunks that were ever locked for it."""
+    lock: Lock | None = None
+    """The last lock, while any are held."""
+    freed: Free | None = None
+    """When the blocks were freed after the end, if that was recorded."""
+    rank_lookups: list[RankLookup] = field(default_factory=list)
+    """The ranks' answers since the last lookup."""
+    stats: Stats | None = None
+    """The last statistics of the epoch."""
+    end: RequestEnd | None = None
+    """The end, while the request's blocks are kept after it."""
+    sent: Sent | None = None
+    """The last completed asynchronous store after the end."""
+
+    def begin_epoch(self) -> None:
+        """Forget what a preemption makes void."""
+        self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
+        self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
+        self.allocs.clear()
+        self.received_by.clear()
 
 
 @dataclass(slots=True)
 class Account:
-    """What is known of one request at one moment. Counts are tokens unless they say otherwise; None is 'not yet'."""
+    """What is known of one request at one moment. Counts are tokens unless noted otherwise; None means 'not yet'."""
 
     engine: str
     request: str
@@ -51,7 +116,7 @@ class Account:
     connector: str = ""
     status: str = "queued"
     """queued | admitted | loading | running | preempted | finished | failed | abandoned: `failed` when a call about it
-    raised, `abandoned` when its engine's recorder said goodbye before the request had ended."""
+    raised, `abandoned` when the recorder shut down before the request had ended."""
     recorder: str = ""
     """The recorder on the scheduler's side."""
     epoch: int = 0
@@ -68,7 +133,7 @@ class Account:
     begun: int | None = None
     """First scheduled position after the admission."""
     rejected: int = 0
-    """Speculative tokens that were rejected, in all epochs; where every step is told."""
+    """Rejected speculative tokens, over all epochs; known where every step is recorded."""
     loaded: int = 0
     """Copied from the connector's store, over all epochs and ranks of one recorder."""
     stored: int = 0
@@ -76,7 +141,7 @@ class Account:
     loaded_by_rank: dict[int, int] = field(default_factory=dict)
     stored_by_rank: dict[int, int] = field(default_factory=dict)
     stored_ranges: list[tuple[int, int]] = field(default_factory=list)
-    """What the epoch's plans store or found stored, from and to, merged and in order."""
+    """Ranges [from, to) that the epoch's plans store or found stored already, merged and in order."""
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
     lookups: int = 0
@@ -90,20 +155,27 @@ class Account:
     error: str | None = None
     complete: bool = True
     """False once an event of this request is known to be missing."""
-    books: Books = field(default_factory=Books)
+    evidence: Evidence = field(default_factory=Evidence)
     phases: Phases = field(default_factory=Phases)
-    """For whoever draws the request, and enters its events there."""
+    """Filled by the live pipeline, not by `apply`."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a load, a first step or a release is still to come, and should come in time."""
+        evidence = self.evidence
+        waiting = evidence.loading or evidence.end or (evidence.received and self.ended_ns is None)
+        return bool(waiting) and self.status != "abandoned"
 
     def last_lookup(self, connector_id: str) -> Lookup | None:
-        """The latest lookup that this connector answered in the current epoch. A MultiConnector's children share the
-        request's account, and each is asked and told on its own."""
-        for lookup in reversed(self.books.recent_lookups):
+        """The last lookup that this connector answered in the current epoch. A MultiConnector's children share the
+        request's account, but each gets its own lookups and allocations."""
+        for lookup in reversed(self.evidence.recent_lookups):
             if lookup.epoch == self.epoch and lookup.connector_id == connector_id:
                 return lookup
         return None
 
     def as_dict(self) -> dict[str, Any]:
-        """The account as JSON-ready data, without its books and phases."""
+        """The account as JSON-ready data, without its evidence and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
         for name in ("loaded_by_rank", "stored_by_rank"):
             data[name] = dict(data[name])
@@ -132,7 +204,7 @@ class Account:
             enter(self, event)
 
     def abandon(self, at_ns: int) -> None:
-        """The engine has ended, and the request with it."""
+        """Close the account because its engine has shut down."""
         self.ended_ns = at_ns
         if self.status != "failed":
             self.status = "abandoned"
@@ -144,7 +216,7 @@ class Account:
         self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
         self.total = event.total or self.total
         if event.free_delayed:
-            self.books.end = event
+            self.evidence.end = event
 
     def _enter_lookup(self, event: Lookup) -> None:
         self.lookups += 1
@@ -153,39 +225,39 @@ class Account:
         self.matched, self.returned = event.matched, event.returned
         if event.matched is not None and event.matched > self.longest_match:
             self.longest_match = event.matched
-        books = self.books
-        books.connectors.add(event.connector_id)
-        books.repeated_hits += bool(event.returned)
-        books.rank_lookups.clear()
-        recent = books.recent_lookups
+        evidence = self.evidence
+        evidence.connectors.add(event.connector_id)
+        evidence.repeated_hits += bool(event.returned)
+        evidence.rank_lookups.clear()
+        recent = evidence.recent_lookups
         if recent and _same(recent[-1], event):
             recent.pop()
         recent.append(event)
 
     def _enter_rank_lookup(self, event: RankLookup) -> None:
-        self.books.rank_lookups.append(event)
+        self.evidence.rank_lookups.append(event)
 
     def _enter_alloc(self, event: Alloc) -> None:
-        books = self.books
+        evidence = self.evidence
         self.allocated = event.allocated
         self.total = event.total or self.total
         if event.blocks_ids is not None:
-            books.blocks = list(event.blocks_ids)
-            books.has_groups = books.has_groups or (event.blocks_count or 0) > len(event.blocks_ids)
+            evidence.blocks = list(event.blocks_ids)
+            evidence.has_groups = evidence.has_groups or (event.blocks_count or 0) > len(event.blocks_ids)
         # A second, empty allocation follows an asynchronous load, and does not count.
-        if event.allocated or event.connector_id not in books.allocs:
-            books.allocs[event.connector_id] = event
+        if event.allocated or event.connector_id not in evidence.allocs:
+            evidence.allocs[event.connector_id] = event
         if event.error is None:
             last = self.last_lookup(event.connector_id)
             is_async = bool(event.allocated) and last is not None and last.is_async
             self.status = "loading" if is_async else "admitted"
             if is_async:
-                books.loading = event
-                books.received_by.clear()
+                evidence.loading = event
+                evidence.received_by.clear()
 
     def _enter_schedule(self, event: Schedule) -> None:
-        books = self.books
-        last = books.schedule
+        evidence = self.evidence
+        last = evidence.schedule
         if last is None:
             self.begun = event.computed
         elif last.drafted:
@@ -193,8 +265,8 @@ class Account:
         self.computed, self.scheduled = event.computed, event.scheduled
         self.status = "running"
         if event.blocks_ids or (last is None and event.blocks_ids is not None):  # most steps add none
-            books.blocks = grown(None if last is None else books.blocks, event.blocks_ids)
-        books.schedule, books.short = event, None
+            evidence.blocks = grown(None if last is None else evidence.blocks, event.blocks_ids)
+        evidence.schedule, evidence.short = event, None
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.status = "preempted"
@@ -203,15 +275,15 @@ class Account:
         self.loaded += event.count
         self.loaded_by_rank[event.rank] = self.loaded_by_rank.get(event.rank, 0) + event.count
         if event.expected is not None and event.count < event.expected:
-            self.books.short = event
+            self.evidence.short = event
 
     def _enter_load_error(self, event: LoadError) -> None:
-        self.books.short, self.books.load_failed = None, True
+        self.evidence.short, self.evidence.load_failed = None, True
 
     def _enter_store(self, event: Store) -> None:
         self.stored += event.count
         self.stored_by_rank[event.rank] = self.stored_by_rank.get(event.rank, 0) + event.count
-        if event.role == SCHEDULER:  # of a log; workers' stores are told by the plan already, and by every rank again
+        if event.role == SCHEDULER:  # from a log; a worker's store repeats the plan, on every rank
             self._extend(event)
 
     def _enter_store_plan(self, event: StorePlan) -> None:
@@ -221,58 +293,58 @@ class Account:
     def _extend(self, event: Store | StorePlan) -> None:
         if event.start is not None:
             end = event.start + event.count
-            if end > self.books.stored_end:
-                self.books.stored_end = end
-            self.books.store = event
+            if end > self.evidence.stored_end:
+                self.evidence.stored_end = end
+            self.evidence.store = event
             self.stored_ranges = merged(self.stored_ranges, event.start, end)
 
     def _open_job(self, event: Plan) -> None:
         if event.transfer_id is not None:
-            self.books.jobs[event.transfer_id] = event
+            self.evidence.jobs[event.transfer_id] = event
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
-        self.books.jobs.pop(event.transfer_id, None)
-        self.books.ended_jobs.add(event.transfer_id)
+        self.evidence.jobs.pop(event.transfer_id, None)
+        self.evidence.ended_jobs.add(event.transfer_id)
 
     def _enter_received(self, event: Received) -> None:
         self.status = "admitted"
-        books = self.books
-        books.loading, books.received = None, event
-        books.received_by.add(event.connector_id)
+        evidence = self.evidence
+        evidence.loading, evidence.received = None, event
+        evidence.received_by.add(event.connector_id)
         if self.ended_ns is not None:
-            books.end = None  # of an ended request, vLLM frees the blocks at either report
+            evidence.end = None  # vLLM frees an ended request's blocks at either report
         if event.failed:
-            books.short, books.load_failed = None, True
+            evidence.short, evidence.load_failed = None, True
 
     def _enter_sent(self, event: Sent) -> None:
-        self.books.sent, self.books.end = event, None
-        self.books.sent_by.add(event.connector_id)
+        self.evidence.sent, self.evidence.end = event, None
+        self.evidence.sent_by.add(event.connector_id)
 
     def _enter_lock(self, event: Lock) -> None:
-        self.books.locks += event.locks
-        self.books.locked_ever += event.locks
-        self.books.lock = event
+        self.evidence.locks += event.locks
+        self.evidence.locked_ever += event.locks
+        self.evidence.lock = event
 
     def _enter_unlock(self, event: Unlock) -> None:
-        self.books.locks -= event.locks
-        if self.books.locks <= 0:
-            self.books.lock = None
+        self.evidence.locks -= event.locks
+        if self.evidence.locks <= 0:
+            self.evidence.lock = None
 
     def _enter_free(self, event: Free) -> None:
-        self.books.freed = self.books.freed or event
-        self.books.end = None
+        self.evidence.freed = self.evidence.freed or event
+        self.evidence.end = None
 
     def _enter_stats(self, event: Stats) -> None:
-        self.books.stats = event
+        self.evidence.stats = event
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.computed = self.matched = self.returned = self.allocated = self.scheduled = self.begun = None
         self.stored_ranges = []
-        self.books.begin_epoch()
+        self.evidence.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name not in ("books", "phases")]
+_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases")]
 _ENTER: dict[Kind, Callable[[Account, Any], None]] = {
     Kind.REQUEST_START: Account._enter_start,
     Kind.REQUEST: Account._enter_end,
@@ -297,10 +369,10 @@ _ENTER: dict[Kind, Callable[[Account, Any], None]] = {
 
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Ranges of tokens, in order and apart from each other, with one more among them."""
+    """Add a range of tokens to ordered, disjoint ranges."""
     if not ranges or ranges[-1][1] < start:
         return [*ranges, (start, end)]
-    if ranges[-1][0] <= start:  # nearly always it goes on where the last one ended
+    if ranges[-1][0] <= start:  # nearly always: it continues the last one
         return [*ranges[:-1], (ranges[-1][0], max(ranges[-1][1], end))]
     apart = [(a, b) for a, b in ranges if b < start or a > end]
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
@@ -321,3 +393,18 @@ def _same(one: Lookup, other: Lookup) -> bool:
         and one.is_async == other.is_async
         and one.refused == other.refused
     )
+
+
+def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
+    """A block table after a step that added blocks to it; without a table, the blocks are the table. Several connectors may
+    record the same step."""
+    if table is None:
+        return list(added)
+    if grows(table, added):
+        table.extend(added)
+    return table
+
+
+def grows(table: Sequence[int], added: Sequence[int]) -> bool:
+    """Whether the blocks that a step adds are new to a table."""
+    return bool(added) and (not table or table[-1] != added[-1])

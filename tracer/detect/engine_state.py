@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtrail.tracer.detect.account import SCHEDULER
-from kvtrail.tracer.detect.books import grown
+from kvtrail.tracer.detect.account import SCHEDULER, grown
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,

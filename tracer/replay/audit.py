@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.offline import Hearing, TooHasty
+from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.logs.reader import LogReader, files_of, readers
 from kvtrail.tracer.ingest.trace_file import Batch, TraceReader, by_time
@@ -92,9 +92,9 @@ def audit(
     logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers promise what never comes
     with _uncollected():
         try:
-            result = _audit(opened, Hearing(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
-        except TooHasty:
-            result = _audit(readers(files), Hearing(rules=rules), on_bytes)
+            result = _audit(opened, OfflineDetector(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
+        except TooLate:
+            result = _audit(readers(files), OfflineDetector(rules=rules), on_bytes)
     result.unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
     return result
 
@@ -113,7 +113,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _audit(
-    opened: Sequence[TraceReader | LogReader], hearing: Hearing, on_bytes: Callable[[int], None] | None
+    opened: Sequence[TraceReader | LogReader], detector: OfflineDetector, on_bytes: Callable[[int], None] | None
 ) -> Audit:
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
@@ -121,7 +121,7 @@ def _audit(
     for trace in traces:
         trace.on_bytes = on_bytes
     for reader, batch in by_time(traces):
-        hearing.hear(batch.events)
+        detector.feed(batch.events)
         _count(batch, reader.path, result, foreign)
     for trace in traces:
         result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
@@ -132,16 +132,16 @@ def _audit(
                 batch = Batch()
                 for span in held:
                     batch.add(span)
-                hearing.hear(batch.events)
-                hearing.settle()  # a log's requests all wait for their number 0: all of it would be held at once
+                detector.feed(batch.events)
+                detector.settle()  # a log's requests all wait for their number 0: all of it would be held at once
                 _count(batch, log.path, result, foreign)
             result.stories += log.stories.digest()
             result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
-    hearing.close()
-    result.findings = by_weight(hearing.findings.values())
-    result.verdicts, result.checks, result.missing = hearing.verdicts, hearing.checks, hearing.missing
-    result.events = hearing.events
-    result.repeated += hearing.repeated
+    detector.close()
+    result.findings = by_weight(detector.findings.values())
+    result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
+    result.events = detector.events
+    result.repeated += detector.repeated
     return result
 
 

@@ -65,7 +65,7 @@ def judge(
         found={index: tuple(made) for index, made in found.items()},
         again={index: tuple(seen) for index, seen in again.items()},
         late=tuple(sorted(late, key=lambda finding: (finding.first_ns, finding.id))),
-        verdicts={key: detector.verdict(account) for key, account in detector.ledger.accounts.items()},
+        verdicts={key: detector.verdict(account) for key, account in detector.accounts.items()},
         missing=detector.missing,
     )
 

@@ -125,7 +125,7 @@ def _request(story: _Story) -> list[Slice]:
 def _phase(account: Account, event: Event, before: str, *, every_step: bool) -> str:
     """What the request does after an event: what its account says, in finer words."""
     if account.ended_ns is not None:
-        return "blocks kept" if account.books.end is not None else _ENDED
+        return "blocks kept" if account.evidence.end is not None else _ENDED
     if account.status == "running":
         if not isinstance(event, Schedule):
             return before if before in _RUNNING else "prefill and decode"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.gaps import Gaps
+from kvtrail.tracer.detect.ordering import Gaps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat
 
@@ -75,7 +75,7 @@ class RecorderState:
         """Count an event that arrived at `heard_ns`. Returns how many more events a heartbeat reports as dropped, and None
         for any other event."""
         self.received += 1
-        self.gaps.hear(event.sequence, event.end_ns)
+        self.gaps.enter(event.sequence, event.end_ns)
         self.first = min(self.first, event.sequence)
         self.highest = max(self.highest, event.sequence)
         self.heard_ns = heard_ns
@@ -147,12 +147,12 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
         waiting = states.get(account.engine)
         if waiting is None:
             continue
-        books = account.books
-        if books.loading is not None and account.ended_ns is None:
+        evidence = account.evidence
+        if evidence.loading is not None and account.ended_ns is None:
             waiting.open_loads += 1
-            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - books.loading.end_ns)
-        if books.end is not None:
+            waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
+        if evidence.end is not None:
             waiting.kept_requests += 1
-            waiting.kept_blocks += len(books.end.blocks_ids or books.blocks or ())
-            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - books.end.end_ns)
+            waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
+            waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
     return list(states.values())

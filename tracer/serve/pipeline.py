@@ -16,10 +16,9 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.detector import GRACE_NS, Detector
+from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.lanes import lane_of
-from kvtrail.tracer.detect.ledger import MOST_REQUESTS, Ledger
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
@@ -51,7 +50,7 @@ class Pipeline:
     ) -> None:
         """Reads the open requests back from the store, so that a restart does not look like a gap."""
         self.efficiency = Efficiency()
-        self.detector = Detector(ledger=Ledger(limit=max_requests), listener=self._sum_up)
+        self.detector = Detector(max_requests=max_requests, listener=self._sum_up)
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -139,7 +138,7 @@ class Pipeline:
     def _recall(self, requests: Iterable[tuple[str, str]]) -> None:
         """Read forgotten requests back, for events that arrive late."""
         for engine, request in requests:
-            if (engine, request) not in self.detector.ledger.accounts:
+            if (engine, request) not in self.detector.accounts:
                 self._read_back(self._writer.spans_of_request(engine, request))
 
     def _read_back(self, spans: Iterable[Span]) -> None:
@@ -174,7 +173,7 @@ class Pipeline:
         """Write the spans and all that has changed. What could not be written goes with the next batch."""
         accounts, lanes = [], []
         for key in self._dirty:
-            if (account := self.detector.ledger.accounts.get(key)) is not None:
+            if (account := self.detector.accounts.get(key)) is not None:
                 findings = len(self.detector.findings.get(key, ()))
                 verdict = self.detector.verdict(account)
                 accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings})
@@ -227,4 +226,4 @@ class Pipeline:
         return self.detector.verdicts - self._recalled
 
     def _open_requests(self) -> int:
-        return len(self.detector.ledger.accounts) - len(self.detector.ledger.finished)
+        return len(self.detector.accounts) - len(self.detector.finished)

@@ -176,9 +176,9 @@ def test_no_request_of_a_log_is_ok_and_no_lookup_is_judged_by_what_was_derived_f
     detector = Detector()
     detector.feed(events(tmp_path, lines))
     detector.settle()
-    assert {detector.verdict(account) for account in detector.ledger.accounts.values()} == {Verdict.UNKNOWN}
-    assert all(not account.complete for account in detector.ledger.accounts.values())
-    judged = [detector.ledger.account("server.log", request).books.recent_lookups for request in (printed, inferred)]
+    assert {detector.verdict(account) for account in detector.accounts.values()} == {Verdict.UNKNOWN}
+    assert all(not account.complete for account in detector.accounts.values())
+    judged = [detector.accounts["server.log", request].evidence.recent_lookups for request in (printed, inferred)]
     assert [len(lookups) for lookups in judged] == [1, 0]
     assert not detector.findings
 

@@ -94,7 +94,7 @@ def test_the_accounts_are_those_that_the_detector_keeps(seed: int) -> None:
 
 
 def _account(detector: Detector, event: Event) -> object:
-    account = detector.ledger.accounts.get((event.engine, event.request or ""))
+    account = detector.accounts.get((event.engine, event.request or ""))
     return None if account is None else account.as_dict()
 
 
@@ -169,7 +169,7 @@ def test_every_number_of_an_account_can_be_seen_to_change() -> None:
         "last_ns",
         "ended_ns",
     }
-    assert set(NUMBERS) | who_and_when == {f.name for f in fields(Account)} - {"books", "phases"}
+    assert set(NUMBERS) | who_and_when == {f.name for f in fields(Account)} - {"evidence", "phases"}
 
 
 def test_a_gap_is_told_where_it_is_and_makes_nobody_guilty() -> None:

@@ -11,14 +11,16 @@ import importlib
 import inspect
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, witnesses
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, witnesses
 from kvtrail.tracer.model.semconv import Kind
 
 E = TypeVar("E", bound=Event, contravariant=True)
@@ -97,6 +99,55 @@ class DeadlineRule(Rule):
     @abstractmethod
     def overdue(self, account: Account, now_ns: int) -> Drift | None:
         """The drift, if the request has waited too long at `now_ns`."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """A rule, and how often it gave each verdict."""
+
+    rule: Rule
+    ok: int = 0
+    drift: int = 0
+    unknown: int = 0
+
+
+class RuleSet:
+    """The rules that judge, by kind of event, and how often each gave which verdict.
+
+    Attributes:
+        for_requests, for_engines: for each kind of event, the rules that judge it and their tallies.
+        deadlines: the rules that judge what has not happened.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.for_requests: dict[Kind, list[tuple[Tally, Callable[[Any, Account], Judgement]]]] = {}
+        self.for_engines: dict[Kind, list[tuple[Tally, Callable[[Any, Engine], Judgement]]]] = {}
+        self.deadlines: list[tuple[Tally, DeadlineRule]] = []
+        self._tallies = [Tally(rule) for rule in rules]
+        for tally in self._tallies:
+            rule = tally.rule
+            for kind in rule.kinds:
+                if isinstance(rule, RequestRule):
+                    self.for_requests.setdefault(kind, []).append((tally, rule.judge))
+                elif isinstance(rule, EngineRule):
+                    self.for_engines.setdefault(kind, []).append((tally, rule.judge))
+            if isinstance(rule, DeadlineRule):
+                self.deadlines.append((tally, rule))
+
+    @property
+    def verdicts(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule, by its id, gave each verdict; verdicts that were never given are left out."""
+        return +Counter(
+            {
+                (tally.rule.id, verdict): count
+                for tally in self._tallies
+                for verdict, count in (
+                    (Verdict.OK, tally.ok),
+                    (Verdict.DRIFT, tally.drift),
+                    (Verdict.UNKNOWN, tally.unknown),
+                )
+            }
+        )
 
 
 @cache

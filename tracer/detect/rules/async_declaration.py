@@ -9,8 +9,8 @@ from kvtrail.tracer.model.semconv import Kind
 
 def synchronous_load(account: Account) -> Alloc | None:
     """The epoch's allocation for a load that was declared synchronous, if there is one and no other load."""
-    taken = [alloc for alloc in account.books.allocs.values() if alloc.allocated]
-    if account.books.loading is not None or account.books.received is not None or len(taken) != 1:
+    taken = [alloc for alloc in account.evidence.allocs.values() if alloc.allocated]
+    if account.evidence.loading is not None or account.evidence.received is not None or len(taken) != 1:
         return None
     lookup = account.last_lookup(taken[0].connector_id)
     return taken[0] if lookup is not None and not lookup.is_async and lookup.returned else None
@@ -44,8 +44,8 @@ class AsyncDeclaration(RequestRule[Event]):
             alloc = synchronous_load(account)
             return None if alloc is None else Drift({"allocated": alloc.allocated, "async": False}, [alloc, event])
         assert isinstance(event, Schedule)
-        loading = account.books.loading
-        if loading is None or event.epoch != account.epoch or account.books.load_failed:
+        loading = account.evidence.loading
+        if loading is None or event.epoch != account.epoch or account.evidence.load_failed:
             return None
         if not account.complete:
             return Verdict.UNKNOWN

@@ -29,7 +29,7 @@ class DoubleFree(RequestRule[Event]):
             negative = {name: count for name, count in counts.items() if count is not None and count < 0}
             return Drift({"key": event.chunk_key, **negative}, [event]) if negative else Verdict.OK
         assert isinstance(event, Unlock)
-        held = account.books.locks
+        held = account.evidence.locks
         if event.locks <= held:
             return Verdict.OK if account.complete else Verdict.UNKNOWN
         return Drift({"held": held, "unlocked": event.locks}, [event]) if account.complete else Verdict.UNKNOWN

@@ -31,14 +31,14 @@ class LateFree(DeadlineRule):
     def overdue(self, account: Account, now_ns: int) -> Drift | None:
         if account.ended_ns is None or not account.complete:
             return None
-        books = account.books
+        evidence = account.evidence
         waited_s = (now_ns - account.ended_ns) / 1e9
         if waited_s < self.after_s:
             return None
-        if books.end is not None:
-            return Drift({"waited_s": round(waited_s, 1)}, [books.end])
-        if books.loading is not None and not books.load_failed:
-            return Drift({"waited_s": round(waited_s, 1), "loading": books.loading.allocated}, [books.loading])
+        if evidence.end is not None:
+            return Drift({"waited_s": round(waited_s, 1)}, [evidence.end])
+        if evidence.loading is not None and not evidence.load_failed:
+            return Drift({"waited_s": round(waited_s, 1), "loading": evidence.loading.allocated}, [evidence.loading])
         return None
 
     def explain(self, finding: Finding) -> str:

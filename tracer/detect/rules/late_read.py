@@ -23,7 +23,7 @@ class LateRead(RequestRule[Event]):
     hint = "The lease is shorter than the reader's queue: make it longer, and let the reader check what it has read."
 
     def judge(self, event: Event, account: Account) -> Judgement:
-        freed = account.books.freed
+        freed = account.evidence.freed
         if freed is None:
             return Verdict.OK if account.complete else Verdict.UNKNOWN
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)

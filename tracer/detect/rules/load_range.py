@@ -28,7 +28,7 @@ class LoadRange(RequestRule[LoadPlan]):
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.start is None and event.chunk_keys is None:
             return None
-        alloc = account.books.allocs.get(event.connector_id)
+        alloc = account.evidence.allocs.get(event.connector_id)
         lookup = account.last_lookup(event.connector_id)
         if not account.complete or alloc is None or lookup is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN

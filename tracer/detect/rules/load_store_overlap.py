@@ -30,7 +30,7 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
             return None
         if not account.complete:
             return Verdict.UNKNOWN
-        store = next((job for job in account.books.jobs.values() if isinstance(job, StorePlan)), None)
+        store = next((job for job in account.evidence.jobs.values() if isinstance(job, StorePlan)), None)
         if store is None:
             return Verdict.OK
         return Drift({"store": store.transfer_id, "load": event.transfer_id, "count": event.count}, [store, event])

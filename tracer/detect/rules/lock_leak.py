@@ -28,15 +28,19 @@ class LockLeak(RequestRule[RequestEnd]):
     )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
-        books = account.books
-        if books.locked_ever == 0:
+        evidence = account.evidence
+        if evidence.locked_ever == 0:
             return None
         if not account.complete or event.free_delayed:
             return Verdict.UNKNOWN
-        if books.locks <= 0 or books.lock is None:
+        if evidence.locks <= 0 or evidence.lock is None:
             return Verdict.OK
-        numbers = {"held": books.locks, "locked": books.locked_ever, "unlocked": books.locked_ever - books.locks}
-        return Drift(numbers, [books.lock, event])
+        numbers = {
+            "held": evidence.locks,
+            "locked": evidence.locked_ever,
+            "unlocked": evidence.locked_ever - evidence.locks,
+        }
+        return Drift(numbers, [evidence.lock, event])
 
     def explain(self, finding: Finding) -> str:
         lock, end = finding.witness

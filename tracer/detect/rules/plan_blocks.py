@@ -29,7 +29,7 @@ class PlanBlocks(RequestRule[Plan]):
     )
 
     def judge(self, event: Plan, account: Account) -> Judgement:
-        table, size = account.books.blocks, event.block_size
+        table, size = account.evidence.blocks, event.block_size
         if not event.blocks_ids:
             return None
         if not account.complete or table is None or not size or event.epoch != account.epoch:
@@ -51,7 +51,7 @@ class PlanBlocks(RequestRule[Plan]):
             "foreign": foreign,
             "table_length": len(table),
         }
-        witness = [account.books.schedule, event] if account.books.schedule else [event]
+        witness = [account.evidence.schedule, event] if account.evidence.schedule else [event]
         return Drift(numbers, witness)
 
     def explain(self, finding: Finding) -> str:

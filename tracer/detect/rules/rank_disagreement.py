@@ -25,9 +25,9 @@ class RankDisagreement(RequestRule[Lookup]):
     hint = "Each rank evicts by itself. Take the minimum over the ranks, and pin on all of them."
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
-        if not account.books.rank_lookups:
+        if not account.evidence.rank_lookups:
             return None
-        ranks = {rank.rank: rank for rank in account.books.rank_lookups}
+        ranks = {rank.rank: rank for rank in account.evidence.rank_lookups}
         claimed = event.matched if event.matched is not None else event.answer and event.computed + event.answer
         if claimed is None:
             return None

@@ -29,13 +29,13 @@ class ResumePoint(RequestRule[Schedule]):
     )
 
     def judge(self, event: Schedule, account: Account) -> Judgement:
-        books = account.books
-        if books.schedule is not None or books.load_failed or event.epoch != account.epoch:
+        evidence = account.evidence
+        if evidence.schedule is not None or evidence.load_failed or event.epoch != account.epoch:
             return None
         if not account.complete:
             return Verdict.UNKNOWN
         alloc = max(
-            books.allocs.values(), key=lambda a: a.allocated, default=None
+            evidence.allocs.values(), key=lambda a: a.allocated, default=None
         )  # of a MultiConnector, the chosen one
         lookup = None if alloc is None else account.last_lookup(alloc.connector_id)
         if alloc is None or lookup is None:

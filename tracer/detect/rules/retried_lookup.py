@@ -30,7 +30,7 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if isinstance(event, Store) and event.role != "scheduler":
             return None
-        asked = account.books.repeated_hits
+        asked = account.evidence.repeated_hits
         if asked < 2 or event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         if not account.complete:
@@ -38,7 +38,7 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
         begins = hole(event, account)
         if begins is None:
             return Verdict.OK
-        lookups = [lookup for lookup in account.books.recent_lookups if lookup.epoch == event.epoch][-1:]
+        lookups = [lookup for lookup in account.evidence.recent_lookups if lookup.epoch == event.epoch][-1:]
         return Drift(
             {"asked": asked, "matched": account.matched, "begins": event.start, "held": begins}, [*lookups, event]
         )

@@ -33,7 +33,7 @@ class ShortLoad(RequestRule[Event]):
             if event.count >= event.expected:
                 return Verdict.OK
             return _drift(event, event) if event.error is not None else None
-        short = account.books.short
+        short = account.evidence.short
         if short is None or short.error is not None:
             return None
         return _drift(short, event) if account.complete else Verdict.UNKNOWN

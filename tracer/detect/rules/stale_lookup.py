@@ -16,7 +16,7 @@ def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
     """
     if lookup.cached is False:
         return None
-    for earlier in reversed(account.books.recent_lookups):
+    for earlier in reversed(account.evidence.recent_lookups):
         if earlier.connector_id != lookup.connector_id:
             continue
         moved = earlier.computed != lookup.computed or bool(lookup.cached)

@@ -54,11 +54,11 @@ def _broken(event: Stats, account: Account) -> str | None:
 
 
 def _asked_wrongly(event: Stats, account: Account) -> str | None:
-    books = account.books
-    lookup = books.recent_lookups[-1] if books.recent_lookups else None
+    evidence = account.evidence
+    lookup = evidence.recent_lookups[-1] if evidence.recent_lookups else None
     if event.queried is None or lookup is None or not account.complete:
         return None
-    allocs = books.allocs.values()
+    allocs = evidence.allocs.values()
     if lookup.returned and allocs and not any(alloc.allocated for alloc in allocs):
         if not event.queried:
             return None
@@ -66,6 +66,6 @@ def _asked_wrongly(event: Stats, account: Account) -> str | None:
     asked = lookup.total - lookup.computed
     if event.queried != asked:
         return f"the lookup asked for {lookup.total} - {lookup.computed} = {asked} tokens, not {event.queried}"
-    if books.stats is not None and books.stats.queried and not books.load_failed:
+    if evidence.stats is not None and evidence.stats.queried and not evidence.load_failed:
         return f"the {event.queried} tokens asked for had been counted before in the same admission"
     return None

@@ -11,14 +11,14 @@ from kvtrail.tracer.model.semconv import Kind
 def hole(event: Store | StorePlan, account: Account) -> int | None:
     """Where the hole before a store begins; None if there is none."""
     start = event.start
-    if start is None or start <= account.books.stored_end or start <= account.longest_match:
+    if start is None or start <= account.evidence.stored_end or start <= account.longest_match:
         return None
     return held_until(account)
 
 
 def held_until(account: Account) -> int:
     """End of the prefix that was stored in this epoch, or was ever found in the store."""
-    return max(account.books.stored_end, account.longest_match)
+    return max(account.evidence.stored_end, account.longest_match)
 
 
 class StoreGap(RequestRule[Store | StorePlan]):
@@ -51,9 +51,9 @@ class StoreGap(RequestRule[Store | StorePlan]):
         begins = hole(event, account)
         if begins is None:
             return Verdict.OK
-        if account.books.repeated_hits > 1:
+        if account.evidence.repeated_hits > 1:
             return None  # retried-lookup tells it
-        before = account.books.store
+        before = account.evidence.store
         numbers = {"hole_from": begins, "hole_to": event.start, "matched": account.longest_match}
         return Drift(numbers, [event] if before is None else [before, event])
 

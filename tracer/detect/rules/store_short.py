@@ -31,8 +31,8 @@ class StoreShort(RequestRule[RequestEnd]):
     )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
-        books = account.books
-        store, step, size = books.store, books.schedule, event.chunk_size
+        evidence = account.evidence
+        store, step, size = evidence.store, evidence.schedule, event.chunk_size
         if store is None or step is None or not size or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         if not account.complete or account.prompt is None:

@@ -25,7 +25,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
     hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:
-        step = account.books.schedule
+        step = account.evidence.schedule
         if event.start is None or event.chunk_present:
             return None
         if not account.complete or step is None or step.blocks_ids is None or event.epoch != account.epoch:

@@ -31,25 +31,25 @@ class StrayCompletion(RequestRule[Event]):
     def judge(self, event: Event, account: Account) -> Judgement:
         if not account.complete:
             return Verdict.UNKNOWN
-        books = account.books
+        evidence = account.evidence
         if isinstance(event, Received):
-            if books.loading is not None:
+            if evidence.loading is not None:
                 return Verdict.OK
-            if account.ended_ns is not None and books.end is None and books.received is None:
+            if account.ended_ns is not None and evidence.end is None and evidence.received is None:
                 return None  # aborted while it was loading: the account closed it
-            if synchronous_load(account) is not None or _of_a_sibling(event, account, books.received_by):
+            if synchronous_load(account) is not None or _of_a_sibling(event, account, evidence.received_by):
                 return None  # async-declaration tells it; or another child waited for it
-            return self._drift("load", books.received, event)
+            return self._drift("load", evidence.received, event)
         if isinstance(event, Sent):
-            if books.end is not None:
+            if evidence.end is not None:
                 return Verdict.OK
-            if _of_a_sibling(event, account, books.sent_by):
+            if _of_a_sibling(event, account, evidence.sent_by):
                 return None
-            return self._drift("store", books.sent, event)
+            return self._drift("store", evidence.sent, event)
         assert isinstance(event, TransferEnd)
-        if event.transfer_id in books.jobs:
+        if event.transfer_id in evidence.jobs:
             return Verdict.OK
-        if event.transfer_id in books.ended_jobs:
+        if event.transfer_id in evidence.ended_jobs:
             return self._drift("transfer", None, event)
         return Verdict.UNKNOWN  # its plan was not seen
 
@@ -66,4 +66,4 @@ class StrayCompletion(RequestRule[Event]):
 
 def _of_a_sibling(event: Event, account: Account, told_by: set[str]) -> bool:
     """Whether a child of a MultiConnector may have heard of what another child waited for."""
-    return len(account.books.connectors) > 1 and event.connector_id not in told_by
+    return len(account.evidence.connectors) > 1 and event.connector_id not in told_by

@@ -30,8 +30,8 @@ class StuckLoad(DeadlineRule):
         self.after_s = after_s
 
     def overdue(self, account: Account, now_ns: int) -> Drift | None:
-        alloc = account.books.loading
-        if alloc is None or account.ended_ns is not None or not account.complete or account.books.load_failed:
+        alloc = account.evidence.loading
+        if alloc is None or account.ended_ns is not None or not account.complete or account.evidence.load_failed:
             return None
         waited_s = (now_ns - alloc.end_ns) / 1e9
         if waited_s < self.after_s:

@@ -27,14 +27,14 @@ class StuckPromotion(DeadlineRule):
         self.after_s = after_s
 
     def overdue(self, account: Account, now_ns: int) -> Drift | None:
-        books = account.books
-        received = books.received
-        if received is None or books.schedule is not None or account.ended_ns is not None or not account.complete:
+        evidence = account.evidence
+        received = evidence.received
+        if received is None or evidence.schedule is not None or account.ended_ns is not None or not account.complete:
             return None
         waited_s = (now_ns - received.end_ns) / 1e9
         if waited_s < self.after_s:
             return None
-        return Drift({"waited_s": round(waited_s, 1)}, [*[*books.allocs.values()][-1:], received])
+        return Drift({"waited_s": round(waited_s, 1)}, [*[*evidence.allocs.values()][-1:], received])
 
     def explain(self, finding: Finding) -> str:
         received = finding.witness[-1]

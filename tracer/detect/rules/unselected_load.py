@@ -26,7 +26,7 @@ class UnselectedLoad(RequestRule[LoadPlan]):
     hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is not looked at."
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
-        alloc = account.books.allocs.get(event.connector_id)
+        alloc = account.evidence.allocs.get(event.connector_id)
         if not account.complete or alloc is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN
         if alloc.allocated:

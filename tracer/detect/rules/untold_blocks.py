@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.books import grows
+from kvtrail.tracer.detect.account import Account, grows
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Event, RequestEnd, Schedule
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
@@ -34,7 +33,7 @@ class UntoldBlocks(RequestRule[Event]):
     )
 
     def judge(self, event: Event, account: Account) -> Judgement:
-        table = account.books.blocks
+        table = account.evidence.blocks
         if isinstance(event, RequestEnd):
             if not event.blocks_ids or table is None:
                 return None
@@ -43,11 +42,16 @@ class UntoldBlocks(RequestRule[Event]):
             untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
             return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else Verdict.OK
         assert isinstance(event, Schedule)
-        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or account.books.has_groups:
+        if (
+            event.blocks_ids is None
+            or not event.block_size
+            or event.epoch < account.epoch
+            or account.evidence.has_groups
+        ):
             return None
         if not account.complete:
             return Verdict.UNKNOWN
-        first = account.books.schedule is None or event.epoch > account.epoch
+        first = account.evidence.schedule is None or event.epoch > account.epoch
         added = event.blocks_ids
         held = [] if first or table is None else table
         length, end = len(held), event.computed + event.scheduled

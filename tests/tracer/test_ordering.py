@@ -7,38 +7,38 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrail.tracer.detect.gaps import MOST_GAPS, Gap, Gaps
+from kvtrail.tracer.detect.ordering import MOST_GAPS, Gap, Gaps
 
 
-def heard(numbers: list[int]) -> Gaps:
+def gaps_of(numbers: list[int]) -> Gaps:
     gaps = Gaps()
     for number in numbers:
-        gaps.hear(number, number * 10)
+        gaps.enter(number, number * 10)
     return gaps
 
 
 def test_a_gap_lies_between_its_neighbours_and_closes_from_both_sides() -> None:
-    gaps = heard([0, 1, 6])
+    gaps = gaps_of([0, 1, 6])
     assert gaps.within(0, 100) == [Gap(2, 5, 10, 60)]
-    gaps.hear(4, 40)
+    gaps.enter(4, 40)
     assert gaps.within(0, 100) == [Gap(2, 3, 10, 40), Gap(5, 5, 40, 60)]
     assert [gap.missing for gap in gaps.within(0, 100)] == [2, 1]
     for number in (5, 2, 3):
-        gaps.hear(number, number * 10)
+        gaps.enter(number, number * 10)
     assert gaps.within(0, 100) == []
 
 
 def test_only_those_of_the_window() -> None:
-    gaps = heard([0, 2, 4, 9])
+    gaps = gaps_of([0, 2, 4, 9])
     assert [gap.first for gap in gaps.within(15, 25)] == [1, 3]
     assert gaps.within(200, 300) == []
 
 
 def test_a_repeated_number_changes_nothing() -> None:
-    gaps = heard([0, 5])
+    gaps = gaps_of([0, 5])
     before = gaps.within(0, 100)
-    gaps.hear(5, 50)
-    gaps.hear(0, 0)
+    gaps.enter(5, 50)
+    gaps.enter(0, 0)
     assert gaps.within(0, 100) == before
 
 
@@ -48,10 +48,10 @@ def test_what_is_missing_is_the_same_in_any_order(numbers: set[int], dice: rando
     dice.shuffle(order)
     # What was before the first that was heard, cannot be known to exist.
     missing = {n for n in range(order[0], max(numbers) + 1) if n not in numbers}
-    found = {n for gap in heard(order).within(0, 1000) for n in range(gap.first, gap.last + 1)}
+    found = {n for gap in gaps_of(order).within(0, 1000) for n in range(gap.first, gap.last + 1)}
     assert found == missing
 
 
 def test_there_is_an_end_to_it() -> None:
-    gaps = heard(list(range(0, 6 * MOST_GAPS, 2)))
+    gaps = gaps_of(list(range(0, 6 * MOST_GAPS, 2)))
     assert len(gaps.within(0, 10**9)) == MOST_GAPS

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from wire import as_request
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.offline import Hearing, Numbers, TooHasty
+from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
+from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
@@ -27,12 +28,12 @@ LEAK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend delayed"
 
 def requests(*texts: str) -> list[Event]:
     """The requests of one engine, one after the other, half a minute apart, and a sign of life an hour later."""
-    told = "\n".join(
+    lines = "\n".join(
         f"r{number}: {line}" if not line.startswith("wait") else line
         for number, text in enumerate(texts)
         for line in [*text.splitlines(), "wait 30"]
     )
-    return history(told + "\nwait 3600\nlast: L 5 c0 -> 0\nlast: end")
+    return history(lines + "\nwait 3600\nlast: L 5 c0 -> 0\nlast: end")
 
 
 @pytest.fixture(autouse=True)
@@ -40,76 +41,76 @@ def _always_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtrail.tracer.detect.offline.TIDY_EVERY", 1)
 
 
-def heard(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> Hearing:
-    hearing = Hearing(patience_ns=patience_ns)
+def judged(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> OfflineDetector:
+    detector = OfflineDetector(patience_ns=patience_ns)
     for event in events:
-        hearing.hear([event])
-    hearing.close()
-    return hearing
+        detector.feed([event])
+    detector.close()
+    return detector
 
 
-def told(hearing: Hearing) -> dict[str, object]:
-    findings = {(f.rule, f.request, f.epoch, f.count, f.explanation) for f in hearing.findings.values()}
-    counts = (hearing.events, hearing.repeated, hearing.missing)
-    return {"verdicts": hearing.verdicts, "checks": hearing.checks, "findings": findings, "counts": counts}
+def results(detector: OfflineDetector) -> dict[str, object]:
+    findings = {(f.rule, f.request, f.epoch, f.count, f.explanation) for f in detector.findings.values()}
+    counts = (detector.events, detector.repeated, detector.missing)
+    return {"verdicts": detector.verdicts, "checks": detector.checks, "findings": findings, "counts": counts}
 
 
-def test_what_has_ended_is_let_go_and_its_verdict_stays() -> None:
+def test_what_has_ended_is_forgotten_and_its_verdict_stays() -> None:
     events = requests(*[OK, DRIFT] * 30)
-    hearing = Hearing(patience_ns=GRACE_NS)
+    detector = OfflineDetector(patience_ns=GRACE_NS)
     most = 0
     for event in events:
-        hearing.hear([event])
-        most = max(most, len(hearing._detector.ledger.accounts))
-    hearing.close()
+        detector.feed([event])
+        most = max(most, len(detector._detector.accounts))
+    detector.close()
     assert most <= 2, "the one that runs, and the one before it"
-    assert hearing.verdicts == {Verdict.OK: 31, Verdict.DRIFT: 30}
-    assert len(hearing.findings) == 30
+    assert detector.verdicts == {Verdict.OK: 31, Verdict.DRIFT: 30}
+    assert len(detector.findings) == 30
 
 
 @pytest.mark.parametrize("texts", [[OK, DRIFT, OK], [KEPT, OK, DRIFT], [LEAK, OK, LEAK], [DRIFT] * 4])
 @pytest.mark.parametrize("lost", [None, 0, 3, 4, 9])
-def test_the_verdicts_are_those_of_a_hearing_that_forgets_nothing(texts: list[str], lost: int | None) -> None:
+def test_the_verdicts_are_those_of_a_detector_that_forgets_nothing(texts: list[str], lost: int | None) -> None:
     events = [event for number, event in enumerate(requests(*texts)) if number != lost]
-    patient = heard(events, patience_ns=None)
-    assert told(heard(events)) == told(patient)
+    patient = judged(events, patience_ns=None)
+    assert results(judged(events)) == results(patient)
     everything = judge(events)
     assert {f.id for held in everything.findings.values() for f in held.values()} >= set(patient.findings)
 
 
-def test_a_request_whose_blocks_are_kept_is_not_let_go() -> None:
-    hearing = heard(requests(LEAK, OK, OK))
-    assert [finding.rule for finding in hearing.findings.values()] == ["late-free"]
+def test_a_request_whose_blocks_are_kept_is_not_forgotten() -> None:
+    detector = judged(requests(LEAK, OK, OK))
+    assert [finding.rule for finding in detector.findings.values()] == ["late-free"]
 
 
-def test_what_comes_of_a_request_that_was_let_go_came_too_late() -> None:
+def test_what_comes_of_a_request_that_was_forgotten_came_too_late() -> None:
     events = requests(OK, OK, OK)
     late = [*events[:2], *events[3:], events[2]]
-    with pytest.raises(TooHasty):
-        heard([*events, *history("L 9 c0 -> 0", request=f"r0-{events[0].request}"[3:], recorder="worker")])
-    with pytest.raises(TooHasty):
-        heard(late)  # its number was given up
-    assert told(heard(late, patience_ns=None)) == told(heard(events))
+    with pytest.raises(TooLate):
+        judged([*events, *history("L 9 c0 -> 0", request=f"r0-{events[0].request}"[3:], recorder="worker")])
+    with pytest.raises(TooLate):
+        judged(late)  # its number was given up
+    assert results(judged(late, patience_ns=None)) == results(judged(events))
 
 
 def test_a_number_that_was_given_up_and_comes_after_all_came_too_late() -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nwait 30\nS 256+48\nwait 30\nS 304+1\nwait 30\nS 305+1\nend")
     late = [*events[:2], *events[3:5], events[2], *events[5:]]
-    with pytest.raises(TooHasty):
-        heard(late)
-    assert told(heard(late, patience_ns=None)) == told(heard(events))
+    with pytest.raises(TooLate):
+        judged(late)
+    assert results(judged(late, patience_ns=None)) == results(judged(events))
     in_time = [*events[:1], events[2], events[1], *events[3:]]
-    assert told(heard(in_time)) == told(heard(events))
+    assert results(judged(in_time)) == results(judged(events))
 
 
-def test_what_comes_again_of_a_request_that_was_let_go_counts_once() -> None:
+def test_what_comes_again_of_a_request_that_was_forgotten_counts_once() -> None:
     events = requests(OK, DRIFT, OK)
-    hearing = Hearing(patience_ns=GRACE_NS)
+    detector = OfflineDetector(patience_ns=GRACE_NS)
     for event in [*events, *events]:
-        hearing.hear([event])
-    hearing.close()
-    assert (hearing.events, hearing.repeated) == (len(events), len(events))
-    assert hearing.verdicts == heard(events).verdicts
+        detector.feed([event])
+    detector.close()
+    assert (detector.events, detector.repeated) == (len(events), len(events))
+    assert detector.verdicts == judged(events).verdicts
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -151,13 +152,13 @@ def test_one_number_on_two_spans_makes_the_request_unknown() -> None:
     events = history(OK)
     other = history(OK)
     other[2].span_id = "00000000000000ff"
-    hearing = heard([*events[:3], other[2], *events[3:]])
-    assert hearing.verdicts == {Verdict.UNKNOWN: 1}
+    detector = judged([*events[:3], other[2], *events[3:]])
+    assert detector.verdicts == {Verdict.UNKNOWN: 1}
 
 
 @given(st.lists(st.integers(0, 40), max_size=60))
 def test_numbers_are_a_set_of_numbers(added: list[int]) -> None:
-    numbers, known = Numbers(), set[int]()
+    numbers, known = SeenNumbers(), set[int]()
     for number in added:
         assert numbers.add(number) == (number not in known)
         known.add(number)
