@@ -1,4 +1,4 @@
-"""What all tests share: vLLM's settings, real tracers, and pages of a real Chromium."""
+"""What tests share: vLLM's settings, real tracers, and pages of a real Chromium."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 from processes import Tracer, serve
 
-# vLLM's settings must stand before anything imports it.
+# vLLM reads its settings when it is imported.
 from kvtrail.connector.simulate.tiny_model import prepare_environment
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 prepare_environment()
-# What a test records without saying where it goes must not end up in a tracer that somebody runs on this machine.
+# A test that does not say where its spans go must not send them to a tracer that somebody runs on this machine.
 os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
 
 
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
-    """Starts real tracers; each is ended by its id when the test ends, however it ends."""
+    """Starts real tracers, and ends each of them with the test, however that ends."""
     started: list[Tracer] = []
 
     def start(*arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
@@ -44,20 +44,30 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
-    """One tracer for the tests of a module that do not mind each other's requests."""
+    """One tracer for those tests of a module that do not mind each other's requests."""
     tracer = serve(tmp_path_factory.mktemp("tracer"))
     yield tracer
     tracer.end()
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
-    """An empty page, for the tests next to `browser`."""
-    from browser import CHROMIUM, FLAGS, SLOW_MS, playwright
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A Chromium for the tests of a module."""
+    from browser import CHROMIUM, FLAGS, playwright
 
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1400, "height": 1000})
-        page.set_default_timeout(SLOW_MS)
-        yield page
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def page(chromium: Browser) -> Iterator[Page]:
+    """An empty page that shares nothing with those before it, for the tests next to `browser`."""
+    from browser import SLOW_MS
+
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    page.set_default_timeout(SLOW_MS)
+    yield page
+    context.close()
