@@ -1,1 +1,4 @@
-"""The live view's canvas: a component of plain JavaScript and CSS, joined from small modules, without a build step."""
+"""The live page's canvas: a Streamlit component of plain JavaScript, HTML and CSS, without a build step.
+
+In: the lanes that the tracer answered, and the view. Out: the view that the user has moved to, the request that was clicked.
+"""

@@ -1,7 +1,7 @@
-"""The component as Streamlit wants it: one module of JavaScript, one style sheet, one piece of HTML.
+"""The component as Streamlit takes it: one JavaScript module, one style sheet, one piece of HTML.
 
-The modules are written as such, with `import` and `export`, and joined here: Streamlit serves a component's files from a
-directory only if the package was installed in one particular way, and ours shall work from a checkout as well.
+Our modules import each other, and are joined here: Streamlit serves a component's files from a directory only if its package
+is installed in one particular way, and this one must also run from a checkout.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
 FOLDER = Path(__file__).parent
-MODULES = (
-    "range", "clock", "rows", "model", "theme", "paint", "notes", "tip", "toolbar", "empty", "pointer", "keys", "live",
-)  # fmt: skip
-"""In an order in which each comes after those that it needs at once."""
+MODULES = ("time", "model", "paint", "controls", "input", "live")
+"""Each comes after those that it imports."""
 NAME = "kvtrail_live"
 
 
 def joined() -> str:
-    """All modules as one: without their imports, and with no export but the last module's default."""
+    """All modules as one, without imports, and without exports but the last module's default."""
     return "\n".join(_module(name) for name in MODULES)
 
 

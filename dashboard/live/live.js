@@ -1,19 +1,13 @@
-// The live view: holds what is shown, takes each answer, and draws when something has changed. The page's Python asks the
-// tracer; what this wants to see it says with `setStateValue("view")`, and an answer comes back as new data.
+// The live page's canvas: holds what is shown, takes each answer, and draws when something has changed. The page's Python
+// asks the tracer: `setStateValue("view")` says what this wants to see, and an answer comes back as new data.
 
-import { emptiness, showEmpty } from "./empty.js";
-import { listenToKeys } from "./keys.js";
-import { modelOf } from "./model.js";
-import { markPlace, paintEnd, paintGaps, paintMarks, paintSelection } from "./notes.js";
-import { paintGround, paintHeads, paintHover, paintNames, paintRuler, paintSegments, paintUnasked, paintUnsure, RULER } from "./paint.js";
-import { listenToPointer } from "./pointer.js";
-import { centred, rangeOf, showing, zoomed } from "./range.js";
-import { ROW, Rows } from "./rows.js";
-import { themeOf } from "./theme.js";
-import { Tip } from "./tip.js";
-import { factsOf, selectionText, showControls, showLegend, stateOf } from "./toolbar.js";
+import { emptyText, factsOf, selectionText, showControls, showEmpty, showLegend, stateOf, Tip } from "./controls.js";
+import { listenToKeys, listenToPointer } from "./input.js";
+import { modelOf, ROW, Rows } from "./model.js";
+import { paint, Place, RULER, themeOf } from "./paint.js";
+import { centred, rangeOf, showing, zoomed } from "./time.js";
 
-const TELL_AFTER_MS = 250; // so long nothing must move before the page is told
+const SEND_AFTER_MS = 250; // without a change, before the page is sent the view
 const EVERY_MS = 250;
 
 class Live {
@@ -28,7 +22,7 @@ class Live {
     this.answer = this.model = this.focused = null;
     this.hovered = -1;
     this.scroll = 0;
-    this.ahead_ms = 0; // of the tracer's clock, before the browser's
+    this.ahead_ms = 0; // how far the tracer's clock is ahead of the browser's
     this.listen();
   }
 
@@ -46,7 +40,7 @@ class Live {
     press(".next", () => this.step(1));
     press(".ask", () => this.help());
     press(".help button", () => this.help());
-    press(".to", () => this.view.select && this.change(showing(this.view, ...this.view.select)));
+    press(".to", () => this.toSelection());
     press(".clear", () => this.change({ ...this.view, select: null }));
     for (const button of this.find(".spans").children) {
       button.onclick = () => this.change({ ...this.view, span_ms: Number(button.dataset.span) });
@@ -57,11 +51,11 @@ class Live {
     this.find(".q").oninput = (event) => this.change({ ...this.view, q: event.target.value.trim() });
   }
 
-  /** A new answer, or none: `data` as `payload.py` makes it. */
+  /** A new answer, or none: `data` as `payload` in view.py makes it. */
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
-    // Apart from what Streamlit has just done in this task: two short blocks are not felt, one long one is.
+    // In a task of its own, after what Streamlit has just done: two short blocks are not noticed, one long one is.
     if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
       clearTimeout(this.building);
@@ -73,7 +67,7 @@ class Live {
     const before = this.model;
     this.answer = answer;
     this.model = modelOf(answer, this.rows);
-    if (before) this.keep(before);
+    if (before) this.refocus(before);
     this.hovered = -1;
     const root = this.find(".live");
     root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
@@ -87,8 +81,8 @@ class Live {
     this.redraw();
   }
 
-  /** What was focused is focused still, though the numbers of requests have changed. */
-  keep(before) {
+  /** Focus the same finding as before, though the numbers of requests have changed. */
+  refocus(before) {
     if (!this.focused) return;
     const { at, rule } = this.focused;
     const moment = before.origin + at;
@@ -97,35 +91,36 @@ class Live {
   }
 
   now() {
-    // Without an answer nothing is known of the present: it stays where the last one was.
+    // Without an answer the present is unknown: it stays where the last one was.
     if (this.data?.is_away && this.answer) return this.answer.now_ms;
     return Date.now() + this.ahead_ms;
   }
 
-  /** Where is what on the canvas: pixels, and milliseconds after the model's origin. */
   place() {
-    const { from, to } = rangeOf(this.view, this.now());
-    const origin = this.model?.origin ?? 0;
-    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight, from: from - origin, to: to - origin, now: this.now() - origin, scroll: this.scroll };
+    const now = this.now();
+    const { from, to } = rangeOf(this.view, now);
+    const { origin } = this.model;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    return new Place(this.model, { width, height, from: from - origin, to: to - origin, now: now - origin, scroll: this.scroll });
   }
 
   change(view) {
     this.view = view;
-    clearTimeout(this.telling);
-    this.telling = setTimeout(() => this.tell(), TELL_AFTER_MS);
+    clearTimeout(this.sending);
+    this.sending = setTimeout(() => this.send(), SEND_AFTER_MS);
     this.redraw();
   }
 
-  tell() {
-    clearTimeout(this.telling);
-    this.telling = null;
+  send() {
+    clearTimeout(this.sending);
+    this.sending = null;
     this.setStateValue("view", this.view);
   }
 
   zoom(factor) {
     const { from, to } = rangeOf(this.view, this.now());
-    const found = this.focused ? this.model.origin + this.focused.at : NaN;
-    this.change(zoomed(this.view, factor, found >= from && found <= to ? found : (from + to) / 2, this.now()));
+    const focus = this.focused ? this.model.origin + this.focused.at : NaN;
+    this.change(zoomed(this.view, factor, focus >= from && focus <= to ? focus : (from + to) / 2, this.now()));
   }
 
   pause() {
@@ -135,6 +130,10 @@ class Live {
       const followed = view.to_ms === null || Math.abs(view.to_ms - view.paused_ms) < 1;
       this.change({ ...view, paused: false, paused_ms: null, to_ms: followed ? null : view.to_ms });
     } else this.change({ ...view, paused: true, paused_ms: now, to_ms: view.to_ms ?? now });
+  }
+
+  toSelection() {
+    if (this.view.select) this.change(showing(this.view, ...this.view.select));
   }
 
   toNow() {
@@ -154,13 +153,13 @@ class Live {
 
   focus(mark) {
     this.focused = mark;
-    if (mark.lane >= 0) this.bringIntoSight(this.model.row[mark.lane]);
+    if (mark.lane >= 0) this.scrollTo(this.model.row[mark.lane]);
     const { from, to } = rangeOf(this.view, this.now());
-    // Who looks at a finding does not want it to wander off.
+    // The range becomes fixed: a finding that one looks at must not move away.
     this.change(centred(showing(this.view, from, to), this.model.origin + mark.at, this.now()));
   }
 
-  bringIntoSight(row) {
+  scrollTo(row) {
     const room = this.canvas.clientHeight - RULER;
     const top = this.model.tops[row];
     if (top < this.scroll || top + ROW > this.scroll + room) this.scroll = Math.max(0, top - room / 2);
@@ -168,8 +167,8 @@ class Live {
 
   open(number) {
     const { request, engine } = this.model.requests;
-    // Told later, the view would become the address of the page that opens.
-    if (this.telling) this.tell();
+    // Sent later, the view would become the address of the page that opens.
+    if (this.sending) this.send();
     this.setTriggerValue("open", { request: request[number], engine: engine[number] });
   }
 
@@ -220,11 +219,11 @@ class Live {
     else this.tip.hide();
   }
 
-  /** Time goes on: the picture moves when that is a pixel or more. */
+  /** The picture follows the present once that has moved by a pixel. */
   tick() {
     const perPixel = this.view.span_ms / Math.max(1, this.canvas.clientWidth);
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
-    // However much there is to draw, it must not take more than a small part of the time.
+    // However much there is to draw, drawing must take only a small part of the time.
     const isRested = performance.now() - (this.rested ?? 0) > 0;
     if (this.theme && isRested && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
   }
@@ -256,25 +255,14 @@ class Live {
     }
     this.scroll = Math.min(this.scroll, Math.max(0, model.height - (canvas.clientHeight - RULER)));
     const place = this.place();
-    const axis = paintGround(pen, model, place, theme);
-    paintHeads(pen, model, place, theme);
-    paintSegments(pen, model, place, theme);
-    paintUnsure(pen, model, place, theme);
-    paintNames(pen, model, place, theme);
-    paintUnasked(pen, model, place, theme);
-    if (this.hovered >= 0) paintHover(pen, model, place, theme, this.hovered);
-    paintMarks(pen, model, place, theme, this.focused);
-    paintEnd(pen, model, place, theme, this.end());
-    paintRuler(pen, model, place, theme, axis);
-    paintGaps(pen, model, place, theme);
-    if (view.select) paintSelection(pen, model, place, theme, view.select);
+    paint(pen, place, theme, { hovered: this.hovered, focused: this.focused, select: view.select, end: this.end() });
     if (this.focused && (this.focused.at < place.from || this.focused.at > place.to)) this.tip.hide();
     else if (this.focused) {
-      this.tip.mark(model, this.focused, markPlace(model, place, this.focused), () => this.openFocused());
+      this.tip.mark(model, this.focused, place.ofMark(this.focused), () => this.openFocused());
     }
   }
 
-  /** Up to where there is knowledge, and why not further. */
+  /** Where knowledge ends, and why. */
   end() {
     if (this.data.is_away) return { at: this.answer.now_ms, text: "no answer since", isWrong: true };
     if (this.view.paused) return { at: this.view.paused_ms ?? this.view.to_ms, text: "paused at", isWrong: false };
@@ -297,7 +285,7 @@ class Live {
     this.find(".under").classList.toggle("chosen", Boolean(select && model));
     const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
     this.find(".selected").textContent = select && model ? selectionText(model, select) : hint;
-    const empty = emptiness(view, { answer, model, isAway: data.is_away, from, to });
+    const empty = emptyText(view, { answer, model, isAway: data.is_away, from, to });
     showEmpty(this.find(".empty"), empty, (changed) => this.change({ ...this.view, ...changed }));
   }
 
@@ -305,25 +293,25 @@ class Live {
     this.stopKeys();
     this.resized.disconnect();
     clearInterval(this.timer);
-    clearTimeout(this.telling);
+    clearTimeout(this.sending);
     clearTimeout(this.building);
     cancelAnimationFrame(this.wanted);
   }
 }
 
-const held = new WeakMap();
+const instances = new WeakMap();
 
 /** Streamlit calls this at first, and again with each new data. */
 export default function (component) {
   const root = component.parentElement;
-  let live = held.get(root);
+  let live = instances.get(root);
   if (!live) {
     live = new Live(root, component.data.view);
-    held.set(root, live);
+    instances.set(root, live);
   }
   live.take(component);
   return () => {
     live.stop();
-    held.delete(root);
+    instances.delete(root);
   };
 }

@@ -1,66 +1,166 @@
-// Draws the lanes: axis, phases, names. `place` says where: {width, height, from, to, scroll}, times after the origin.
+// Draws the lanes: axis, phases, names, findings, missing spans, the selection, and where the present ends.
 
-import { clock, ticks } from "./clock.js";
-import { TRANSFERS } from "./model.js";
-import { HEAD, ROW } from "./rows.js";
-import { hatch } from "./theme.js";
+import { HEAD, ROW, TRANSFERS } from "./model.js";
+import { clock, ticks } from "./time.js";
 
-export const RULER = 30;
-const BAR_TOP = 13; // within a row: the name stands above the bar
+export const RULER = 30; // pixels, as all of these
+const BAR_TOP = 13; // within a row: the name is above the bar
 const BAR = 10;
-const STRIP = 4; // of it, for a transfer
-const NAME_LEAST = 84; // a shorter rest of a name says nothing
+const STRIP = 4; // of the bar, for a transfer
+const LEAST_NAME = 84; // a shorter part of a name says nothing
+const MARK = 6; // half a finding's diamond
 
-export const xOf = (place, at) => ((at - place.from) / (place.to - place.from)) * place.width;
-export const atOf = (place, x) => place.from + (x / place.width) * (place.to - place.from);
-export const yOf = (model, place, row) => RULER + model.tops[row] - place.scroll;
+// One colour for each phase, with enough contrast on light and on dark. Red is only for what is wrong.
+const LIGHT = {
+  queued: "#98a2b3", lookup: "#0e9fb8", "waiting for remote KV": "#d99a06", load: "#0a9168", prefill: "#2458d3",
+  decode: "#7ba4f4", preempted: "#e8590c", store: "#8b46d9", done: "#c3c9d3", running: "#4c7de8", failed: "#d92d20",
+};
+const DARK = {
+  queued: "#667085", lookup: "#22b8cf", "waiting for remote KV": "#e6b422", load: "#20b486", prefill: "#3b74f2",
+  decode: "#8fb4fa", preempted: "#f47b3e", store: "#a877ee", done: "#475063", running: "#5f8ff5", failed: "#f2594b",
+};
 
-export function paintGround(pen, model, place, theme) {
-  pen.clearRect(0, 0, place.width, place.height);
-  pen.fillStyle = theme.background;
-  pen.fillRect(0, 0, place.width, place.height);
-  const { step, found } = ticks(place.from + model.origin, place.to + model.origin, place.width / 110);
-  pen.strokeStyle = theme.faint;
-  pen.lineWidth = 1;
-  pen.beginPath();
-  for (const tick of found) {
-    const x = Math.round(xOf(place, tick - model.origin)) + 0.5;
-    pen.moveTo(x, RULER);
-    pen.lineTo(x, place.height);
-  }
-  pen.stroke();
-  return { step, found };
+/** Streamlit's own colours, as they are at an element of the page. */
+export function themeOf(element) {
+  const style = getComputedStyle(element);
+  const value = (name, otherwise) => style.getPropertyValue(`--st-${name}`).trim() || otherwise;
+  const background = value("background-color", "#ffffff");
+  const isDark = luminance(background) < 0.4;
+  const text = (opacity) => (isDark ? `rgba(250, 250, 250, ${opacity})` : `rgba(49, 51, 63, ${opacity})`);
+  return {
+    isDark,
+    background,
+    text: value("text-color", text(1)),
+    border: text(0.14),
+    faint: text(isDark ? 0.06 : 0.05),
+    muted: text(isDark ? 0.66 : 0.68),
+    primary: value("primary-color", "#2563eb"),
+    wrong: isDark ? "#ff6b5e" : "#d92d20",
+    gap: isDark ? "rgba(255, 107, 94, 0.42)" : "rgba(217, 45, 32, 0.30)",
+    font: value("font", "sans-serif"),
+    phases: isDark ? DARK : LIGHT,
+  };
 }
 
-export function paintRuler(pen, model, place, theme, { step, found }) {
+function luminance(colour) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.fillStyle = colour;
+  pen.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = pen.getImageData(0, 0, 1, 1).data;
+  return (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+}
+
+const patterns = new Map();
+
+/** Slanted lines, for what is unknown or missing. */
+function hatch(context, colour) {
+  if (!patterns.has(colour)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 8;
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1.2;
+    for (const shift of [-8, 0, 8]) {
+      pen.moveTo(shift, 8);
+      pen.lineTo(shift + 8, 0);
+    }
+    pen.stroke();
+    patterns.set(colour, context.createPattern(tile, "repeat"));
+  }
+  return patterns.get(colour);
+}
+
+/** Where things are on the canvas: pixels from milliseconds after the model's origin, and back. */
+export class Place {
+  constructor(model, fields) {
+    Object.assign(this, { model, ...fields }); // width, height, from, to, now, scroll
+  }
+
+  x(at) {
+    return ((at - this.from) / (this.to - this.from)) * this.width;
+  }
+
+  at(x) {
+    return this.from + (x / this.width) * (this.to - this.from);
+  }
+
+  y(row) {
+    return RULER + this.model.tops[row] - this.scroll;
+  }
+
+  /** The middle of a finding; one without a request is on the axis. */
+  ofMark(mark) {
+    return [this.x(mark.at), mark.lane < 0 ? RULER - 8 : this.y(this.model.row[mark.lane]) + BAR_TOP + BAR / 2];
+  }
+
+  markNear(x, y) {
+    let [best, least] = [null, 9];
+    for (const mark of this.model.marks) {
+      const [left, top] = this.ofMark(mark);
+      const away = Math.hypot(x - left, y - top);
+      if (away < least) [best, least] = [mark, away];
+    }
+    return best;
+  }
+}
+
+/** The whole picture. `end` is where knowledge ends, and why: {at, text, isWrong}. */
+export function paint(pen, place, theme, { hovered, focused, select, end }) {
+  const { model } = place;
+  const axis = ticks(place.from + model.origin, place.to + model.origin, place.width / 110);
+  pen.fillStyle = theme.background;
+  pen.fillRect(0, 0, place.width, place.height);
+  pen.lineWidth = 1;
+  verticals(pen, place, axis, RULER, place.height, theme.faint);
+  paintHeads(pen, place, theme);
+  paintSegments(pen, place, theme);
+  paintUnsure(pen, place, theme);
+  paintNames(pen, place, theme);
+  paintUnasked(pen, place, theme);
+  if (hovered >= 0) paintHover(pen, place, theme, hovered);
+  paintMarks(pen, place, theme, focused);
+  paintEnd(pen, place, theme, end);
+  paintRuler(pen, place, theme, axis);
+  paintGaps(pen, place, theme);
+  if (select) paintSelection(pen, place, theme, select);
+}
+
+/** A line at each tick of the axis. */
+function verticals(pen, place, axis, top, bottom, colour) {
+  pen.strokeStyle = colour;
+  pen.beginPath();
+  for (const tick of axis.at) {
+    const x = Math.round(place.x(tick - place.model.origin)) + 0.5;
+    pen.moveTo(x, top);
+    pen.lineTo(x, bottom);
+  }
+  pen.stroke();
+}
+
+function paintRuler(pen, place, theme, axis) {
   pen.fillStyle = theme.background;
   pen.fillRect(0, 0, place.width, RULER);
-  pen.strokeStyle = theme.border;
+  verticals(pen, place, axis, RULER - 7, RULER - 1, theme.border);
   pen.beginPath();
   pen.moveTo(0, RULER - 0.5);
   pen.lineTo(place.width, RULER - 0.5);
-  for (const tick of found) {
-    const x = Math.round(xOf(place, tick - model.origin)) + 0.5;
-    pen.moveTo(x, RULER - 7);
-    pen.lineTo(x, RULER - 1);
-  }
   pen.stroke();
   pen.fillStyle = theme.muted;
   pen.font = `12px ${theme.font}`;
   pen.textBaseline = "middle";
-  for (const tick of found) {
-    const text = clock(tick, step);
+  for (const tick of axis.at) {
+    const text = clock(tick, axis.step);
     const half = pen.measureText(text).width / 2;
-    const x = xOf(place, tick - model.origin);
-    // One that would be cut at the edge is left out.
+    const x = place.x(tick - place.model.origin);
+    // A label that would be cut at the edge is left out.
     if (x - half >= 2 && x + half <= place.width - 2) pen.fillText(text, x - half, 13);
   }
 }
 
-export function paintHeads(pen, model, place, theme) {
+function paintHeads(pen, place, theme) {
   pen.font = `600 12px ${theme.font}`;
   pen.textBaseline = "middle";
-  for (const head of model.heads) {
+  for (const head of place.model.heads) {
     const y = RULER + head.top - place.scroll;
     if (y > place.height || y + HEAD < RULER) continue;
     pen.fillStyle = theme.faint;
@@ -70,8 +170,9 @@ export function paintHeads(pen, model, place, theme) {
   }
 }
 
-/** All segments, a phase at a time: changing the colour is what costs. What falls on the same pixel is drawn once. */
-export function paintSegments(pen, model, place, theme) {
+/** All segments, phase by phase, as changing the colour is expensive. What falls on the same pixel is drawn once. */
+function paintSegments(pen, place, theme) {
+  const { model } = place;
   const { lane, begin, end, goes_on } = model.segments;
   const scale = place.width / (place.to - place.from);
   const order = model.phases.map((name, phase) => [name, phase]);
@@ -97,78 +198,146 @@ export function paintSegments(pen, model, place, theme) {
   }
 }
 
-/** The request's name above its bar, as much of it as there is room for; and how it ended, where that was badly. */
-export function paintNames(pen, model, place, theme) {
-  const { begin, end, external, request, status } = model.requests;
+/** Each request's name above its bar, as much of it as there is room for; and how it ended, if badly. */
+function paintNames(pen, place, theme) {
+  const { inRow, requests } = place.model;
+  const { begin, end, external, request, status } = requests;
   pen.font = `11px ${theme.font}`;
   pen.textBaseline = "alphabetic";
-  for (let row = 0; row < model.held.length; row++) {
-    const y = yOf(model, place, row);
+  for (let row = 0; row < inRow.length; row++) {
+    const y = place.y(row);
     if (y > place.height || y + ROW < RULER) continue;
-    const numbers = model.held[row];
-    for (let n = 0; n < numbers.length; n++) {
-      const number = numbers[n];
-      const left = Math.max(0, xOf(place, begin[number]));
-      // A name may go on over free ground, up to the next request of the row.
-      const next = n + 1 < numbers.length ? xOf(place, begin[numbers[n + 1]]) - 6 : place.width;
-      if (end[number] < place.from || begin[number] > place.to) continue;
+    inRow[row].forEach((number, n) => {
+      if (end[number] < place.from || begin[number] > place.to) return;
+      const left = Math.max(0, place.x(begin[number]));
+      // A name may extend over free space, up to the next request of the row.
+      const next = n + 1 < inRow[row].length ? place.x(begin[inRow[row][n + 1]]) - 6 : place.width;
       const isBad = status[number] === "failed" || status[number] === "abandoned";
       const room = Math.min(next, place.width) - left - 2;
       const name = (external[number] || request[number]) + (isBad ? ` · ${status[number]}` : "");
-      if (room < NAME_LEAST && pen.measureText(name).width > room) continue;
+      if (room < LEAST_NAME && pen.measureText(name).width > room) return;
       pen.fillStyle = isBad ? theme.wrong : theme.muted;
       pen.fillText(fitting(pen, name, room), left + 1, y + BAR_TOP - 3);
-    }
+    });
   }
-}
-
-/** A dashed line where a request may go on, or may have ended: the span that would say so is missing. */
-export function paintUnsure(pen, model, place, theme) {
-  const { is_unsure, end } = model.requests;
-  pen.strokeStyle = theme.muted;
-  pen.lineWidth = 1.5;
-  pen.setLineDash([3, 5]);
-  pen.beginPath();
-  is_unsure.forEach((unsure, number) => {
-    const y = yOf(model, place, model.row[number]) + BAR_TOP + BAR / 2;
-    if (!unsure || y < RULER || y > place.height) return;
-    pen.moveTo(Math.max(-8, xOf(place, end[number])), y);
-    pen.lineTo(Math.min(place.width + 8, xOf(place, place.now)), y);
-  });
-  pen.stroke();
-  pen.setLineDash([]);
 }
 
 function fitting(pen, text, room) {
   if (text.length * 5 < room || pen.measureText(text).width <= room) return text;
   let length = text.length;
-  while (length > 1 && pen.measureText(`${text.slice(0, length)}…`).width > room) {
-    length = Math.min(length - 1, Math.floor((length * room) / pen.measureText(`${text.slice(0, length)}…`).width));
+  let width;
+  while (length > 1 && (width = pen.measureText(`${text.slice(0, length)}…`).width) > room) {
+    length = Math.min(length - 1, Math.floor((length * room) / width));
   }
   return length > 1 ? `${text.slice(0, length)}…` : "";
 }
 
-/** A frame around the request that the pointer is on. */
-export function paintHover(pen, model, place, theme, number) {
-  const y = yOf(model, place, model.row[number]) + BAR_TOP - 1.5;
-  const left = Math.max(-4, xOf(place, model.requests.begin[number]));
-  const right = Math.min(place.width + 4, xOf(place, model.requests.end[number]));
+/** A dashed line where a request may go on, or may have ended: the span that would tell is missing. */
+function paintUnsure(pen, place, theme) {
+  const { row, requests } = place.model;
+  pen.strokeStyle = theme.muted;
+  pen.lineWidth = 1.5;
+  pen.setLineDash([3, 5]);
+  pen.beginPath();
+  requests.is_unsure.forEach((isUnsure, number) => {
+    const y = place.y(row[number]) + BAR_TOP + BAR / 2;
+    if (!isUnsure || y < RULER || y > place.height) return;
+    pen.moveTo(Math.max(-8, place.x(requests.end[number])), y);
+    pen.lineTo(Math.min(place.width + 8, place.x(place.now)), y);
+  });
+  pen.stroke();
+  pen.setLineDash([]);
+}
+
+/** A frame around the request under the pointer. */
+function paintHover(pen, place, theme, number) {
+  const { row, requests } = place.model;
+  const y = place.y(row[number]) + BAR_TOP - 1.5;
+  const left = Math.max(-4, place.x(requests.begin[number]));
+  const right = Math.min(place.width + 4, place.x(requests.end[number]));
   pen.strokeStyle = theme.text;
   pen.lineWidth = 1.5;
   pen.strokeRect(left - 1, y, Math.max(3, right - left + 2), BAR + 3);
 }
 
-/** Ground that was not asked for yet: the answer with it is on its way. */
-export function paintUnasked(pen, model, place, theme) {
-  for (const [from, to] of [[place.from, 0], [model.until - model.origin, place.to]]) {
-    const left = Math.max(0, xOf(place, from));
-    const right = Math.min(place.width, xOf(place, to));
+/** Time that was not asked for yet: the answer is on its way. */
+function paintUnasked(pen, place, theme) {
+  const { origin, until, now } = place.model;
+  for (const [from, to] of [[place.from, 0], [until - origin, place.to]]) {
+    const left = Math.max(0, place.x(from));
+    const right = Math.min(place.width, place.x(to));
     if (right - left < 1) continue;
     pen.fillStyle = hatch(pen, theme.faint);
     pen.fillRect(left, RULER, right - left, place.height - RULER);
-    if (right - left < 80 || to > model.now - model.origin) continue;
+    if (right - left < 80 || to > now - origin) continue;
     pen.fillStyle = theme.muted;
     pen.font = `12px ${theme.font}`;
     pen.fillText("Loading …", left + (right - left) / 2 - 26, RULER + 24);
   }
+}
+
+/** Missing spans: over the rows of the engine that lost them, and in any case on the axis. */
+function paintGaps(pen, place, theme) {
+  for (const gap of place.model.gaps) {
+    const left = place.x(gap.from);
+    const right = Math.max(left + 3, place.x(gap.to));
+    if (right < 0 || left > place.width) continue;
+    const head = place.model.heads.find((each) => each.engine === gap.engine);
+    if (head) {
+      const top = Math.max(RULER, RULER + head.top - place.scroll);
+      const bottom = RULER + head.top + HEAD + head.rows * ROW - place.scroll;
+      pen.fillStyle = hatch(pen, theme.gap);
+      pen.fillRect(left, top, right - left, Math.max(0, bottom - top));
+    }
+    pen.fillStyle = theme.wrong;
+    pen.fillRect(left, RULER - 3, right - left, 3);
+  }
+}
+
+/** Findings are red diamonds. */
+function paintMarks(pen, place, theme, focused) {
+  pen.lineWidth = 1.5;
+  for (const mark of place.model.marks) {
+    const [x, y] = place.ofMark(mark);
+    if (x < -MARK || x > place.width + MARK || y > place.height + MARK || (mark.lane >= 0 && y < RULER)) continue;
+    const half = mark === focused ? MARK + 2 : MARK;
+    pen.beginPath();
+    pen.moveTo(x, y - half);
+    pen.lineTo(x + half, y);
+    pen.lineTo(x, y + half);
+    pen.lineTo(x - half, y);
+    pen.closePath();
+    pen.fillStyle = theme.wrong;
+    pen.fill();
+    pen.strokeStyle = mark === focused ? theme.text : theme.background;
+    pen.stroke();
+  }
+}
+
+function paintSelection(pen, place, theme, select) {
+  const [left, right] = select.map((at) => place.x(at - place.model.origin));
+  pen.globalAlpha = 0.14;
+  pen.fillStyle = theme.primary;
+  pen.fillRect(left, 0, right - left, place.height);
+  pen.globalAlpha = 1;
+  pen.fillRect(left - 1, 0, 1.5, place.height);
+  pen.fillRect(right, 0, 1.5, place.height);
+}
+
+/** The end of what is known; what is drawn beyond it is covered. */
+function paintEnd(pen, place, theme, { at, text, isWrong }) {
+  const x = place.x(at - place.model.origin);
+  if (x > place.width - 1) return;
+  const left = Math.max(0, x);
+  for (const fill of [theme.background, hatch(pen, theme.faint)]) {
+    pen.fillStyle = fill;
+    pen.fillRect(left, RULER, place.width - left, place.height - RULER);
+  }
+  pen.fillStyle = isWrong ? theme.wrong : theme.primary;
+  if (x >= 0) pen.fillRect(x, RULER, 1.5, place.height - RULER);
+  if (!text) return;
+  pen.font = `12px ${theme.font}`;
+  const label = `${text} ${clock(at, 1000)}`;
+  pen.fillStyle = isWrong ? theme.wrong : theme.muted;
+  if (place.width - left > pen.measureText(label).width + 14) pen.fillText(label, left + 8, RULER + 18);
 }

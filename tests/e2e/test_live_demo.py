@@ -110,7 +110,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: De
     page.goto(page.url)
     see(page, "Paused at")
     page.get_by_role("button", name="Resume").click()
-    see(page, "The range stands still")
+    see(page, "The range is fixed")
     page.get_by_role("button", name="Now").click()
     playwright.expect(page.locator(".state")).to_have_text("Live", timeout=SLOW_MS)
 
@@ -134,7 +134,7 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     page.go_back()
     page.go_back()
     page.go_back()
-    see(page, "The range stands still")
+    see(page, "The range is fixed")
     assert page.url == was
 
     # The keyboard does it as well.

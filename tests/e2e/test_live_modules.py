@@ -63,7 +63,7 @@ def test_clocks_and_lengths(ask: Any) -> None:
     said = ask("[0.009, 2.31, 1240, 123000, 300000, 7500000].map(m.lasting)")
     assert said == ["9 µs", "2.31 ms", "1.24 s", "2 min 03 s", "5 min", "2 h 05 min"]
     assert ask("[m.count(1, 'request'), m.count(1234, 'request')]") == ["1 request", "1,234 requests"]
-    assert ask("m.ticks(0, 300000, 10)") == {"step": 30_000, "found": list(range(0, 300_001, 30_000))}
+    assert ask("m.ticks(0, 300000, 10)") == {"step": 30_000, "at": list(range(0, 300_001, 30_000))}
 
 
 OPENED = """(() => {

@@ -71,7 +71,7 @@ def test_search_filters_and_help(
     page.get_by_label("Engine", exact=True).select_option("engine-b")
     playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·", timeout=SLOW_MS)
     page.get_by_role("searchbox").fill("nobody")
-    see(page, "No request fits")
+    see(page, "No request matches")
     shoot(page, "live-nothing-fits")
     page.get_by_role("button", name="Clear search and filters").click()
     ready(page)

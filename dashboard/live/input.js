@@ -1,0 +1,138 @@
+// Mouse, fingers and keys. Drag to move, drag the axis to select, click to open; wheel with Ctrl, or two fingers, to zoom.
+
+import { requestAt } from "./model.js";
+import { RULER } from "./paint.js";
+import { panned, pinched, zoomed } from "./time.js";
+
+const CLICK = 4; // pixels that a hand may move during a click
+const NEAR = 6; // pixels beside a request that still mean it
+
+export function listenToPointer(live) {
+  const { canvas } = live;
+  const fingers = new Map(); // the place of each that is down, by the pointer's id
+  let drag = null;
+  let pinch = null;
+
+  const placeOf = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  };
+
+  canvas.onpointerdown = (event) => {
+    if (event.button !== 0 || !live.model) return;
+    const [x, y] = placeOf(event);
+    fingers.set(event.pointerId, [x, y]);
+    canvas.setPointerCapture(event.pointerId);
+    drag = fingers.size === 1 ? { x, y, lastX: x, lastY: y, selects: y < RULER || event.shiftKey, moved: false } : null;
+    if (fingers.size === 2) pinch = { ...betweenThem(fingers), view: live.view };
+  };
+
+  canvas.onpointermove = (event) => {
+    if (!live.model) return;
+    const [x, y] = placeOf(event);
+    if (fingers.has(event.pointerId)) fingers.set(event.pointerId, [x, y]);
+    if (pinch && fingers.size === 2) {
+      const { middle, apart } = betweenThem(fingers);
+      const { width } = live.place();
+      live.change(pinched(pinch.view, pinch.apart / apart, pinch.middle / width, middle / width, live.now()));
+      return;
+    }
+    if (pinch) return; // one finger was lifted first: what the other does alone is no drag
+    if (!drag) {
+      live.point(thingAt(live, x, y), [x, y]);
+      return;
+    }
+    drag.moved ||= Math.hypot(x - drag.x, y - drag.y) > CLICK;
+    if (!drag.moved) return;
+    const place = live.place();
+    if (drag.selects) {
+      const ends = [drag.x, x].map((each) => place.at(each) + live.model.origin);
+      live.change({ ...live.view, select: ends.sort((a, b) => a - b) });
+    } else {
+      canvas.classList.add("moving");
+      live.scrollBy(drag.lastY - y);
+      const by_ms = ((drag.lastX - x) * live.view.span_ms) / place.width;
+      if (by_ms) live.change(panned(live.view, by_ms, live.now()));
+    }
+    [drag.lastX, drag.lastY] = [x, y];
+  };
+
+  const lift = (event) => {
+    fingers.delete(event.pointerId);
+    if (fingers.size === 0) pinch = null;
+    const ended = drag;
+    drag = null;
+    return ended;
+  };
+
+  canvas.onpointerup = (event) => {
+    const ended = lift(event);
+    canvas.classList.remove("moving");
+    if (!ended || ended.moved) return;
+    const thing = thingAt(live, ...placeOf(event));
+    if (thing.mark && thing.mark.lane < 0) live.focus(thing.mark);
+    else if (thing.request >= 0) live.open(thing.request);
+    else if (ended.selects) live.change({ ...live.view, select: null });
+  };
+  canvas.onpointercancel = lift;
+  canvas.onpointerleave = () => live.point({ mark: null, request: -1 }, null);
+
+  const wheel = (event) => {
+    if (!live.model) return;
+    const place = live.place();
+    const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (event.ctrlKey || event.metaKey) {
+      const at = place.at(placeOf(event)[0]) + live.model.origin;
+      live.change(zoomed(live.view, Math.exp(Math.sign(event.deltaY) * 0.2), at, live.now()));
+    } else if (isSideways || event.shiftKey) {
+      const by = (isSideways ? event.deltaX : event.deltaY) / place.width;
+      live.change(panned(live.view, by * live.view.span_ms, live.now()));
+    } else if (!live.scrollBy(event.deltaY)) {
+      return; // nothing to scroll here: the page may scroll
+    }
+    event.preventDefault();
+  };
+  canvas.addEventListener("wheel", wheel, { passive: false });
+}
+
+/** The middle between two fingers, and how far they are apart, in pixels. */
+function betweenThem(fingers) {
+  const [[x1, y1], [x2, y2]] = fingers.values();
+  return { middle: (x1 + x2) / 2, apart: Math.max(1, Math.hypot(x2 - x1, y2 - y1)) };
+}
+
+function thingAt(live, x, y) {
+  const place = live.place();
+  const mark = place.markNear(x, y);
+  if (mark) return { mark, request: mark.lane, at: mark.at };
+  const row = y < RULER ? -1 : live.rowAt(y);
+  const at = place.at(x);
+  const near_ms = ((place.to - place.from) / place.width) * NEAR;
+  return { mark: null, request: row < 0 ? -1 : requestAt(live.model, row, at, near_ms), at };
+}
+
+/** Keys work wherever the page has the focus, except while somebody types. Returns what ends the listening. */
+export function listenToKeys(live) {
+  const pan = (share) => live.change(panned(live.view, live.view.span_ms * share, live.now()));
+  const zoom = (factor) => live.zoom(factor);
+  const actions = {
+    ArrowLeft: () => pan(-0.15), ArrowRight: () => pan(0.15), a: () => pan(-0.15), d: () => pan(0.15),
+    ArrowUp: () => live.scrollBy(-52), ArrowDown: () => live.scrollBy(52),
+    "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), "-": () => zoom(1 / 0.6), s: () => zoom(1 / 0.6),
+    n: () => live.step(1), N: () => live.step(-1), z: () => live.toSelection(), l: () => live.toNow(), " ": () => live.pause(),
+    "/": () => live.find(".q").focus(), "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),
+  };
+
+  const listen = (event) => {
+    const target = event.composedPath()[0];
+    const types = target.matches?.("input, textarea, select, [contenteditable]");
+    if (types && event.key === "Escape") target.blur();
+    if (types || event.ctrlKey || event.metaKey || event.altKey) return;
+    // A button or a link has these keys for itself.
+    if ((event.key === " " || event.key === "Enter") && target.matches?.("button, a, summary")) return;
+    const act = actions[event.key];
+    if (act && act() !== false) event.preventDefault();
+  };
+  document.addEventListener("keydown", listen);
+  return () => document.removeEventListener("keydown", listen);
+}
