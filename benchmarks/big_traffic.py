@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.lanes import lane_of
+from kvtrail.tracer.detect.savings import SavingsCounter
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
@@ -41,7 +41,7 @@ def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
     """Batches of `of` requests, the oldest first; the last began at `until_ns`, and nothing later is told."""
     dice = random.Random(1)
     count = max(1, spans // EVENTS)
-    efficiency, batch = Efficiency(), Batch()
+    efficiency, batch = SavingsCounter(), Batch()
     resources = [_resource(f"engine-{n}", MODELS[n % len(MODELS)]) for n in range(ENGINES)]
     for number in range(count):
         at_ns = until_ns - (count - 1 - number) * DAYS * 86_400 * S // count
@@ -52,11 +52,13 @@ def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
             efficiency.cells, batch = Counter(), Batch()
 
 
-def _enter(told: list[Event], batch: Batch, efficiency: Efficiency, resource: dict[str, Any], *, found: bool) -> None:
+def _enter(
+    told: list[Event], batch: Batch, efficiency: SavingsCounter, resource: dict[str, Any], *, found: bool
+) -> None:
     account = Account(told[0].engine, told[0].request or "")
     for event in told:
         account.apply(event)
-        efficiency.hear(event, account)
+        efficiency.enter(event, account)
         span: Span = span_of(event)
         span.resource, span.trace_id, span.span_id = resource, event.trace_id, event.span_id
         batch.spans.append((span, event))

@@ -12,8 +12,7 @@ from kvtrail.dashboard.content import charts, findings, fleet, text
 from kvtrail.dashboard.content import efficiency as savings
 from kvtrail.dashboard.content.time_range import RANGES, TimeRange, time_range
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.efficiency import Efficiency
-from kvtrail.tracer.detect.savings import Row
+from kvtrail.tracer.detect.savings import SavingsCounter, SavingsRow
 from kvtrail.tracer.model.words import NOTHING
 from kvtrail.tracer.serve.api_ranges import efficiency_report
 
@@ -37,12 +36,12 @@ end
 
 def efficiency(story: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
-    sums = Efficiency()
-    Detector(listener=sums.hear).feed(history(story))
+    sums = SavingsCounter()
+    Detector(listener=sums.enter).feed(history(story))
     rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
-    listed = [Row(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
+    listed = [SavingsRow(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
     told = efficiency_report(
         listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
     )

@@ -12,7 +12,7 @@ from history import START_NS, history
 from processes import Tracer
 from wire import as_request
 
-from kvtrail.tracer.detect.efficiency import Cell
+from kvtrail.tracer.detect.savings import Cell
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline

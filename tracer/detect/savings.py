@@ -1,24 +1,340 @@
-"""What the sums of `efficiency` mean: shares, rates, and the prefill that the offload saved. Pure."""
+"""What the offload did with tokens, lookups, bytes and time, summed up as events come, and what the sums mean.
+
+Pure, and bounded: of a request, only what its next event needs is held, and the sums go into cells of a minute, an engine, a
+connector, an epoch and a measure. The counter expects the events of a request in order, each once; the detector sees to that.
+What a missing event leaves undecided is not counted.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from kvtrail.tracer.detect.efficiency import MINUTE_S, TIER
+from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.model.events import (
+    Alloc,
+    Event,
+    Load,
+    LoadPlan,
+    Lookup,
+    Plan,
+    Preempt,
+    Received,
+    RequestEnd,
+    Schedule,
+    Store,
+    TransferEnd,
+)
+from kvtrail.tracer.model.semconv import Kind
 
+MINUTE_S = 60
 HOUR_S = 3600
 BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9
+MOST_OPEN = 100_000
+"""Requests, and transfers, that are followed at a time; beyond that the longest untouched is dropped and not counted."""
+LAST_EPOCH = 3
+"""Later epochs are counted with this one."""
+MOST_TIERS = 8
+"""Tiers distinguished for each connector; the rest are `other`."""
+TIER = "tier:"
+"""Prefix of a tier's name in a measure."""
+UNNAMED, OTHER = "store", "other"
+"""The tier of tokens whose source the connector does not name, and of those beyond `MOST_TIERS`."""
+PREFILL_SHARE = 0.9
+"""A step measures the prefill rate if this share of its tokens is prefill: otherwise decodes would add to its time."""
+
+
+class Cell(NamedTuple):
+    """What a number is added to: the minute as Unix seconds, and whose it is."""
+
+    at_s: int
+    engine: str
+    connector: str
+    epoch: int
+    measure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A lookup whose answer led to an allocation.
+
+    Attributes:
+        lookup: the last one before it.
+        event: the first allocation after it; a second one follows an asynchronous load and admits nothing new.
+        is_alone: whether no other connector, which might load tokens too, was asked in this epoch.
+    """
+
+    lookup: Lookup
+    event: Alloc
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The end of an asynchronous load, and how long its request has waited since the allocation, in nanoseconds."""
+
+    event: Received
+    lasted_ns: int
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A lookup of a request's epoch, and the allocation that used its answer, until the request runs."""
+
+    lookup: Lookup
+    postponed_ns: int | None = None
+    """When the connector first said 'ask me later'."""
+    alloc: Alloc | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPrefill:
+    """A step that was nearly all prefill: its prefill tokens, and its duration in nanoseconds."""
+
+    tokens: int
+    took_ns: int
+
+
+@dataclass(slots=True)
+class _EngineStep:
+    at_ns: int
+    tokens: int = 0
+    prefill: int = 0
+    ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """For each of its requests: the epoch, and the token up to which the step computes it."""
+
+
+@dataclass(slots=True)
+class PrefillTimer:
+    """Measures how fast engines prefill, from their own steps.
+
+    A step lasts until the next step in which one of its requests goes on exactly where it stopped: then the engine did not
+    idle in between, and no step between them was lost. This needs every step to be recorded (level `detailed`); at level
+    `basic` nothing is measured and nothing is guessed.
+    """
+
+    _now: dict[tuple[str, str], tuple[_EngineStep | None, _EngineStep]] = field(default_factory=dict)
+    """By recorder and connector: the step before the current one, and the current one."""
+
+    def enter(self, event: Schedule, account: Account) -> MeasuredPrefill | None:
+        """Enter one request's part of a step; returns the step before it, once its duration is known."""
+        key = (event.recorder, event.connector_id)
+        before, now = self._now.get(key, (None, _EngineStep(event.start_ns)))
+        if event.start_ns > now.at_ns:
+            before, now = now, _EngineStep(event.start_ns)
+        elif event.start_ns < now.at_ns:
+            return None  # of a step that is over
+        measured = None
+        request, end = event.request or "", event.computed + event.scheduled
+        if before is not None and before.ends.get(request) == (event.epoch, event.computed):
+            if before.prefill and before.prefill >= PREFILL_SHARE * before.tokens:
+                measured = MeasuredPrefill(before.prefill, now.at_ns - before.at_ns)
+            before = None
+        now.tokens += event.scheduled
+        now.prefill += max(0, min(end, account.total or 0) - event.computed)
+        now.ends[request] = (event.epoch, end)
+        self._now[key] = (before, now)
+        return measured
+
+
+@dataclass(slots=True)
+class SavingsCounter:
+    """Sums what the offload did.
+
+    Attributes:
+        cells: the sums since the caller last cleared them.
+        facts: admissions and waits since the caller last cleared them, one by one.
+    """
+
+    cells: Counter[Cell] = field(default_factory=Counter)
+    facts: list[Admission | Wait] = field(default_factory=list)
+    _open: OrderedDict[tuple[str, str], dict[str, _Asked]] = field(default_factory=OrderedDict)
+    _tiers: dict[str, set[str]] = field(default_factory=dict)
+    _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
+
+    def enter(self, event: Event, account: Account) -> None:
+        """Enter one event, after it was entered into its request's account."""
+        if enter := _ENTER.get(event.kind):
+            enter(self, event, account)
+
+    def recall(self, event: Event, account: Account) -> None:
+        """Enter one event whose sums were counted before: later events may need it."""
+        cells, facts = self.cells, self.facts
+        self.cells, self.facts = Counter(), []
+        self.enter(event, account)
+        self.cells, self.facts = cells, facts
+
+    def _add(self, event: Event, measure: str, value: int = 1, *, epoch: int | None = None) -> None:
+        if value:
+            at_s = event.end_ns // 10**9 // MINUTE_S * MINUTE_S
+            epoch = min(event.epoch if epoch is None else epoch, LAST_EPOCH)
+            self.cells[Cell(at_s, event.engine, event.connector, epoch, measure)] += value
+
+    def _asked(self, event: Event) -> dict[str, _Asked]:
+        """The lookups of the event's request in its epoch, by connector."""
+        held = self._open.setdefault((event.engine, event.request or ""), {})
+        self._open.move_to_end((event.engine, event.request or ""))
+        if len(self._open) > MOST_OPEN:
+            self._open.popitem(last=False)
+        for connector_id in [c for c, asked in held.items() if asked.lookup.epoch != event.epoch]:
+            del held[connector_id]
+        return held
+
+    def _enter_lookup(self, event: Lookup, account: Account) -> None:
+        held = self._asked(event)
+        before = held.get(event.connector_id)
+        postponed_ns = None
+        if before is not None and before.alloc is None:
+            postponed_ns = before.postponed_ns
+            if account.complete:
+                self._unused(before.lookup)
+        self._add(event, "lookups")
+        self._add(event, "lookup_ns", max(0, event.end_ns - event.start_ns))
+        if event.error is not None:
+            held.pop(event.connector_id, None)
+            return
+        if event.returned is None:
+            self._add(event, "lookups_postponed")
+            postponed_ns = postponed_ns or event.end_ns
+        elif postponed_ns is not None:
+            self._add(event, "postponed_ns", max(0, event.end_ns - postponed_ns))
+            postponed_ns = None
+        held[event.connector_id] = _Asked(event, postponed_ns)
+
+    def _unused(self, lookup: Lookup) -> None:
+        if lookup.returned is not None and lookup.returned > 0:
+            self._add(lookup, "lookups_unused")
+            self._add(lookup, "unused", lookup.returned)
+
+    def _enter_alloc(self, event: Alloc, account: Account) -> None:
+        held = self._asked(event)
+        asked = held.get(event.connector_id)
+        if asked is None or asked.alloc is not None or event.error is not None:
+            return  # the second allocation after an asynchronous load answers no lookup
+        asked.alloc = event
+        lookup = asked.lookup
+        self.facts.append(Admission(lookup, event, is_alone=len(held) == 1))
+        self._add(event, "admissions")
+        self._add(event, "asked", lookup.total)
+        self._add(event, "local", min(lookup.computed, lookup.total))
+        self._add(event, "taken", event.allocated)
+        if not event.allocated and account.complete:
+            self._unused(lookup)
+        left = event.allocated
+        for source in event.hit_sources or ():
+            tier, _, tokens = source.rpartition(":")
+            if tokens.isdecimal() and (count := min(left, int(tokens))):
+                self._add(event, TIER + self._tier(event.connector, tier), count)
+                left -= count
+        self._add(event, TIER + UNNAMED, left)
+
+    def _tier(self, connector: str, name: str) -> str:
+        known = self._tiers.setdefault(connector, set())
+        if name not in known and len(known) >= MOST_TIERS:
+            return OTHER
+        known.add(name)
+        return name
+
+    def _enter_received(self, event: Received, _: Account) -> None:
+        asked = self._asked(event).get(event.connector_id)
+        if asked is not None and asked.alloc is not None and asked.alloc.allocated and asked.lookup.is_async:
+            waited_ns = max(0, event.end_ns - asked.alloc.end_ns)
+            self.facts.append(Wait(event, waited_ns))
+            self._add(event, "waits")
+            self._add(event, "waited_ns", waited_ns)
+            if event.failed:
+                self._add(event, "failed", asked.alloc.allocated)
+
+    def _enter_schedule(self, event: Schedule, account: Account) -> None:
+        if (measured := self._prefill_timer.enter(event, account)) is not None:
+            self._add(event, "prefill", measured.tokens, epoch=0)
+            self._add(event, "prefill_ns", measured.took_ns, epoch=0)
+        held = self._open.pop((event.engine, event.request or ""), {})
+        for asked in held.values():
+            if asked.alloc is None or asked.lookup.epoch != event.epoch:
+                continue
+            lookup = asked.lookup
+            self._add(asked.alloc, "spared", min(asked.alloc.allocated, max(0, event.computed - lookup.computed)))
+            if lookup.matched is None:
+                self._add(asked.alloc, "admissions_hidden")
+            else:  # the last token is always computed, for its logits
+                self._add(asked.alloc, "recomputed", max(0, min(lookup.matched, lookup.total - 1) - event.computed))
+
+    def _enter_preempt(self, event: Preempt, _: Account) -> None:
+        self._add(event, "preemptions")
+
+    def _enter_end(self, event: RequestEnd, account: Account) -> None:
+        for asked in self._open.pop((event.engine, event.request or ""), {}).values():
+            if asked.alloc is None and account.complete:
+                self._unused(asked.lookup)
+
+    def _enter_load(self, event: Load, _: Account) -> None:
+        self._copied(event, "load")
+
+    def _enter_store(self, event: Store, _: Account) -> None:
+        self._copied(event, "store")
+
+    def _copied(self, event: Load | Store, way: str) -> None:
+        if event.rank == 0:  # every rank copies its share of the same tokens
+            self._add(event, f"{way}_tokens", event.count)
+        if event.role == SCHEDULER:
+            return  # from a log, whose lines have no duration
+        took_ns = max(0, event.end_ns - event.start_ns)
+        self._add(event, f"{way}_ns", took_ns)
+        if event.bytes is not None:
+            self._add(event, f"{way}_bytes", event.bytes)
+            self._add(event, f"{way}_bytes_ns", took_ns)
+
+
+_ENTER: dict[Kind, Callable[[SavingsCounter, Any, Account], None]] = {
+    Kind.LOOKUP: SavingsCounter._enter_lookup,
+    Kind.ALLOC: SavingsCounter._enter_alloc,
+    Kind.RECEIVED: SavingsCounter._enter_received,
+    Kind.SCHEDULE: SavingsCounter._enter_schedule,
+    Kind.PREEMPT: SavingsCounter._enter_preempt,
+    Kind.REQUEST: SavingsCounter._enter_end,
+    Kind.LOAD: SavingsCounter._enter_load,
+    Kind.STORE: SavingsCounter._enter_store,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """The measures of one stretch of time, engine, connector and epoch.
+class TimedTransfer:
+    """How long a numbered load or store lasted, from its plan to its end, in nanoseconds."""
+
+    is_load: bool
+    lasted_ns: int
+
+
+class TransferTimer:
+    """Times numbered transfers. It takes events in the order of their arrival; transfers whose events come out of order, or
+    are lost, are not counted. Transfers may outlast their request."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[tuple[str, str | None, int], Plan] = OrderedDict()
+
+    def enter(self, event: Event) -> TimedTransfer | None:
+        """Enter one event; returns the transfer that it ends."""
+        if isinstance(event, Plan) and event.transfer_id is not None:
+            self._plans[event.engine, event.request, event.transfer_id] = event
+            if len(self._plans) > MOST_OPEN:
+                self._plans.popitem(last=False)
+        elif isinstance(event, TransferEnd):
+            plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
+            if plan is not None:
+                return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsRow:
+    """The sums of one interval, engine, connector and epoch.
 
     Attributes:
-        at_s: where the stretch begins, Unix seconds.
-        engine, connector, epoch: whose they are; the last epoch holds all later ones as well.
+        at_s: where the interval begins, Unix seconds.
+        engine, connector, epoch: whose they are; the last epoch includes all later ones.
         measures: sums by name; a measure that is absent is 0.
     """
 
@@ -30,33 +346,33 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
-    """What the offload did, over some rows. Counts are tokens unless their name says otherwise; None: not known.
+class Savings:
+    """What the offload did, over some rows. Counts are tokens unless their name says otherwise; None means unknown.
 
     Attributes:
-        admissions: how often a request was given blocks, after a preemption again.
+        admissions: how often a request was given blocks, counted again after a preemption.
         asked: tokens of the requests at these moments.
-        local: of those, what vLLM's own prefix cache held.
-        taken: of those, what the connector was to bring.
-        tiers: `taken` by where it came from; `store` where the connector does not say.
-        hit_share, local_share: `taken` and `local` of `asked`.
-        spared: what was taken and not computed.
-        recomputed: what the connector's store held and was computed all the same.
-        hidden: admissions whose connector hides what its store held, so that nothing is known of `recomputed`.
-        failed: what was to be loaded and failed.
-        lookups, lookups_unused, lookups_postponed: calls; those whose answer nothing took; those answered 'ask me later'.
-        unused: what the unused lookups had promised.
+        local: of those, tokens in vLLM's own prefix cache.
+        taken: of those, tokens that the connector was to load.
+        tiers: `taken` by tier; `store` where the connector names no tier.
+        hit_share, local_share: `taken` and `local` as shares of `asked`.
+        spared: tokens that were taken and not computed.
+        recomputed: tokens that the connector's store held and that were computed all the same.
+        hidden: admissions whose connector hides what its store held, so that `recomputed` does not cover them.
+        failed: tokens whose load failed.
+        lookups, lookups_unused, lookups_postponed: calls; those whose answer was not used; those answered 'ask me later'.
+        unused: tokens that the unused lookups had promised.
         lookup_s: time that lookups took on the scheduler's thread.
-        waits: asynchronous loads that were waited for.
-        waited_s: how long their requests waited, together; `postponed_s`: how long 'ask me later' held requests up.
-        load_tokens, store_tokens: copied, each token once however many ranks copy a share of it.
-        load_bytes, store_bytes: where workers tell them.
-        load_s, store_s: time of the workers' copies; a rank's each.
-        load_bytes_per_s, store_bytes_per_s: while one rank copies.
+        waits: asynchronous loads that requests waited for.
+        waited_s: how long they waited, in all; `postponed_s`: how long 'ask me later' held requests up.
+        load_tokens, store_tokens: tokens copied, each once however many ranks copy a share of it.
+        load_bytes, store_bytes: bytes copied, where workers report them.
+        load_s, store_s: duration of the workers' copies, summed over ranks.
+        load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
         preemptions: how often requests were preempted.
-        prefill_tokens_per_s: as the engines' own steps show it, over all engines.
-        prefill_saved_s: `spared` at the rate of the engine that spared it.
-        spared_unrated: what engines spared whose rate is not known; it is not in `prefill_saved_s`.
+        prefill_tokens_per_s: measured from the engines' own steps, over all engines.
+        prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
+        spared_unrated: `spared` of engines whose prefill rate is unknown; not part of `prefill_saved_s`.
     """
 
     admissions: int
@@ -92,8 +408,8 @@ class Worth:
     spared_unrated: int
 
 
-def worth(rows: Iterable[Row], *, rates: Mapping[str, float] | None = None) -> Worth:
-    """Sum up rows; `rates` are engines' prefill rates in tokens per second, where other rows than these show them."""
+def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None = None) -> Savings:
+    """Sum up rows; `rates` are the engines' prefill rates in tokens per second, if other rows than these show them."""
     rows = list(rows)
     rates = prefill_rates(rows) if rates is None else rates
     n: Counter[str] = Counter()
@@ -102,7 +418,7 @@ def worth(rows: Iterable[Row], *, rates: Mapping[str, float] | None = None) -> W
         n.update(row.measures)
         spared[row.engine] += row.measures.get("spared", 0)
     rated = {engine for engine, tokens in spared.items() if tokens and engine in rates}
-    return Worth(
+    return Savings(
         admissions=n["admissions"],
         asked=n["asked"],
         local=n["local"],
@@ -137,8 +453,8 @@ def worth(rows: Iterable[Row], *, rates: Mapping[str, float] | None = None) -> W
     )
 
 
-def prefill_rates(rows: Iterable[Row]) -> dict[str, float]:
-    """Prefill tokens per second of each engine, as its own steps show them; without those that show none."""
+def prefill_rates(rows: Iterable[SavingsRow]) -> dict[str, float]:
+    """Prefill tokens per second of each engine, measured from its own steps; engines without a measurement are left out."""
     tokens: Counter[str] = Counter()
     took_ns: Counter[str] = Counter()
     for row in rows:
@@ -147,8 +463,8 @@ def prefill_rates(rows: Iterable[Row]) -> dict[str, float]:
     return {engine: tokens[engine] / took_ns[engine] * 1e9 for engine in tokens if tokens[engine] and took_ns[engine]}
 
 
-def step_of(since_ns: int, until_ns: int) -> int:
-    """Seconds of the stretches by which a window is read: minutes, and hours in windows of more than six of them."""
+def interval_s(since_ns: int, until_ns: int) -> int:
+    """Seconds of the intervals into which a range of time is split: hours if it is longer than six, else minutes."""
     return MINUTE_S if until_ns - since_ns <= BY_MINUTE_UP_TO_NS else HOUR_S
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.detect.savings import Row, Worth, prefill_rates, step_of, worth
+from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.store import FindingFilter, Reader
@@ -37,15 +37,15 @@ class FindingsTrend(BaseModel):
 
 
 class EfficiencyReport(BaseModel):
-    """What the offload did in a range of time. `detect.savings.Worth` explains the numbers of each part."""
+    """What the offload did in a range of time. `detect.savings.Savings` explains the numbers of each part."""
 
     since_ns: int
     until_ns: int
     step_s: int
     """Length of one stretch of the trend, in seconds. Ranges are made of whole minutes, or of whole hours if they are
     longer than six hours."""
-    worth: Worth
-    by_epoch: dict[str, Worth]
+    worth: Savings
+    by_epoch: dict[str, Savings]
     """By preemption epoch, `0` to `3`; `3` includes all later ones."""
     by_place: list[dict[str, Any]]
     """By `engine` and `connector`: their `worth`."""
@@ -100,7 +100,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> EfficiencyReport:
         since, until = _range(since_ns, until_ns)
-        fine_s = step_of(since, until)
+        fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
         rows = reader.efficiency(since_ns=since, until_ns=until, stretch_s=stretch_s)
         return efficiency_report(
@@ -109,24 +109,24 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
 
 
 def efficiency_report(
-    rows: Iterable[Row], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
+    rows: Iterable[SavingsRow], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
 ) -> EfficiencyReport:
     """The report on the rows of a range. An empty engine or connector means all of them."""
     every = list(rows)
     rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
     chosen = [row for row in every if engine in ("", row.engine) and connector in ("", row.connector)]
 
-    def parts(key: Callable[[Row], Any]) -> list[tuple[Any, Worth]]:
-        by_key: dict[Any, list[Row]] = {}
+    def parts(key: Callable[[SavingsRow], Any]) -> list[tuple[Any, Savings]]:
+        by_key: dict[Any, list[SavingsRow]] = {}
         for row in chosen:
             by_key.setdefault(key(row), []).append(row)
-        return [(name, worth(by_key[name], rates=rates)) for name in sorted(by_key)]
+        return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
 
     return EfficiencyReport(
         since_ns=since_ns,
         until_ns=until_ns,
         step_s=stretch_s,
-        worth=worth(chosen, rates=rates),
+        worth=savings_of(chosen, rates=rates),
         by_epoch={str(epoch): part for epoch, part in parts(lambda row: row.epoch)},
         by_place=[
             {"engine": e, "connector": c, "worth": asdict(part)}

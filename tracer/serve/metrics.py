@@ -19,9 +19,8 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from kvtrail import __version__
-from kvtrail.tracer.detect.efficiency import Admission, Wait
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.detect.transfer_times import Transfers
+from kvtrail.tracer.detect.savings import Admission, TransferTimer, Wait
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
@@ -74,7 +73,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._series = Series()
-        self._transfers = Transfers()
+        self._transfers = TransferTimer()
         self._info_shown: dict[str, tuple[str, ...]] = {}
         counter = partial(Counter, namespace="kvtrail", registry=self.registry)
         gauge = partial(Gauge, namespace="kvtrail", registry=self.registry)

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
-from kvtrail.tracer.detect.efficiency import Efficiency
 from kvtrail.tracer.detect.lanes import lane_of
+from kvtrail.tracer.detect.savings import SavingsCounter
 from kvtrail.tracer.ingest import decode, otlp
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
@@ -49,7 +49,7 @@ class Pipeline:
         max_requests: int = MOST_REQUESTS,
     ) -> None:
         """Reads the open requests back from the store, so that a restart does not look like a gap."""
-        self.efficiency = Efficiency()
+        self.efficiency = SavingsCounter()
         self.detector = Detector(max_requests=max_requests, listener=self._sum_up)
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
@@ -156,7 +156,7 @@ class Pipeline:
             self._read_back_ids.discard(id_)
             self.efficiency.recall(event, account)
         else:
-            self.efficiency.hear(event, account)
+            self.efficiency.enter(event, account)
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""

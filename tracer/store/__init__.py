@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvtrail.tracer.detect.efficiency import Cell
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
-from kvtrail.tracer.detect.savings import Row
+from kvtrail.tracer.detect.savings import Cell, SavingsRow
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
@@ -114,7 +113,7 @@ class Reader(Protocol):
 
     def efficiency(
         self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
-    ) -> list[Row]:
+    ) -> list[SavingsRow]:
         """The sums of a range of time by stretch, engine, connector and epoch.
 
         A stretch is a minute, or an hour in ranges longer than six hours, and the first one is always whole. `stretch_s`

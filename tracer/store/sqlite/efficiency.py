@@ -9,8 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping
 
-from kvtrail.tracer.detect.efficiency import MINUTE_S, Cell
-from kvtrail.tracer.detect.savings import HOUR_S, Row, step_of
+from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, interval_s
 from kvtrail.tracer.store.sqlite.database import Database, from_text
 
 SCHEMA = (
@@ -46,8 +45,8 @@ class EfficiencyReader(Database):
 
     def efficiency(
         self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
-    ) -> list[Row]:
-        step_s = step_of(since_ns, until_ns)
+    ) -> list[SavingsRow]:
+        step_s = interval_s(since_ns, until_ns)
         stretch_s = max(step_s, int(stretch_s))
         # Summed before it is grouped into JSON: a range of hours has many more minutes than stretches.
         sums = (
@@ -62,6 +61,6 @@ class EfficiencyReader(Database):
             "GROUP BY at_s, engine, connector, epoch",
         )
         return [
-            Row(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=from_text(measures))
+            SavingsRow(at_s=at_s, engine=engine, connector=connector, epoch=epoch, measures=from_text(measures))
             for at_s, engine, connector, epoch, measures in rows
         ]

@@ -8,32 +8,31 @@ from collections import Counter
 import pytest
 from history import history
 
-from kvtrail.tracer.detect import efficiency
+from kvtrail.tracer.detect import savings
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.efficiency import Efficiency
-from kvtrail.tracer.detect.savings import Row, worth
+from kvtrail.tracer.detect.savings import SavingsCounter, SavingsRow, savings_of
 from kvtrail.tracer.model.events import Alloc, Event
 
 
-def heard(events: list[Event]) -> Efficiency:
-    sums = Efficiency()
-    detector = Detector(listener=sums.hear)
+def counted(events: list[Event]) -> SavingsCounter:
+    sums = SavingsCounter()
+    detector = Detector(listener=sums.enter)
     detector.feed(events)
     detector.settle()
     return sums
 
 
-def told(text: str, *, epoch: int | None = None) -> dict[str, int]:
+def measures_of(text: str, *, epoch: int | None = None) -> dict[str, int]:
     """The measures of a history, over all epochs or of one."""
     summed: Counter[str] = Counter()
-    for cell, value in heard(history(text)).cells.items():
+    for cell, value in counted(history(text)).cells.items():
         if epoch in (None, cell.epoch):
             summed[cell.measure] += value
     return dict(summed)
 
 
 def some(text: str, *names: str) -> tuple[int, ...]:
-    measures = told(text)
+    measures = measures_of(text)
     return tuple(measures.get(name, 0) for name in names)
 
 
@@ -46,15 +45,15 @@ def test_a_hit_counts_once_however_often_it_was_asked_for() -> None:
 
 def test_epochs_are_counted_apart_so_that_hits_after_a_preemption_are_seen() -> None:
     text = "L 749 c0 h0 -> 0\nA 0\nS 0+749\nP\nL 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
-    assert told(text, epoch=0)["asked"] == 749
-    assert "taken" not in told(text, epoch=0)
-    again = told(text, epoch=1)
+    assert measures_of(text, epoch=0)["asked"] == 749
+    assert "taken" not in measures_of(text, epoch=0)
+    again = measures_of(text, epoch=1)
     assert (again["asked"], again["taken"], again["spared"], again["preemptions"]) == (750, 512, 512, 1)
 
 
 def test_many_epochs_share_the_last_cell() -> None:
     text = "\n".join(["L 100 c0 h0 -> 0\nA 0\nS 0+100\nP"] * 9)
-    assert {cell.epoch for cell in heard(history(text)).cells} == {0, 1, 2, efficiency.LAST_EPOCH}
+    assert {cell.epoch for cell in counted(history(text)).cells} == {0, 1, 2, savings.LAST_EPOCH}
 
 
 def test_what_the_store_held_and_was_computed_all_the_same() -> None:
@@ -100,7 +99,7 @@ def test_tiers_are_told_apart_and_what_is_not_named_is_the_store() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237")
     assert isinstance(events[2], Alloc)
     events[2].hit_sources = ("host:256", "disk:64", "nonsense")
-    cells = {cell.measure: value for cell, value in heard(events).cells.items()}
+    cells = {cell.measure: value for cell, value in counted(events).cells.items()}
     assert {name: cells[name] for name in cells if name.startswith("tier:")} == {
         "tier:host": 256,
         "tier:disk": 64,
@@ -113,8 +112,8 @@ def test_tiers_are_bounded() -> None:
     events = history(text)
     for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
         event.hit_sources = (f"t{number}:64",)
-    tiers = {cell.measure for cell in heard(events).cells if cell.measure.startswith("tier:")}
-    assert len(tiers) == efficiency.MOST_TIERS + 1
+    tiers = {cell.measure for cell in counted(events).cells if cell.measure.startswith("tier:")}
+    assert len(tiers) == savings.MOST_TIERS + 1
     assert "tier:other" in tiers
 
 
@@ -142,38 +141,38 @@ def test_any_order_of_arrival_gives_the_same_sums() -> None:
         "L 749 c0 h512 -> 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nP\nL 750 c96 h512 -> 416\nA 416\nS 512+238\nend"
     )
     events = history(text)
-    expected = heard(events).cells
+    expected = counted(events).cells
     shuffled = random.Random(3).sample(events, len(events))
     steps = {"prefill", "prefill_ns"}  # steps are measured as they come
 
-    def without(cells: Counter[efficiency.Cell]) -> dict[efficiency.Cell, int]:
+    def without(cells: Counter[savings.Cell]) -> dict[savings.Cell, int]:
         return {cell: value for cell, value in cells.items() if cell.measure not in steps}
 
-    assert without(heard(shuffled).cells) == without(expected)
+    assert without(counted(shuffled).cells) == without(expected)
 
 
 def test_a_missing_event_leaves_undecided_what_it_decides() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
     without_alloc = [e for e in events if e.kind != "kv.alloc"]
-    cells = {cell.measure: value for cell, value in heard(without_alloc).cells.items()}
+    cells = {cell.measure: value for cell, value in counted(without_alloc).cells.items()}
     assert not {"lookups_unused", "spared", "recomputed", "taken"} & set(cells)
     # The answer may have been taken by what is missing, before the connector was asked again.
     events = history("L 749 c0 h512 -> 512\nA 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
-    cells = {cell.measure: value for cell, value in heard([*events[:2], *events[3:]]).cells.items()}
+    cells = {cell.measure: value for cell, value in counted([*events[:2], *events[3:]]).cells.items()}
     assert "lookups_unused" not in cells
 
 
 def test_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "MOST_OPEN", 3)
-    sums = heard(history("\n".join(f"{chr(97 + n)}: L 100 c0 h64 -> 64" for n in range(9))))
+    monkeypatch.setattr(savings, "MOST_OPEN", 3)
+    sums = counted(history("\n".join(f"{chr(97 + n)}: L 100 c0 h64 -> 64" for n in range(9))))
     assert len(sums._open) == 3
 
 
-def test_worth_is_spared_tokens_at_the_measured_rate_of_their_own_engine() -> None:
-    def row(engine: str, epoch: int, **measures: int) -> Row:
-        return Row(at_s=0, engine=engine, connector="C", epoch=epoch, measures=measures)
+def test_savings_are_spared_tokens_at_the_measured_rate_of_their_own_engine() -> None:
+    def row(engine: str, epoch: int, **measures: int) -> SavingsRow:
+        return SavingsRow(at_s=0, engine=engine, connector="C", epoch=epoch, measures=measures)
 
-    told = worth(
+    told = savings_of(
         [
             row("a", 0, spared=4000, taken=4000, local=1000, asked=10_000, prefill=2000, prefill_ns=10**9),
             row("a", 1, spared=1000, asked=2000, taken=1000),
@@ -188,6 +187,6 @@ def test_worth_is_spared_tokens_at_the_measured_rate_of_their_own_engine() -> No
 
 
 def test_worth_of_nothing_is_not_known() -> None:
-    told = worth([])
+    told = savings_of([])
     assert told.prefill_saved_s is told.hit_share is told.load_bytes_per_s is told.prefill_tokens_per_s is None
     assert told.spared == 0
