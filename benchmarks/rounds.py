@@ -26,9 +26,8 @@ def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, n
 
 
 def printed(checkout: Path, program: str, *arguments: str) -> float:
-    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail, in which
-    `make` has laid its `.venv/src`."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / ".venv" / "src")}
+    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail."""
+    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     command = [sys.executable, program, *arguments]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
