@@ -1,7 +1,7 @@
-"""Builds what Grafana provisions: dashboards as JSON, and the alerts of the Prometheus rules.
+"""Builds what Grafana provisions: dashboards as JSON, and alerts from the Prometheus rules.
 
-python deploy/grafana/build.py            writes them
-python deploy/grafana/build.py --check    exit code 1 when the files are not what the code builds
+python deploy/grafana/build.py            writes the files
+python deploy/grafana/build.py --check    exits with 1 if the files are out of date
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,7 +23,7 @@ RULES = HERE.parent / "prometheus" / "kvtrail.rules.yml"
 
 
 def built() -> dict[Path, str]:
-    """The files' contents by path."""
+    """The content of each file, by path."""
     files = {}
     for board in BOARDS:
         data = json.loads(JSONEncoder().encode(board().build()))
@@ -32,22 +31,20 @@ def built() -> dict[Path, str]:
             panel["id"] = number  # links to a panel name it by its id
         path = HERE / "dashboards" / f"{data['uid']}.json"
         files[path] = json.dumps(data, indent=2, sort_keys=True) + "\n"
-    files[HERE / "provisioning" / "alerting" / "kvtrail.yml"] = _alerts()
+    alerts: str = yaml.safe_dump(
+        provisioned(yaml.safe_load(RULES.read_text())), sort_keys=False, width=120, allow_unicode=True
+    )
+    head = "# Built by deploy/grafana/build.py from deploy/prometheus/kvtrail.rules.yml.\n"
+    files[HERE / "provisioning" / "alerting" / "kvtrail.yml"] = head + alerts
     return files
 
 
-def _alerts() -> str:
-    rules: dict[str, Any] = yaml.safe_load(RULES.read_text())
-    head = "# Built by deploy/grafana/build.py from deploy/prometheus/kvtrail.rules.yml.\n"
-    return head + str(yaml.safe_dump(provisioned(rules), sort_keys=False, width=120, allow_unicode=True))
-
-
 def main() -> int:
-    """Write the files, or compare."""
+    """Write the files, or compare them."""
     differing = [path for path, text in built().items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv[1:]:
         for path in differing:
-            print(f"{path.relative_to(HERE)} is not what the code builds; run {Path(__file__).name}")
+            print(f"{path.relative_to(HERE)} is out of date; run {Path(__file__).name}")
         return int(bool(differing))
     for path, text in built().items():
         path.write_text(text)

@@ -1,6 +1,6 @@
 """The alerts of `kvtrail.rules.yml` as Grafana provisions them.
 
-Grafana evaluates them itself, against Prometheus. Recorded series are written out, so that they need no rule file there.
+Grafana itself evaluates them against Prometheus. Recorded series are expanded, so that Prometheus needs no rule file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERVAL = "1m"
 
 
 def provisioned(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The provisioning file for the content of a Prometheus rule file."""
+    """Grafana's provisioning file for the content of a Prometheus rule file."""
     every = [rule for group in rules["groups"] for rule in group["rules"]]
     recorded = {rule["record"]: rule["expr"].strip() for rule in every if "record" in rule}
     groups = []
@@ -30,27 +30,25 @@ def provisioned(rules: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": 1, "groups": groups}
 
 
-def written_out(expr: str, recorded: Mapping[str, str]) -> str:
-    """An expression without recorded series; a selection on one becomes a selection on what it is made of."""
+def expanded(expr: str, recorded: Mapping[str, str]) -> str:
+    """An expression with its recorded series expanded. A label selection on a recorded series moves to the counters of
+    findings that the series is made of."""
     for name, meaning in recorded.items():
         pattern = re.compile(re.escape(name) + r"(?P<select>\{[^}]*\})?(?![\w:])")
         if pattern.search(expr):
-            expr = pattern.sub(partial(_selected, written_out(meaning, recorded)), expr)
+            expr = pattern.sub(partial(_substituted, expanded(meaning, recorded)), expr)
     return expr.strip()
 
 
-def _selected(expr: str, match: re.Match[str]) -> str:
-    return "(" + _selecting(expr, match["select"]) + ")"
-
-
-def _selecting(expr: str, select: str | None) -> str:
-    """The selection moves to every metric that has no labels chosen yet; they all are kvtrail's counters of findings."""
-    return expr if select is None else re.sub(r"(kvtrail_findings_total)(?!\w)", rf"\1{select}", expr)
+def _substituted(meaning: str, match: re.Match[str]) -> str:
+    if select := match["select"]:
+        meaning = re.sub(r"(kvtrail_findings_total)(?!\w)", rf"\1{select}", meaning)
+    return f"({meaning})"
 
 
 def _alert(rule: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, Any]:
-    query = {"refId": "A", "expr": written_out(rule["expr"], recorded), "instant": True, "range": False}
-    # A Prometheus alert fires for every series that its expression returns, also at 0; none of ours is below.
+    query = {"refId": "A", "expr": expanded(rule["expr"], recorded), "instant": True, "range": False}
+    # A Prometheus alert fires for every series that its expression returns, even at 0. None of ours is negative.
     any_value = {"evaluator": {"type": "gt", "params": [-1]}}
     every_series = {"refId": "C", "type": "threshold", "expression": "A", "conditions": [any_value]}
     return {
@@ -76,5 +74,5 @@ def _alert(rule: Mapping[str, Any], recorded: Mapping[str, str]) -> dict[str, An
 
 
 def _in_grafana(text: str) -> str:
-    """Grafana has a value for each query. Of annotations it takes `$` as it stands; in labels it would be `$$`."""
+    """The text with Grafana's variable, which has a value for each query."""
     return text.replace("$value", "$values.A.Value")

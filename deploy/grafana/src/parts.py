@@ -1,4 +1,4 @@
-"""What the dashboards are made of: panels, variables, links. Thin words over grafana-foundation-sdk."""
+"""Panels, variables and links of the dashboards: a thin layer over grafana-foundation-sdk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="$datasource")
 OURS = 'engine=~"$engine"'
-"""Selects the engines that the reader has chosen."""
+"""Selects the engines chosen on the dashboard."""
 CONNECTOR = 'engine=~"$engine",connector=~"$connector"'
 TAG = "kvtrail"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A way to kvtrail's own dashboard, whose address is the variable `kvtrail`; raw, or Grafana would encode its slashes."""
+    """A link to kvtrail's own dashboard, whose address is the variable `kvtrail`. Without `raw`, Grafana would encode its
+    slashes."""
 
     title: str
     path: str
@@ -36,26 +37,25 @@ RULE_OF_ROW = Link(title=RULE.title, path="/findings?rule=${__value.raw}")
 ALL_REQUESTS = Link(title="Requests in kvtrail", path="/requests")
 
 
-def target(expr: str, legend: str = "", *, exemplars: bool = False, instant: bool = False) -> prometheus.Dataquery:
-    """A query; exemplars carry the trace id of a request to the panel."""
-    query = prometheus.Dataquery().expr(expr).datasource(SOURCE)
-    query = query.legend_format(legend or "__auto").exemplar(exemplars)
-    return query.instant().format(PromQueryFormat.TABLE) if instant else query.range()
+def query(expr: str, legend: str = "", *, exemplars: bool = False, instant: bool = False) -> prometheus.Dataquery:
+    """A query. With exemplars, the panel links its dots to requests by their trace ids."""
+    built = prometheus.Dataquery().expr(expr).datasource(SOURCE).legend_format(legend or "__auto").exemplar(exemplars)
+    return built.instant().format(PromQueryFormat.TABLE) if instant else built.range()
 
 
-def lines(
+def graph(
     title: str,
-    says: str,
-    *targets: prometheus.Dataquery,
+    description: str,
+    *queries: prometheus.Dataquery,
     unit: str = "short",
     width: int = 12,
     stacked: bool = False,
     links: tuple[Link, ...] = (),
-    most: float | None = None,
+    maximum: float | None = None,
 ) -> timeseries.Panel:
-    """A panel over time."""
+    """A graph over time."""
     panel = (
-        timeseries.Panel().title(title).description(says).datasource(SOURCE).unit(unit).height(8).span(width)
+        timeseries.Panel().title(title).description(description).datasource(SOURCE).unit(unit).height(8).span(width)
         .legend(common_builders.VizLegendOptions().show_legend(True).display_mode(common.LegendDisplayMode.LIST)
                 .placement(common.LegendPlacement.BOTTOM))
         .tooltip(common_builders.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI)
@@ -65,16 +65,16 @@ def lines(
     )  # fmt: skip
     if stacked:
         panel = panel.stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL))
-    if most is not None:
-        panel = panel.max(most)
-    for number, query in enumerate(targets):
-        panel = panel.with_target(query.ref_id(chr(ord("A") + number)))
+    if maximum is not None:
+        panel = panel.max(maximum)
+    for number, each in enumerate(queries):
+        panel = panel.with_target(each.ref_id(chr(ord("A") + number)))
     return panel
 
 
-def number(
+def stat_panel(
     title: str,
-    says: str,
+    description: str,
     query: prometheus.Dataquery,
     *,
     unit: str = "short",
@@ -82,12 +82,12 @@ def number(
     links: tuple[Link, ...] = (),
     width: int = 6,
 ) -> stat.Panel:
-    """One number; red from `alarm` on."""
+    """A single number, red from `alarm` on."""
     steps = [dashboard.Threshold(value=None, color="green" if alarm is not None else "text")]
     if alarm is not None:
         steps.append(dashboard.Threshold(value=alarm, color="red"))
     return (
-        stat.Panel().title(title).description(says).datasource(SOURCE).unit(unit).height(4).span(width)
+        stat.Panel().title(title).description(description).datasource(SOURCE).unit(unit).height(4).span(width)
         .graph_mode(common.BigValueGraphMode.AREA)
         .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(dashboards.ThresholdsConfig().mode(dashboard.ThresholdsMode.ABSOLUTE).steps(steps))
@@ -96,26 +96,28 @@ def number(
     )  # fmt: skip
 
 
-def rows(title: str, says: str, query: prometheus.Dataquery, *, links: dict[str, Link] | None = None) -> table.Panel:
-    """A table of the latest values. `links` are by column."""
+def table_panel(
+    title: str, description: str, query: prometheus.Dataquery, *, links: dict[str, Link] | None = None
+) -> table.Panel:
+    """A table of the latest values, with links by column."""
     hidden: dict[str, Any] = {"excludeByName": {"Time": True}}
-    panel = table.Panel().title(title).description(says).datasource(SOURCE).height(8).span(24)
+    panel = table.Panel().title(title).description(description).datasource(SOURCE).height(8).span(24)
     panel = panel.with_target(query.ref_id("A"))
     panel = panel.with_transformation(dashboard.DataTransformerConfig(id_val="organize", options=hidden))
     for column, link in (links or {}).items():
         url = "${kvtrail:raw}" + link.path
-        told = [{"title": link.title, "url": url, "targetBlank": True}]
-        panel = panel.override_by_name(column, [dashboard.DynamicConfigValue(id_val="links", value=told)])
+        data_links = [{"title": link.title, "url": url, "targetBlank": True}]
+        panel = panel.override_by_name(column, [dashboard.DynamicConfigValue(id_val="links", value=data_links)])
     return panel
 
 
-def begun(title: str, uid: str, says: str) -> dashboards.Dashboard:
-    """A dashboard with what all of them have: the variables, and the way to the others."""
+def new_dashboard(title: str, uid: str, description: str) -> dashboards.Dashboard:
+    """A dashboard with the variables that all dashboards share, and links to the others."""
     engines = "label_values(kvtrail_engine_info, engine)"
     connectors = 'label_values(kvtrail_lookups_total{engine=~"$engine"}, connector)'
     return (
-        dashboards.Dashboard(title).uid(uid).description(says).tags([TAG]).readonly().refresh("30s").time("now-1h", "now")
-        .timezone("browser").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+        dashboards.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly().refresh("30s")
+        .time("now-1h", "now").timezone("browser").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboards.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(_choice("engine", "Engine", engines))
         .with_variable(_choice("connector", "Connector", connectors))
