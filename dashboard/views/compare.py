@@ -9,19 +9,7 @@ from kvtrail.dashboard.content.charts import account_chart, highest, timeline_ch
 from kvtrail.dashboard.content.compare import first_difference, first_other_call, step_rows
 from kvtrail.dashboard.content.request import account_rows
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views.shared import (
-    EVERY_S,
-    REPLAY_PAGE,
-    REQUEST_PAGE,
-    account_table,
-    badge,
-    read,
-    request_query,
-    table,
-    tracer,
-    unknown_request,
-    which_request,
-)
+from kvtrail.dashboard.views import shared
 
 OFFERED = 50
 
@@ -30,7 +18,7 @@ def choose_other(request_id: str, engine: str) -> str:
     """The request to compare with: one of the latest, or any whose id is typed or pasted."""
     named = st.query_params.get("with", "")
     try:
-        latest = tracer().requests(limit=OFFERED)
+        latest = shared.tracer().requests(limit=OFFERED)
     except TracerAway:
         latest = []  # the page below says so
     ids = [r["request"] for r in latest if (r["request"], r["engine"]) != (request_id, engine)]
@@ -48,20 +36,20 @@ def choose_other(request_id: str, engine: str) -> str:
     return str(chosen or "")
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None:
     """Draw the page, again at each refresh."""
 
     def ask() -> tuple[Row | None, Row | None]:
-        source = tracer()
+        source = shared.tracer()
         return source.request(request_id, engine=engine), source.request(other_id, engine=other_engine)
 
-    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
+    answer = shared.read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
     if answer is None:
         return
     a, b = answer
     if a is None or b is None:
-        unknown_request(request_id if a is None else other_id)
+        shared.unknown_request(request_id if a is None else other_id)
         return
     verdict(a, b)
     top = max(highest(a), highest(b))
@@ -72,7 +60,7 @@ def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None
     for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
         column.altair_chart(account_chart(timeline, by_step=True, top=top), key=f"account_{letter}")
     st.subheader("Accounts", anchor=False)
-    account_table(account_rows(a["request"], b["request"]), headings=("A", "B"), width=480)
+    shared.account_table(account_rows(a["request"], b["request"]), headings=("A", "B"), width=480)
     steps(a, b)
 
 
@@ -96,10 +84,8 @@ def side(letter: str, timeline: Row) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         name = plain(request["external"] or request["request"])
         st.subheader(f"{letter}: {name}", width="content", anchor=False)
-        badge(request["status"])
-        badge(request["verdict"], label=f"verdict: {request['verdict']}")
-    icon = ":material/arrow_forward:"
-    st.page_link(REQUEST_PAGE, label=f"Open {letter}", icon=icon, query_params=request_query(request))
+        shared.request_badges(request)
+    shared.link("request", f"Open {letter}", icon="arrow_forward", query=shared.request_query(request))
     st.altair_chart(timeline_chart(timeline, by_step=True), key=f"timeline_{letter}")
 
 
@@ -111,10 +97,10 @@ def steps(a: Row, b: Row) -> None:
         " it."
     )
     rows = step_rows(a, b)
-    table(
+    shared.table(
         rows,
         key="compare_steps",
-        links=[(REPLAY_PAGE, {**request_query(a["request"]), "step": str(row["A step"] or 1)}) for row in rows],
+        links=[("replay", shared.request_query(a["request"], step=row["A step"] or 1)) for row in rows],
         most_rows=16,
         widths={"": 70, "A step": 65, "A": 440, "B step": 65, "B": 440},
     )
@@ -122,7 +108,7 @@ def steps(a: Row, b: Row) -> None:
 
 wanted = st.query_params.get("id", "")
 if not wanted:
-    which_request("compare")
+    shared.which_request("compare")
 else:
     st.header("Compare two requests", anchor=False)
     wanted_engine = st.query_params.get("engine", "")

@@ -7,50 +7,39 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import efficiency, fleet
 from kvtrail.dashboard.content.charts import epochs_chart, sources_chart
-from kvtrail.dashboard.views.shared import (
-    SLOW_S,
-    card,
-    cards,
-    choose,
-    choose_range,
-    current_range,
-    pin_control,
-    read,
-    table,
-    tracer,
-)
+from kvtrail.dashboard.views import shared
 
 
 def filters() -> tuple[str, str, str]:
     """The range, the engine and the connector; the choices are those of a week."""
     try:
-        choices = tracer().efficiency(**current_range("7 d").query)["choices"]
+        choices = shared.tracer().efficiency(**shared.current_range("7 d").query)["choices"]
     except TracerAway:
         choices = {"engines": [], "connectors": []}  # the page below says so
     left, middle, right = st.columns([3, 2, 2])
     with left:
-        chosen = choose_range()
+        chosen = shared.choose_range()
     with middle:
-        engine = choose("Engine", choices["engines"], name="engine", cut=8)
+        engine = shared.choose("Engine", choices["engines"], name="engine", cut=8)
     with right:
-        connector = choose("Connector", choices["connectors"], name="connector")
+        connector = shared.choose("Connector", choices["connectors"], name="connector")
     return chosen, engine, connector
 
 
-@st.fragment(run_every=SLOW_S)
+@st.fragment(run_every=shared.SLOW_S)
 def page(chosen: str, engine: str, connector: str) -> None:
     """Draw the page, again at each refresh."""
-    shown = current_range(chosen)
+    shown = shared.current_range(chosen)
 
     def ask() -> tuple[Row, list[Row]]:
-        source = tracer()
+        source = shared.tracer()
         return source.efficiency(engine=engine, connector=connector, **shown.query), source.fleet()["engines"]
 
-    answer = read(ask, key=f"efficiency {chosen} {engine} {connector} {shown.pinned and shown}")
+    answer = shared.read(ask, key=f"efficiency {chosen} {engine} {connector} {shown.pinned and shown}")
     if answer is None:
         return
     savings, engines = answer
-    pin_control(shown)
+    shared.pin_control(shown)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below lack what those spans would have added.")
     sums = savings["worth"]
@@ -68,9 +57,9 @@ def page(chosen: str, engine: str, connector: str) -> None:
 
 def summary(sums: Row) -> None:
     """The numbers that matter most, how they were calculated, and what they cannot show."""
-    with cards("large"):
+    with shared.cards("large"):
         for each in efficiency.cards(sums):
-            card(*each)
+            shared.card(*each)
     st.caption(efficiency.source_of_savings(sums))
     if sentence := efficiency.limits(sums):
         st.caption(sentence)
@@ -112,7 +101,7 @@ def places(savings: Row, models: dict[str, str]) -> None:
         "Waited": number(format="%.2f s"),
     }
     rows = efficiency.place_rows(savings, models)
-    table(rows, key="places", numbers=("Held, yet computed", "Unused lookups", "Preemptions"), formats=formats)
+    shared.table(rows, key="places", numbers=("Held, yet computed", "Unused lookups", "Preemptions"), formats=formats)
     st.caption("The children of a MultiConnector are asked one after the other, and each counts what it was asked.")
 
 

@@ -8,22 +8,7 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import fleet, text
 from kvtrail.dashboard.content.charts import findings_chart
 from kvtrail.dashboard.content.findings import finding_rows, rule_rows, total
-from kvtrail.dashboard.views.shared import (
-    FINDINGS_PAGE,
-    REQUEST_PAGE,
-    SLOW_S,
-    badge,
-    choose,
-    choose_range,
-    current_range,
-    finding_card,
-    pin_control,
-    read,
-    request_query,
-    runbook_link,
-    table,
-    tracer,
-)
+from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import some
 
 MOST = 200
@@ -35,25 +20,25 @@ FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors",
 def filters() -> tuple[str, dict[str, str]]:
     """The range and the filters that are set; their choices are what ever had a finding."""
     try:
-        choices = tracer().findings_trend()["choices"]
+        choices = shared.tracer().findings_trend()["choices"]
     except TracerAway:
         choices = {}  # the page below says so
-    chosen = choose_range()
+    chosen = shared.choose_range()
     given = {}
     for column, (name, plural) in zip(st.columns([3, 2, 3, 2, 2]), FILTERS.items(), strict=True):
         with column:
             cut = 8 if name == "engine" else None
-            given[name] = choose(name.capitalize(), choices.get(plural, []), name=name, cut=cut)
+            given[name] = shared.choose(name.capitalize(), choices.get(plural, []), name=name, cut=cut)
     return chosen, {name: value for name, value in given.items() if value}
 
 
-@st.fragment(run_every=SLOW_S)
+@st.fragment(run_every=shared.SLOW_S)
 def page(chosen: str, given: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
-    shown = current_range(chosen)
+    shown = shared.current_range(chosen)
 
     def ask() -> tuple[Row, list[Row], list[Row], list[Row]]:
-        source = tracer()
+        source = shared.tracer()
         return (
             source.findings_trend(**given, **shown.query),
             source.findings(limit=MOST, **given, **shown.query),
@@ -61,11 +46,11 @@ def page(chosen: str, given: dict[str, str]) -> None:
             source.health()["recorders"],
         )
 
-    answer = read(ask, key=f"findings {chosen} {given} {shown.pinned and shown}")
+    answer = shared.read(ask, key=f"findings {chosen} {given} {shown.pinned and shown}")
     if answer is None:
         return
     trend, findings, rules, recorders = answer
-    pin_control(shown)
+    shared.pin_control(shown)
     if sentence := fleet.missing_spans(recorders):
         st.warning(sentence)
     for rule in rules:
@@ -83,19 +68,19 @@ def page(chosen: str, given: dict[str, str]) -> None:
     one_by_one(findings, matching=total(trend))
     st.subheader("The latest in words", anchor=False)
     for finding in findings[:IN_WORDS]:
-        finding_card(finding, linked=True)
+        shared.finding_card(finding, linked=True)
 
 
 def rule_card(rule: Row) -> None:
     """What the rule says, and what to do."""
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            badge(rule["severity"])
+            shared.badge(rule["severity"])
             st.markdown(f"**{text.plain(rule['title'])}**", width="content")
             st.caption(f"rule {rule['id']}", width="content")
         st.markdown(text.prose(text.paragraphs(rule["text"], without=rule["title"])))
         st.markdown(f"**What to do.** {text.prose(rule['hint'])}")
-        runbook_link(rule["id"])
+        shared.runbook_link(rule["id"])
 
 
 def by_rule(trend: Row, rules: list[Row]) -> None:
@@ -103,10 +88,10 @@ def by_rule(trend: Row, rules: list[Row]) -> None:
     st.subheader("By rule", anchor=False)
     st.caption("Click a rule to read what it says and to see only its findings.")
     rows = rule_rows(trend, rules)
-    table(
+    shared.table(
         rows,
         key="by_rule",
-        links=[(FINDINGS_PAGE, {**st.query_params.to_dict(), "rule": row["Rule"]}) for row in rows],
+        links=[("findings", {**st.query_params.to_dict(), "rule": row["Rule"]}) for row in rows],
         most_rows=10,
         numbers=("Findings",),
         widths={"Severity": 100, "Rule": 140, "Findings": 80, "Says": 480},
@@ -120,10 +105,10 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
     scope = some(matching, "finding") if matching <= len(findings) else f"The latest {MOST} of {matching:,} findings"
     st.caption(f"{scope}, latest first. Click one to open its request.")
     seen = st.column_config.DatetimeColumn("Last seen (UTC)", format="MM-DD HH:mm:ss", timezone="UTC", width=125)
-    table(
+    shared.table(
         finding_rows(findings),
         key="one_by_one",
-        links=[(REQUEST_PAGE, request_query(finding)) for finding in findings],
+        links=[("request", shared.request_query(finding)) for finding in findings],
         numbers=("Seen", "Healed"),
         widths={
             "Severity": 95, "Rule": 120, "Request": 110, "Explanation": 300, "Epoch": 58, "Seen": 55, "Healed": 62,

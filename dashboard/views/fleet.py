@@ -8,18 +8,18 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import fleet
-from kvtrail.dashboard.views.shared import EVERY_S, card, cards, read, recorder_table, table, tracer
+from kvtrail.dashboard.views import shared
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    answer = read(lambda: tracer().fleet(), key="fleet")
+    answer = shared.read(shared.tracer().fleet, key="fleet")
     if answer is None:
         return
     now_ns = time.time_ns()
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
-    st.caption(fleet.tracer_status(answer["tracer"], url=tracer().url, now_ns=now_ns))
+    st.caption(fleet.tracer_status(answer["tracer"], url=shared.tracer().url, now_ns=now_ns))
     if sentence := fleet.missing_spans(recorders):
         st.warning(sentence)
     if not answer["engines"]:
@@ -29,11 +29,11 @@ def page() -> None:
             " sends one within five seconds of its start, even if it serves no request."
         )
         return
-    with cards("large"):
+    with shared.cards("large"):
         for each in fleet.counts(answer, now_ns=now_ns):
-            card(*each)
+            shared.card(*each)
     engine_table(answer["engines"], now_ns=now_ns)
-    recorder_table(recorders, now_ns=now_ns)
+    shared.recorder_table(recorders, now_ns=now_ns)
 
 
 def engine_table(engines: list[Row], *, now_ns: int) -> None:
@@ -41,10 +41,10 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
     st.subheader("Engines", anchor=False)
     st.caption("Click one to see what its offload saves.")
     rows = fleet.engine_rows(engines, now_ns=now_ns)
-    table(
+    shared.table(
         rows,
         key="engines",
-        links=[("views/efficiency.py", {"engine": row["Engine"]}) for row in rows],
+        links=[("efficiency", {"engine": row["Engine"]}) for row in rows],
         widths={"Engine": 260},
         numbers=("Open requests",),
         formats={"Last seen": st.column_config.TextColumn("Last seen (UTC)")},

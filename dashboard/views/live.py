@@ -9,7 +9,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.view import Question, View, as_query, of_component, of_query, payload, question
-from kvtrail.dashboard.views.shared import EVERY_S, REQUEST_PAGE, request_query, tracer
+from kvtrail.dashboard.views.shared import EVERY_S, request_query, tracer
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's names for the component, the address's view, the view when the page was left, the last answer, and the
@@ -21,7 +21,7 @@ def page() -> None:
     """Draw the page, again at each refresh, and at once if the component wants to show something else."""
     chosen = st.session_state.pop(OPEN, None)
     if chosen is not None:
-        st.switch_page(REQUEST_PAGE, query_params=request_query(chosen))
+        st.switch_page("views/request.py", query_params=request_query(chosen))
     view = current_view()
     answer, is_away = read(view)
     component()(

@@ -12,17 +12,7 @@ from kvtrail.dashboard.content import fleet, text
 from kvtrail.dashboard.content.badges import ABANDONED, ACTIVE
 from kvtrail.dashboard.content.charts import status_chart
 from kvtrail.dashboard.content.requests import status_counts
-from kvtrail.dashboard.views.shared import (
-    EVERY_S,
-    FINDINGS_PAGE,
-    REQUESTS_PAGE,
-    card,
-    cards,
-    finding_card,
-    read,
-    recorder_table,
-    tracer,
-)
+from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import count, some
 
 # Rates are averages over this time: short enough to be current, long enough not to jump with every batch.
@@ -35,7 +25,7 @@ HISTORY = 90
 
 def ask() -> tuple[Row, Row, list[Row], list[Row]]:
     """All that the page shows, at once: either all of it is current, or nothing is."""
-    source = tracer()
+    source = shared.tracer()
     return (
         source.health(),
         source.overview(window_s=RATE_S),
@@ -44,15 +34,15 @@ def ask() -> tuple[Row, Row, list[Row], list[Row]]:
     )
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    answer = read(ask, key="overview")
+    answer = shared.read(ask, key="overview")
     if answer is None:
         return
     health, overview, requests, findings = answer
     now_ns = time.time_ns()
-    st.caption(fleet.tracer_status(health, url=tracer().url, now_ns=now_ns))
+    st.caption(fleet.tracer_status(health, url=shared.tracer().url, now_ns=now_ns))
     warning = st.empty()
     if sentence := fleet.missing_spans(health["recorders"]):
         warning.warning(sentence)
@@ -70,7 +60,7 @@ def page() -> None:
         latest_findings(findings, overview["totals"])
     with right:
         by_status(counts, known=overview["totals"]["requests"])
-    recorder_table(health["recorders"], now_ns=now_ns, most=SHOWN_RECORDERS)
+    shared.recorder_table(health["recorders"], now_ns=now_ns, most=SHOWN_RECORDERS)
 
 
 def rates(overview: Row, counts: Counter[str]) -> None:
@@ -99,9 +89,9 @@ def rates(overview: Row, counts: Counter[str]) -> None:
         del history[:-HISTORY]
     # A line needs two points; without it the cards would grow at the second refresh.
     past = history if len(history) > 1 else history * 2
-    with cards("middle"):
+    with shared.cards("middle"):
         for name, (_, value, note) in values.items():
-            card(name, value, note, chart_data=[point[name] for point in past], chart_type="line")
+            shared.card(name, value, note, chart_data=[point[name] for point in past], chart_type="line")
 
 
 def latest_findings(findings: list[Row], totals: Row) -> None:
@@ -110,11 +100,11 @@ def latest_findings(findings: list[Row], totals: Row) -> None:
     if not findings:
         st.success(f"No findings: no event of {some(totals['requests'], 'request')} contradicts another.")
     for finding in findings:
-        finding_card(finding, linked=True)
+        shared.finding_card(finding, linked=True)
     if totals["findings"] > len(findings) > 0:
         with st.container(horizontal=True):
-            st.page_link(FINDINGS_PAGE, label="All findings", query_params={"range": "7 d"})
-            st.page_link(REQUESTS_PAGE, label="All requests with drift", query_params={"verdict": "drift"})
+            shared.link("findings", "All findings", query={"range": "7 d"})
+            shared.link("requests", "All requests with drift", query={"verdict": "drift"})
 
 
 def by_status(counts: Counter[str], *, known: int) -> None:

@@ -16,18 +16,7 @@ from kvtrail.dashboard.content.charts import account_chart, timeline_chart
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.request import findings_by_step, missing_events
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views.shared import (
-    EVERY_S,
-    REQUEST_PAGE,
-    account_table,
-    badge,
-    finding_card,
-    read,
-    request_query,
-    tracer,
-    unknown_request,
-    which_request,
-)
+from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import said, some
 
 STEP = "replay_step"
@@ -39,15 +28,16 @@ ECHO_S = 1.5
 """How long a browser may take to draw a step."""
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page(request_id: str, engine: str) -> None:
     """Draw the page, again at each refresh: a running request gets more steps."""
-    answer = read(lambda: (tracer().request(request_id, engine=engine),), key=f"replay {request_id} {engine}")
+    source = shared.tracer()
+    answer = shared.read(lambda: (source.request(request_id, engine=engine),), key=f"replay {request_id} {engine}")
     if answer is None:
         return
     (timeline,) = answer
     if timeline is None:
-        unknown_request(request_id)
+        shared.unknown_request(request_id)
         return
     steps = len(timeline["steps"])
     if not steps:
@@ -67,7 +57,7 @@ def page(request_id: str, engine: str) -> None:
         if rows := changes(timeline, step=step):
             for row in rows:
                 row["other"] = row["other"] if row["differs"] else ""
-            account_table(rows, headings=("Now", "Before"), other=":gray[{}]")
+            shared.account_table(rows, headings=("Now", "Before"), other=":gray[{}]")
         else:
             st.caption("No account yet: the request has not arrived.")
     st.altair_chart(timeline_chart(timeline, by_step=True, at=step), key="replay_timeline")
@@ -81,10 +71,9 @@ def heading(timeline: Row) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         name = plain(request["external"] or request["request"])
         st.header(f"Replay of {name}", width="content", anchor=False)
-        badge(request["verdict"], label=f"verdict: {request['verdict']}")
+        shared.badge(request["verdict"], label=f"verdict: {request['verdict']}")
     with st.container(horizontal=True, vertical_alignment="center"):
-        icon = ":material/arrow_back:"
-        st.page_link(REQUEST_PAGE, label="All of it at once", icon=icon, query_params=request_query(request))
+        shared.link("request", "All of it at once", icon="arrow_back", query=shared.request_query(request))
         if sentence := missing_events(timeline):
             st.warning(sentence)
 
@@ -154,7 +143,7 @@ def current_step(timeline: Row, step: int, findings: dict[int, list[Row]]) -> No
     if shown["error"]:
         st.error(f"It raised. {plain(shown['error'])}")
     for finding in findings.get(step, []):
-        finding_card(finding, linked=False)
+        shared.finding_card(finding, linked=False)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
 
@@ -165,4 +154,4 @@ st.session_state[STEP] = st.query_params.get("step", "")
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:
-    which_request("replay")
+    shared.which_request("replay")

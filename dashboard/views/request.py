@@ -15,21 +15,7 @@ from kvtrail.dashboard.content.charts import account_chart, timeline_chart
 from kvtrail.dashboard.content.request import findings_by_step, missing_events, step_rows
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
-from kvtrail.dashboard.views.shared import (
-    EVERY_S,
-    REPLAY_PAGE,
-    REQUEST_PAGE,
-    badge,
-    card,
-    cards,
-    finding_card,
-    read,
-    request_query,
-    table,
-    tracer,
-    unknown_request,
-    which_request,
-)
+from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import count, duration, some
 
 BY_TIME, BY_STEP = "time", "steps"
@@ -40,24 +26,24 @@ FILES = (
 """Downloads: the name, the api's name of it, the file's ending and type."""
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
     """Draw the page, again at each refresh: even a request that has ended may get late spans."""
 
     def ask() -> tuple[Row | None, list[Row], list[Row]]:
-        of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
-        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
-        timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
-        return timeline, tracer().fleet()["engines"], of_trace
+        of_trace = [] if request_id else shared.tracer().requests_of_trace(trace_id)
+        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else shared.request_query(of_trace[0])
+        timeline = shared.tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
+        return timeline, shared.tracer().fleet()["engines"], of_trace
 
-    answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
+    answer = shared.read(ask, key=f"request {request_id} {engine} {trace_id}")
     if answer is None:
         return
     timeline, engines, of_trace = answer
     if len(of_trace) > 1:
         choose(of_trace, trace_id)
     elif timeline is None:
-        unknown_request(request_id, trace_id=trace_id)
+        shared.unknown_request(request_id, trace_id=trace_id)
     else:
         show(timeline, engines)
 
@@ -67,10 +53,10 @@ def choose(requests: list[Row], trace_id: str) -> None:
     st.header("Requests of one trace", anchor=False)
     st.caption(f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.")
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
-    table(
+    shared.table(
         [{name: row[name] for name in shown} for row in request_rows(requests, now_ns=time.time_ns())],
         key="of_trace",
-        links=[(REQUEST_PAGE, request_query(request)) for request in requests],
+        links=[("request", shared.request_query(request)) for request in requests],
         most_rows=16,
         formats={
             "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
@@ -86,23 +72,23 @@ def show(timeline: Row, engines: list[Row]) -> None:
     links(request)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     for finding in timeline["findings"]:
-        finding_card(finding, linked=False, step=steps[finding["id"]])
+        shared.finding_card(finding, linked=False, step=steps[finding["id"]])
     names = ("computed", "matched", "returned", "allocated", "loaded", "stored", "lookups")
-    with cards("small"):
-        card("Total tokens", count(request["total"]))
+    with shared.cards("small"):
+        shared.card("Total tokens", count(request["total"]))
         for name in names:
-            card(name.capitalize(), count(request[name]))
-        card("Preemptions", count(request["epoch"]))
+            shared.card(name.capitalize(), count(request[name]))
+        shared.card("Preemptions", count(request["epoch"]))
     charts(timeline)
     st.subheader("Every step", anchor=False)
     st.caption(
         "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
     )
     rows = step_rows(timeline)
-    table(
+    shared.table(
         rows,
         key="steps",
-        links=[(REPLAY_PAGE, {**request_query(request), "step": str(row["Step"])}) for row in rows],
+        links=[("replay", shared.request_query(request, step=row["Step"])) for row in rows],
         most_rows=16,
         numbers=("Computed", "Matched", "Loaded", "Stored"),
         widths={"Step": 50, "Witness": 70, "Epoch": 60, "Kind": 88, "Says": 330},
@@ -119,8 +105,7 @@ def header(timeline: Row, engines: list[Row]) -> None:
     now_ns = time.time_ns()
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(f"Request {plain(request['external'] or request['request'])}", width="content", anchor=False)
-        badge(request["status"])
-        badge(request["verdict"], label=f"verdict: {request['verdict']}")
+        shared.request_badges(request)
     model = next((e["model"] for e in engines if e["engine"] == request["engine"] and e["model"]), "not known")
     facts = [
         f"engine's id {request['request']}",
@@ -141,10 +126,10 @@ def header(timeline: Row, engines: list[Row]) -> None:
 
 def links(request: Row) -> None:
     """Other views of the request, its ids, and its files."""
-    query = request_query(request)
+    query = shared.request_query(request)
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.page_link(REPLAY_PAGE, label="Replay", icon=":material/play_arrow:", query_params=query)
-        st.page_link("views/compare.py", label="Compare", icon=":material/compare_arrows:", query_params=query)
+        shared.link("replay", "Replay", icon="play_arrow", query=query)
+        shared.link("compare", "Compare", icon="compare_arrows", query=query)
         if template := os.environ.get(TRACES_VARIABLE, ""):
             address = template.replace(TRACE_ID, request["trace_id"])
             st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
@@ -160,7 +145,7 @@ def downloads(request_id: str, engine: str) -> None:
     """The request as files, which are fetched when their button is pressed."""
 
     def as_json() -> str:
-        return json.dumps(tracer().request(request_id, engine=engine), indent=2)
+        return json.dumps(shared.tracer().request(request_id, engine=engine), indent=2)
 
     st.caption(
         "JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
@@ -169,7 +154,7 @@ def downloads(request_id: str, engine: str) -> None:
     with st.container(horizontal=True):
         st.download_button("JSON", as_json, f"{request_id}.json", "application/json", on_click="ignore")
         for name, kind, ending, mime in FILES:
-            fetch = partial(tracer().file, kind, request_id, engine=engine)
+            fetch = partial(shared.tracer().file, kind, request_id, engine=engine)
             st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")
 
 
@@ -199,4 +184,4 @@ query = st.query_params
 if query.get("id") or query.get("trace"):
     page(query.get("id", ""), query.get("engine", ""), query.get("trace", "").strip().lower())
 else:
-    which_request("request")
+    shared.which_request("request")

@@ -11,7 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.badges import STATUSES, VERDICTS
 from kvtrail.dashboard.content.requests import request_rows
-from kvtrail.dashboard.views.shared import ANY, EVERY_S, REQUEST_PAGE, read, request_query, table, tracer
+from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import some
 
 MOST = 200
@@ -24,14 +24,14 @@ TOKENS = {
 }
 
 
-@st.fragment(run_every=EVERY_S)
+@st.fragment(run_every=shared.EVERY_S)
 def page(search: str, status: str, verdict: str) -> None:
     """Draw the table, again at each refresh."""
 
     def ask() -> list[Row]:
-        return tracer().requests(search=search, status=status, verdict=verdict, limit=MOST)
+        return shared.tracer().requests(search=search, status=status, verdict=verdict, limit=MOST)
 
-    requests = read(ask, key=f"requests {search!r} {status} {verdict}")
+    requests = shared.read(ask, key=f"requests {search!r} {status} {verdict}")
     if requests is None:
         return
     if not requests:
@@ -46,10 +46,10 @@ def page(search: str, status: str, verdict: str) -> None:
         if len(requests) == MOST
         else f"{some(len(requests), 'request')}, latest first. Click a row to open it."
     )
-    table(
+    shared.table(
         request_rows(requests, now_ns=now_ns),
         key="requests_table",
-        links=[(REQUEST_PAGE, request_query(request)) for request in requests],
+        links=[("request", shared.request_query(request)) for request in requests],
         most_rows=20,
         numbers=("Findings", "Preemptions", "Lookups"),
         formats=formats(requests, now_ns=now_ns),
@@ -79,9 +79,10 @@ def filters() -> tuple[str, str, str]:
         live=True,
         placeholder="Part of the request's id, engine's or external, or a whole trace id",
     )
-    status = middle.selectbox("Status", (ANY, *STATUSES), key="status", bind="query-params")
-    verdict = right.selectbox("Verdict", (ANY, *VERDICTS), key="verdict", bind="query-params")
-    return (search or "").strip(), "" if status == ANY else status or "", "" if verdict == ANY else verdict or ""
+    status = middle.selectbox("Status", (shared.ANY, *STATUSES), key="status", bind="query-params")
+    verdict = right.selectbox("Verdict", (shared.ANY, *VERDICTS), key="verdict", bind="query-params")
+    status, verdict = ("" if choice in (None, shared.ANY) else str(choice) for choice in (status, verdict))
+    return (search or "").strip(), status, verdict
 
 
 st.header("Requests", anchor=False)

@@ -6,7 +6,7 @@ import streamlit as st
 
 from kvtrail.dashboard.content import runbook
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views.shared import FINDINGS_PAGE, RUNBOOK_PAGE
+from kvtrail.dashboard.views.shared import link
 
 READABLE = 860
 """Pixels: longer lines are hard to read."""
@@ -20,10 +20,9 @@ def show(name: str) -> None:
         return
     if name:
         with st.container(horizontal=True, gap="medium", key="ways"):
-            st.page_link(RUNBOOK_PAGE, label="All runbooks", icon=":material/arrow_back:", query_params={})
+            link("runbook", "All runbooks", icon="arrow_back")
             if not name.startswith(runbook.ALERT):
-                label, query = "Findings of this rule", {"rule": name}
-                st.page_link(FINDINGS_PAGE, label=label, icon=":material/search:", query_params=query)
+                link("findings", "Findings of this rule", icon="search", query={"rule": name})
     st.container(width=READABLE).markdown(text)
 
 
@@ -33,9 +32,8 @@ def unknown(name: str) -> None:
     st.markdown(f"There is no runbook {plain(name)}: no alert and no rule of this version has that name.")
     with st.container(gap="small", key="ways"):
         for each in runbook.similar(name):
-            label = f"Did you mean {plain(each)}?"
-            st.page_link(RUNBOOK_PAGE, label=label, icon=":material/arrow_forward:", query_params={"name": each})
-        st.page_link(RUNBOOK_PAGE, label="All runbooks", icon=":material/list:", query_params={})
+            link("runbook", f"Did you mean {plain(each)}?", icon="arrow_forward", query={"name": each})
+        link("runbook", "All runbooks", icon="list")
 
 
 show(st.query_params.get("name", ""))

@@ -20,8 +20,6 @@ EVERY_S = 2
 """How often a page asks the tracer again; `SLOW_S` for pages about long time ranges."""
 SLOW_S = 5
 ANY = "any"
-REQUEST_PAGE, REPLAY_PAGE, FINDINGS_PAGE = "views/request.py", "views/replay.py", "views/findings.py"
-RUNBOOK_PAGE, REQUESTS_PAGE = "views/runbook.py", "views/requests.py"
 
 Answer = TypeVar("Answer")
 
@@ -57,9 +55,16 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     return answer
 
 
-def request_query(request: Row) -> dict[str, str]:
-    """The address parameters that name a request, from its row or from a finding."""
-    return {"id": request["request"], "engine": request["engine"]}
+def link(page: str, label: str, *, icon: str = "", query: Mapping[str, str] | None = None) -> None:
+    """A link to a page, with one of Google's Material icons."""
+    icon_name = f":material/{icon}:" if icon else None
+    st.page_link(f"views/{page}.py", label=label, icon=icon_name, query_params=query or {})
+
+
+def request_query(request: Row, *, step: int | None = None) -> dict[str, str]:
+    """The address parameters that name a request, from its row or from a finding; and a step of its replay."""
+    query = {"id": request["request"], "engine": request["engine"]}
+    return query if step is None else {**query, "step": str(step)}
 
 
 def table(
@@ -77,8 +82,8 @@ def table(
     """
     clicked = st.session_state.pop(f"{key}_clicked", None)
     if clicked is not None:
-        path, query = clicked
-        st.switch_page(path, query_params=query)
+        page, query = clicked
+        st.switch_page(f"views/{page}.py", query_params=query)
     st.session_state[f"{key}_links"] = links
 
     def click() -> None:
@@ -146,6 +151,12 @@ def badge(name: str, *, label: str | None = None) -> None:
     st.badge(label or name, color=COLORS.get(name, "gray"))  # type: ignore[arg-type]
 
 
+def request_badges(request: Row) -> None:
+    """A request's status and verdict."""
+    badge(request["status"])
+    badge(request["verdict"], label=f"verdict: {request['verdict']}")
+
+
 def account_table(rows: Iterable[Row], *, headings: tuple[str, str], other: str = "**{}**", **options: Any) -> None:
     """`content.request.account_rows` under two headings; values that differ are bold, the second one as `other` says."""
     table = []
@@ -165,7 +176,7 @@ def unknown_request(request_id: str, *, trace_id: str = "") -> None:
         f"The tracer knows no request {by_id if request_id else f'of trace {text.plain(trace_id)}'}. It may be older than"
         " what the tracer retains, or its first spans are still on their way; this page looks again every 2 s."
     )
-    st.page_link(REQUESTS_PAGE, label="All requests")
+    link("requests", "All requests")
 
 
 def which_request(path: str) -> None:
@@ -173,7 +184,7 @@ def which_request(path: str) -> None:
     st.header("Which request?", anchor=False)
     or_trace = ", or its trace's as `/request?trace=...`" if path == "request" else ""
     st.markdown(f"This page needs a request's id in its address, as `/{path}?id=...`{or_trace}.")
-    st.page_link(REQUESTS_PAGE, label="Choose one from the list")
+    link("requests", "Choose one from the list")
 
 
 def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None:
@@ -197,22 +208,20 @@ def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None
                 st.markdown(text.plain(finding["hint"]))
                 numbers = {name.replace("_", " "): _cell(value) for name, value in finding["numbers"].items()}
                 st.table([numbers], border="horizontal", hide_index=True, width="content")
-        query = request_query(finding)
         with st.container(horizontal=True, gap="medium"):
             if linked:
                 label = f"Open request {text.plain(finding['request'])}"
-                st.page_link(REQUEST_PAGE, label=label, icon=":material/arrow_forward:", query_params=query)
+                link("request", label, icon="arrow_forward", query=request_query(finding))
             if step is not None:
                 label = f"Replay from step {words.count(step)}, where it shows"
-                query["step"] = str(step)
-                st.page_link(REPLAY_PAGE, label=label, icon=":material/play_arrow:", query_params=query)
+                link("replay", label, icon="play_arrow", query=request_query(finding, step=step))
             runbook_link(finding["rule"])
 
 
 def runbook_link(rule: str) -> None:
     """A link to the rule's runbook; none if the tracer is newer than the dashboard and has a rule that it does not know."""
     if rule in runbook.names():
-        st.page_link(RUNBOOK_PAGE, label="Runbook", icon=":material/menu_book:", query_params={"name": rule})
+        link("runbook", "Runbook", icon="menu_book", query={"name": rule})
 
 
 def choose_range() -> str:
