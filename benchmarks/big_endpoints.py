@@ -1,7 +1,7 @@
-"""Every question that a page of the dashboard asks, to real tracers over stores of different sizes, and how long it takes.
+"""How long every request of the dashboard's pages takes, to real tracers over stores of different sizes.
 
-They are asked by the dashboard's own client, as its pages ask them, so the time is that of the store, the api, and reading
-the answer. Cold: the operating system was told to forget the store's file. The stores take turns.
+The dashboard's own client asks, as its pages do, so the time is that of the store, the API, and decoding the answer. Cold
+means that the operating system has dropped the store's file from its cache. The stores take turns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a page asks: `when` is `open` for what it asks once, and `refresh` for what it asks every few seconds."""
+    """What a page asks, either once (`open`) or every few seconds (`refresh`)."""
 
     view: str
     when: str
@@ -39,7 +39,7 @@ class Question:
 
 
 class Patient(httpx.HTTPTransport):
-    """Waits for longer than a page would: how long it takes is what is asked here."""
+    """Waits longer than a page would."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), PATIENCE_S)
@@ -48,7 +48,7 @@ class Patient(httpx.HTTPTransport):
 
 @contextmanager
 def served(store: Path, port: int) -> Iterator[tuple[str, float]]:
-    """A real `kvtrail serve` over a store: its address, and after how many seconds it answered."""
+    """A `kvtrail serve` process over a store: its address, and the seconds until it answered."""
     arguments = ["--store", str(store), "--retain-hours", "1e6", "--http-port", str(port), "--grpc-port", str(port + 1)]
     began = time.perf_counter()
     url = f"http://127.0.0.1:{port}"
@@ -58,29 +58,29 @@ def served(store: Path, port: int) -> Iterator[tuple[str, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Sights:
-    """What there is to look at in a store: some requests, one of them with a finding, and when the last one began."""
+    """What to look at in a store: some requests, one with a finding, and when the last one began."""
 
     some: Row
     other: Row
-    guilty: Row
+    with_finding: Row
     until_ns: int
 
     def view(self, hours: float, *, q: str = "", status: str = "") -> View:
-        """The live view of so many hours, until then."""
+        """The live view of the last `hours`."""
         return View(span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6, q=q, status=status)
 
 
 def sights(source: Tracer) -> Sights:
-    """Look for them."""
+    """Choose what to look at; the same at every call."""
     latest = source.requests(limit=5000)
     dice = random.Random(3)
     some, other = dice.sample([each for each in latest if each["ended_ns"] and not each["findings"]], 2)
-    guilty = dice.choice([each for each in latest if each["findings"]])
-    return Sights(some, other, guilty, latest[0]["started_ns"])
+    with_finding = dice.choice([each for each in latest if each["findings"]])
+    return Sights(some, other, with_finding, latest[0]["started_ns"])
 
 
 def questions(source: Tracer, seen: Sights) -> list[Question]:
-    """All of them."""
+    """Every question, in the order of the pages."""
 
     def back(hours: float) -> dict[str, int]:
         return {"since_ns": seen.until_ns - int(hours * 3600 * S), "until_ns": seen.until_ns}
@@ -145,7 +145,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
         ("Efficiency", "refresh", "/api/efficiency, 6 h, one engine", efficiency(6, "engine-1")),
         ("Fleet", "refresh", "/api/fleet", source.fleet),
         ("Request", "refresh", "/api/requests/ID", request(some)),
-        ("Request", "refresh", "... with a finding", request(seen.guilty)),
+        ("Request", "refresh", "... with a finding", request(seen.with_finding)),
         ("Request", "refresh", "... by its external id", lambda: source.request(external)),
         ("Request", "refresh", "... by its trace id", lambda: source.request(some["trace_id"])),
         ("Request", "refresh", "... by the begin of many ids", lambda: source.request("chat")),
@@ -161,7 +161,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
 
 
 def table(stores: Sequence[Path]) -> None:
-    """Ask all of them over each store, and print the medians; the ratio is that of the first store to the last."""
+    """Ask every question over each store, and print the medians and the ratio of the first store to the last."""
     with ExitStack() as stack:
         asked = []
         for number, store in enumerate(stores):
@@ -188,16 +188,16 @@ def table(stores: Sequence[Path]) -> None:
                             _forget(store)
                         times.append(_timed(one.ask))
             middle = [statistics.median(times) for times in warm]
-            told = "".join(
+            columns = "".join(
                 f"{f'{median:,.1f} ({max(times):,.1f})':>22}{statistics.median(first):>9,.1f}"
                 for median, times, first in zip(middle, warm, cold, strict=True)
             )
             one = same[0]
-            print(f"{one.view:<11}{one.when:<8}{one.what:<45}{told}{middle[0] / middle[-1]:>7.2f}", flush=True)
+            print(f"{one.view:<11}{one.when:<8}{one.what:<45}{columns}{middle[0] / middle[-1]:>7.2f}", flush=True)
 
 
 def _forget(store: Path) -> None:
-    """Let the operating system drop what it holds of the store's file."""
+    """Make the operating system drop the store's file from its cache."""
     with store.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

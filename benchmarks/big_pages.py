@@ -1,6 +1,6 @@
-"""Every page of the real dashboard in a real Chromium, over stores of different sizes: from its address to its content.
+"""How long every page of the dashboard takes to show its content in Chromium, over stores of different sizes.
 
-The stores take turns, and each page is opened in a new tab, with everything loaded that a browser keeps.
+The stores take turns, and each page opens in a new tab with a warm browser cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PATIENCE_MS = 30_000
 SETTLED = (
     """() => !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"], [data-testid="stSpinner"]')"""
 )
-"""Nothing on the page waits for anything."""
+"""No part of the page is still loading."""
 
 
 def pages(seen: Sights) -> list[tuple[str, str, str]]:
-    """What is opened: its name, its address, and a text that shows that it is there."""
-    of = urlencode({"id": seen.guilty["request"], "engine": seen.guilty["engine"]}, quote_via=quote)
+    """The pages: name, address, and a text that shows that the content has arrived."""
+    of = urlencode({"id": seen.with_finding["request"], "engine": seen.with_finding["engine"]}, quote_via=quote)
 
     def live(hours: float, **filters: str) -> str:
         return f"?{urlencode(as_query(seen.view(hours, **filters)))}"
@@ -64,14 +64,14 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
 
 @contextmanager
 def shown(tracer_url: str, port: int) -> Iterator[str]:
-    """A real dashboard of a tracer: its address."""
+    """A dashboard process for a tracer: its address."""
     url = f"http://127.0.0.1:{port}"
     with rounds.answering(f"{url}/_stcore/health", "dashboard", "--tracer", tracer_url, "--port", str(port)):
         yield url
 
 
 def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
-    """Open all of them over each store, and print the medians; screenshots of the first store's pages go to the folder."""
+    """Open every page over each store, and print the medians. Screenshots of the first store's pages go to the folder."""
     with ExitStack() as stack:
         driver = stack.enter_context(sync_playwright())
         browser = stack.enter_context(driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS))
@@ -91,11 +91,11 @@ def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
                 for times, (name, url, text) in zip(held, same, strict=True):
                     shot = folder / f"{name}.png" if folder and round_ == ROUNDS and times is held[0] else None
                     took_ms = _opened(browser, url, text, shot)
-                    if round_:  # the first loads code
+                    if round_:  # the first round loads code
                         times.append(took_ms)
             middle = [statistics.median(times) for times in held]
-            told = "".join(f"{f'{m:,.0f} ({max(times):,.0f})':>22}" for m, times in zip(middle, held, strict=True))
-            print(f"{same[0][0]:<24}{told}{middle[0] / middle[-1]:>7.2f}", flush=True)
+            columns = "".join(f"{f'{m:,.0f} ({max(times):,.0f})':>22}" for m, times in zip(middle, held, strict=True))
+            print(f"{same[0][0]:<24}{columns}{middle[0] / middle[-1]:>7.2f}", flush=True)
 
 
 def _opened(browser: Browser, url: str, text: str, shot: Path | None) -> float:

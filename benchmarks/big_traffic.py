@@ -1,6 +1,6 @@
-"""Made-up traffic for a big store: requests of several engines over days, as a store's batches.
+"""Synthetic traffic for a big store: requests of several engines over days, as batches for the store.
 
-Ids are as people have them: half are vLLM's own, made of random digits, half are the caller's, which count up.
+Half of the ids are vLLM's own, made of random digits; the other half are the caller's, which count up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MODELS = ("small", "large")
 CONNECTORS = ("OffloadConnector", "LMCacheConnectorV1")
 DAYS = 3
 EVENTS = 10
-"""Of one request."""
+"""Events of one request."""
 DRIFTING = 50
-"""One of so many requests has a finding: a fleet with a real bug."""
+"""One in so many requests has a finding, as in a fleet with a real bug."""
 RULES = (
     ("stale-lookup", Severity.CRASH), ("over-report", Severity.WRONG_OUTPUT), ("alloc-mismatch", Severity.CRASH),
     ("store-too-far", Severity.WASTED_WORK),
@@ -38,35 +38,36 @@ S = 10**9
 
 
 def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
-    """Batches of `of` requests, the oldest first; the last began at `until_ns`, and nothing later is told."""
+    """Batches of `of` requests, the oldest first. The last request began at `until_ns`, and nothing happens later."""
     dice = random.Random(1)
     count = max(1, spans // EVENTS)
     efficiency, batch = SavingsCounter(), Batch()
     resources = [_resource(f"engine-{n}", MODELS[n % len(MODELS)]) for n in range(ENGINES)]
     for number in range(count):
         at_ns = until_ns - (count - 1 - number) * DAYS * 86_400 * S // count
-        told = [event for event in _request(number, at_ns, dice) if event.end_ns <= until_ns]
-        _enter(told, batch, efficiency, resources[number % ENGINES], found=number % DRIFTING == 0 and len(told) > 6)
+        events = [event for event in _request(number, at_ns, dice) if event.end_ns <= until_ns]
+        drifts = number % DRIFTING == 0 and len(events) > 6
+        _add(events, batch, efficiency, resources[number % ENGINES], drifts=drifts)
         if len(batch.accounts) == of or number == count - 1:
             yield replace(batch, efficiency=efficiency.cells)
             efficiency.cells, batch = Counter(), Batch()
 
 
-def _enter(
-    told: list[Event], batch: Batch, efficiency: SavingsCounter, resource: dict[str, Any], *, found: bool
+def _add(
+    events: list[Event], batch: Batch, efficiency: SavingsCounter, resource: dict[str, Any], *, drifts: bool
 ) -> None:
-    account = Account(told[0].engine, told[0].request or "")
-    for event in told:
+    account = Account(events[0].engine, events[0].request or "")
+    for event in events:
         account.apply(event)
         efficiency.enter(event, account)
         span: Span = span_of(event)
         span.resource, span.trace_id, span.span_id = resource, event.trace_id, event.span_id
         batch.spans.append((span, event))
-    if found:
-        batch.findings.append(_finding(told, account))
-    verdict = "drift" if found else "ok" if account.complete else "unknown"
-    batch.accounts.append({**account.as_dict(), "verdict": verdict, "findings": int(found)})
-    batch.lanes.append(lane_of(account, verdict=verdict, findings=int(found)))
+    if drifts:
+        batch.findings.append(_finding(events, account))
+    verdict = "drift" if drifts else "ok" if account.complete else "unknown"
+    batch.accounts.append({**account.as_dict(), "verdict": verdict, "findings": int(drifts)})
+    batch.lanes.append(lane_of(account, verdict=verdict, findings=int(drifts)))
 
 
 def _request(number: int, at: int, dice: random.Random) -> list[Event]:
@@ -77,36 +78,36 @@ def _request(number: int, at: int, dice: random.Random) -> list[Event]:
         "rank": 0, "external": external, "request": f"{external}-{dice.getrandbits(32):08x}",
         "trace_id": f"{dice.getrandbits(128):032x}",
     }  # fmt: skip
-    told: list[Event] = []
+    events: list[Event] = []
 
-    def tell(cls: Any, begin: int, end: int, *, epoch: int = 0, **fields: object) -> None:
-        of_request = len(told)
-        told.append(
+    def add(cls: Any, begin: int, end: int, *, epoch: int = 0, **fields: object) -> None:
+        of_request = len(events)
+        events.append(
             cls(
                 **whose, start_ns=begin, end_ns=end, epoch=epoch, sequence=number // ENGINES * EVENTS + of_request,
                 request_sequence=of_request, span_id=f"{number * EVENTS + of_request:016x}", **fields,
             )
         )  # fmt: skip
 
-    tell(RequestStart, at, at, total=700)
+    add(RequestStart, at, at, total=700)
     for epoch in (0, 1):
         at += dice.randrange(10_000_000, 300_000_000)
-        tell(Lookup, at, at + 100_000, epoch=epoch, total=700, computed=64, matched=320, returned=256)
-        tell(Alloc, at + 200_000, at + 200_000, epoch=epoch, total=700, allocated=256, hit_sources=("host:256",))
+        add(Lookup, at, at + 100_000, epoch=epoch, total=700, computed=64, matched=320, returned=256)
+        add(Alloc, at + 200_000, at + 200_000, epoch=epoch, total=700, allocated=256, hit_sources=("host:256",))
         at += dice.randrange(50_000_000, 900_000_000)
-        tell(Schedule, at, at, epoch=epoch, computed=320, scheduled=380)
+        add(Schedule, at, at, epoch=epoch, computed=320, scheduled=380)
         if epoch == 0:
-            tell(Stored, at, at + 20_000_000, epoch=epoch, start=320, count=380, bytes=380 * 2**15)
-            tell(Preempt, at + 30_000_000, at + 30_000_000, epoch=epoch)
-    # One in a thousand runs for hours: a window must find it though it began long before.
+            add(Stored, at, at + 20_000_000, epoch=epoch, start=320, count=380, bytes=380 * 2**15)
+            add(Preempt, at + 30_000_000, at + 30_000_000, epoch=epoch)
+    # One in a thousand runs for hours, so windows must find requests that began long before.
     at += dice.randrange(2, 8) * 3600 * S if number % 1000 == 0 else dice.randrange(1, 30) * S
-    tell(RequestEnd, at, at, epoch=1, total=800, output=100, outcome="stopped")
-    return told
+    add(RequestEnd, at, at, epoch=1, total=800, output=100, outcome="stopped")
+    return events
 
 
-def _finding(told: list[Event], account: Account) -> Finding:
-    rule, severity = RULES[told[0].sequence // EVENTS // DRIFTING % len(RULES)]
-    event, last = told[1], told[6]
+def _finding(events: list[Event], account: Account) -> Finding:
+    rule, severity = RULES[events[0].sequence // EVENTS // DRIFTING % len(RULES)]
+    event, last = events[1], events[6]
     return Finding(
         rule=rule, title="What was answered no longer holds", severity=severity, engine=event.engine,
         request=account.request, external=account.external, trace_id=event.trace_id, connector=event.connector,

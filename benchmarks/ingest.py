@@ -1,9 +1,9 @@
-"""What the sidecar's processor does for an event, from the request's bytes to its acknowledgement, without the servers.
+"""The sidecar's processor time for an event, from the request's bytes to its acknowledgement, without the servers.
 
-The history is that of `read.py`; it comes in requests of few and of many events, as slow and fast engines send them.
+The history is that of `read.py`. It arrives in requests with few or many events, as slow and fast engines send them.
 
-    python benchmarks/ingest.py                    few events a request, beside many
-    python benchmarks/ingest.py --against OTHER    this checkout, beside another one
+    python benchmarks/ingest.py                    few events a request, compared with many
+    python benchmarks/ingest.py --against OTHER    this checkout, compared with another one
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from rounds import printed, tell
+from rounds import print_ratio, printed
 
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.serve.metrics import Metrics
@@ -29,7 +29,7 @@ FEW, MANY = 16, 512
 
 
 def ingest(history: Path, size: int) -> None:
-    """Print what an event takes, in microseconds, when so many come in a request."""
+    """Print the microseconds that an event takes in requests of `size` events."""
     logging.disable()
     payloads = list(requests(history, size))
     with tempfile.TemporaryDirectory() as folder:
@@ -43,11 +43,11 @@ def ingest(history: Path, size: int) -> None:
 
 
 def requests(history: Path, size: int) -> Iterator[bytes]:
-    """The history's spans in requests of this size."""
+    """The history's spans in requests of `size` spans."""
     for line in history.open():
         whole = otlp.from_json(json.loads(line))
-        (told,) = whole.resource_spans
-        (scope,) = told.scope_spans
+        (resource,) = whole.resource_spans
+        (scope,) = resource.scope_spans
         spans = list(scope.spans)
         for first in range(0, len(spans), size):
             del scope.spans[:]
@@ -56,7 +56,7 @@ def requests(history: Path, size: int) -> Iterator[bytes]:
 
 
 def compare(history: Path, rounds: int, other: Path | None) -> None:
-    """Measure both sides by turns, each in a process of its own."""
+    """Measure both sides alternately, each in its own process."""
     few, many = (f"{size} a request" for size in (FEW, MANY))
     if other is None:
         turns(history, "ingesting", {few: (ROOT, FEW), many: (ROOT, MANY)}, rounds)
@@ -66,12 +66,12 @@ def compare(history: Path, rounds: int, other: Path | None) -> None:
 
 
 def turns(history: Path, what: str, sides: Mapping[str, tuple[Path, int]], rounds: int) -> None:
-    held: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, (root, size) in sides.items():
-            held[name].append(printed(root, __file__, "--history", str(history), "--size", str(size)))
-    ours, theirs = held
-    tell(what, held[ours], held[theirs], "us of a processor per event", (ours, theirs))
+            times[name].append(printed(root, __file__, "--history", str(history), "--size", str(size)))
+    ours, theirs = times
+    print_ratio(what, times[ours], times[theirs], "us of a processor per event", (ours, theirs))
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--against", type=Path, help="the root of another checkout")
     parser.add_argument("--history", type=Path, help="a trace file of one recorder, instead of a new one")
-    parser.add_argument("--size", type=int, help="only print what an event takes in requests of so many")
+    parser.add_argument("--size", type=int, help="only print the time of an event in requests of this size")
     options = parser.parse_args()
     if options.size is not None:
         ingest(options.history, options.size)
@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         history = options.history or Path(folder) / "history.jsonl"
         if options.history is None:
-            from read import record  # vLLM, which the measured processes need not have
+            from read import record  # needs vLLM, which the measured processes do not
 
             record(history, "basic", 500)
         compare(history, options.rounds, options.against)

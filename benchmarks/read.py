@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from memory import MemoryTransport
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from rounds import tell
+from rounds import print_ratio
 from test_bare_scheduler import storm
 
 from kvtrail.connector.recording import exporter, recorder
@@ -122,7 +122,7 @@ def compare(path: Path, level: str, rounds: int) -> None:
             events, by_clock, by_processor = timed(quickly, path, judged=judged)
             wall.append(by_clock)
             cpu.append(by_processor)
-        tell(f"{what}, {HEAD_LINES} lines, CPU time", ours, theirs, "events/s", ("quick", "protobuf"))
+        print_ratio(f"{what}, {HEAD_LINES} lines, CPU time", ours, theirs, "events/s", ("quick", "protobuf"))
         for clock, rates in (("CPU", cpu), ("wall", wall)):
             median = statistics.median(rates)
             print(

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-from rounds import tell
+from rounds import print_ratio
 
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.exporter import ExportProcess
@@ -143,8 +143,8 @@ def main() -> None:
     measured(ours, 5), measured(sdk, 5)
     pairs = [(measured(ours, arguments.bursts), measured(sdk, arguments.bursts)) for _ in range(arguments.rounds)]
     names = ("recorder", "SDK")
-    tell("time on the caller", [o[0] for o, _ in pairs], [s[0] for _, s in pairs], "us/event", names)
-    tell("CPU in all", [o[1] for o, _ in pairs], [s[1] for _, s in pairs], "us/event", names)
+    print_ratio("time on the caller", [o[0] for o, _ in pairs], [s[0] for _, s in pairs], "us/event", names)
+    print_ratio("CPU in all", [o[1] for o, _ in pairs], [s[1] for _, s in pairs], "us/event", names)
     server.terminate()
 
 

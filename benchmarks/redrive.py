@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rounds import tell
+from rounds import print_ratio
 
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate import tiny_model
@@ -76,7 +76,7 @@ def main() -> None:
         if number:  # the first round warms up
             ours.append(1000 * other)
             theirs.append(1000 * one)
-    tell("a re-drive", ours, theirs, "ms", ("driven again", "alone"))
+    print_ratio("a re-drive", ours, theirs, "ms", ("driven again", "alone"))
 
 
 if __name__ == "__main__":

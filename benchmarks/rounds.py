@@ -1,4 +1,4 @@
-"""Pairs of rounds, and how their ratio is told."""
+"""What benchmarks share: printing the ratio of pairs of rounds, and running kvtrail as a process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 
 
-def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, names: tuple[str, str]) -> None:
-    """Print both medians, and the ratio of the pairs: its median, its quartiles, and how many pairs there were."""
+def print_ratio(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, names: tuple[str, str]) -> None:
+    """Print both medians, and of the ratios of the pairs the median, the quartiles and the number."""
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     low, _, high = statistics.quantiles(ratios, n=4)
     print(
@@ -26,7 +26,7 @@ def tell(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, n
 
 
 def printed(checkout: Path, program: str, *arguments: str) -> float:
-    """The number that a benchmark of ours prints when a process of its own runs it over this checkout of kvtrail."""
+    """The number that a benchmark prints when it runs in its own process with this checkout of kvtrail."""
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
     command = [sys.executable, program, *arguments]
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
@@ -34,7 +34,7 @@ def printed(checkout: Path, program: str, *arguments: str) -> float:
 
 @contextmanager
 def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A real `kvtrail` with these arguments, from when it answers at an address until it is ended."""
+    """A `kvtrail` process with these arguments, from the moment it answers at the address."""
     command = [sys.executable, "-m", "kvtrail", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
@@ -47,14 +47,14 @@ def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[
                 time.sleep(0.02)
         yield process
     finally:
-        process.send_signal(signal.SIGCONT)  # it may be stopped in its tracks
+        process.send_signal(signal.SIGCONT)  # it may have been stopped
         process.terminate()
         process.wait()
 
 
 @contextmanager
 def tracer(folder: Path, grpc_port: int, http_port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A real `kvtrail serve`."""
+    """A `kvtrail serve` process."""
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     url, store = f"http://127.0.0.1:{http_port}/api/health", str(folder / "bench.db")
     with answering(url, "serve", "--store", store, *ports, stderr=subprocess.DEVNULL) as process:

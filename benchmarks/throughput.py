@@ -67,9 +67,9 @@ def bare(folder: Path, count: int, *, of_thread: bool) -> None:
             if number:  # the first turn warms up
                 rates[side].append((scheduler.steps - before) / spent)
     what, names = "bare scheduler" + (", its thread's CPU" if of_thread else ""), ("traced", "untraced")
-    rounds.tell(what, rates[SIDES[0]], rates[SIDES[1]], "steps/s", names)
+    rounds.print_ratio(what, rates[SIDES[0]], rates[SIDES[1]], "steps/s", names)
     each = {side: [1e6 / rate for rate in rates[side]] for side in SIDES}
-    rounds.tell("a step", each[SIDES[0]], each[SIDES[1]], "us", names)
+    rounds.print_ratio("a step", each[SIDES[0]], each[SIDES[1]], "us", names)
 
 
 def engine(folder: Path, count: int, layers: int) -> None:
@@ -117,10 +117,10 @@ def engine(folder: Path, count: int, layers: int) -> None:
                 cpu[side].append(cpu_s / generated * 1e6)
             time.sleep(0.6)  # what was recorded leaves now, and not in the next round
         assert told[SIDES[0]] == told[SIDES[1]], "tracing changed the tokens"
-    rounds.tell(
+    rounds.print_ratio(
         f"real engine on the CPU, {layers} layers", rates[SIDES[0]], rates[SIDES[1]], "tokens/s", ("traced", "untraced")
     )
-    rounds.tell("the engine's CPU", cpu[SIDES[0]], cpu[SIDES[1]], "us/token", ("traced", "untraced"))
+    rounds.print_ratio("the engine's CPU", cpu[SIDES[0]], cpu[SIDES[1]], "us/token", ("traced", "untraced"))
     print(f"the tokens are the same on both sides; events dropped: {sum(r.dropped for r in recorders())}")
     llm.llm_engine.engine_core.shutdown()
 
