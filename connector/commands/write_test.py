@@ -66,8 +66,8 @@ def write_test(
     """
     output_file.check(output, sources=traces, force=force)
     vllm_ready("kvtrail test")
-    from kvtrail.connector.simulate.redrive.regression import DoesNotAppear, regression
     from kvtrail.connector.simulate.redrive.workload import NotDrivable
+    from kvtrail.connector.simulate.regression import DoesNotAppear, regression
     from kvtrail.connector.simulate.run import Unbuildable
 
     try:

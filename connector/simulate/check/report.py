@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.simulate.check.profiles import PROFILES
-from kvtrail.connector.simulate.check.regression import as_pytest, slug
 from kvtrail.connector.simulate.check.session import Checked, Found
+from kvtrail.connector.simulate.regression import as_pytest, slug
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import count, some

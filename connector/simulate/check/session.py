@@ -1,4 +1,4 @@
-"""`kvtrail check`: trial after trial, until time or steps are spent."""
+"""A session of `kvtrail check`: trial after trial, until time, steps or trials are spent."""
 
 from __future__ import annotations
 
@@ -7,56 +7,53 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.check.trial import Failure, run
+from kvtrail.connector.simulate.check.trial import Failure, run, shrunk
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.events import Lookup
 from kvtrail.tracer.model.findings import Verdict
 
 SHRINK_S = 30.0
-"""Seconds given to making one failure small."""
+"""Seconds for shrinking one failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A failure, made small.
+    """A failure, with a small scenario that shows it.
 
     Attributes:
-        failure: of the small scenario.
-        profile, seed: which drew the scenario that failed first.
+        failure, scenario, played: the failure as the small scenario shows it, the scenario, and its run.
+        profile, seed: what drew the scenario that failed first.
         subject: the connector with its configuration.
-        scenario: the small one.
-        original: the one that failed first.
-        played: the small one's run.
+        original: the scenario that failed first.
     """
 
     failure: Failure
+    scenario: Scenario
+    played: Played
     profile: str
     seed: int
     subject: Subject
-    scenario: Scenario
     original: Scenario
-    played: Played
 
 
 @dataclass(kw_only=True)
 class Checked:
-    """What a session saw.
+    """The result of a session.
 
     Attributes:
         connector: its name, as the user gave it.
         seed: the first seed.
-        found: each failure once, in the order in which they came.
+        found: each failure once, in order.
         repeated: how often each was seen again, by its id.
         trials, steps: of each profile.
         checks: how often each rule gave each verdict, in all trials.
-        lookups, hits: lookups of the connector, and those that answered with tokens: a check in which nothing was ever
-            hit has seen little.
+        lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
         seconds: how long it took, shrinking included.
     """
 
@@ -73,7 +70,7 @@ class Checked:
 
 
 class NothingRecorded(ValueError):
-    """The connector ran, and nothing was told of it: its verdict would mean nothing."""
+    """The connector ran and nothing was recorded, so there is nothing to judge."""
 
 
 def check(
@@ -90,13 +87,14 @@ def check(
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
     """Torture a connector, profile after profile, seed after seed, until `seconds`, `steps` or `trials` are spent;
-    None sets no limit.
+    None sets no limit. The same seed gives the same trials.
 
-    `config` is its `kv_connector_extra_config`; without one, those of connectors that we know are drawn at random. Each
-    failure is made small as soon as it is seen, for `shrink_seconds` at most. The same seed and steps give the same trials.
+    Args:
+        config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows.
+        shrink_seconds: for shrinking each failure, as soon as it is seen.
 
     Raises:
-        Unbuildable: the connector cannot be made; the text says why.
+        Unbuildable: the connector cannot be built; the text says why.
         NothingRecorded: it is not traced.
     """
     checked = Checked(connector=connector, seed=seed)
@@ -124,8 +122,19 @@ def check(
             if any(found.failure.id == failure.id for found in checked.found):
                 checked.repeated[failure.id] += 1
             elif not _a_consequence(failure, failures, checked):
+                small = shrunk(
+                    failure, subject, scenario, seconds=shrink_seconds, on_try=partial(_announce, announce, failure)
+                )
                 checked.found.append(
-                    _made_small(failure, subject, scenario, (profile, trial_seed), shrink_seconds, announce)
+                    Found(
+                        failure=small.failure,
+                        scenario=small.scenario,
+                        played=small.played,
+                        profile=profile,
+                        seed=trial_seed,
+                        subject=subject,
+                        original=scenario,
+                    )
                 )
         announce(profile)
         spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (trials, checked.trials.total()))
@@ -144,34 +153,13 @@ def allowed(scenario: Scenario, subject: Subject) -> Scenario:
 
 
 def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:
-    """A death or a hang beside a rule that has been told already: the rule says why."""
+    """Whether it is a death or a hang next to a failure of a rule that was reported before and explains it."""
     known = {found.failure.id for found in checked.found}
     return failure.kind != "rule" and any(other.kind == "rule" and other.id in known for other in failures)
 
 
-def _made_small(
-    failure: Failure,
-    subject: Subject,
-    scenario: Scenario,
-    drawn_by: tuple[str, int],
-    seconds: float,
-    announce: Callable[[str], None],
-) -> Found:
-    def fails(candidate: Scenario) -> bool:
-        return any(each.id == failure.id for each in run(subject, candidate)[1])
-
-    small = shrink(
-        scenario,
-        fails,
-        seconds=seconds,
-        on_try=lambda smallest: announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests"),
-    )
-    played, failures = run(subject, small)
-    (same,) = (each for each in failures if each.id == failure.id)
-    profile, seed = drawn_by
-    return Found(
-        failure=same, profile=profile, seed=seed, subject=subject, scenario=small, original=scenario, played=played
-    )
+def _announce(announce: Callable[[str], None], failure: Failure, smallest: Scenario) -> None:
+    announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
 
 
 def _count(checked: Checked, profile: str, played: Played) -> None:

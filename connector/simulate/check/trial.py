@@ -1,25 +1,27 @@
-"""One scenario, run with the connector: whether it failed, and how."""
+"""A trial: one scenario run with a connector, and how it failed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.shrink import shrink
 
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, of the same kind each time it does.
+    """What went wrong in a trial.
 
     Attributes:
         kind: `rule`, `crash` or `hang`.
-        what: the rule; what the engine died of, without its numbers; or `requests never end`.
-        text: this time, in words.
+        what: the rule; what the engine died of, without numbers; or `requests never end`.
+        text: the explanation, with this trial's numbers.
     """
 
     kind: str
@@ -28,12 +30,12 @@ class Failure:
 
     @property
     def id(self) -> str:
-        """The same for the same kind of failure; names it in reports."""
+        """Equal for failures of the same kind; the name in reports."""
         return f"{self.kind}: {self.what}"
 
 
 def failures(played: Played) -> list[Failure]:
-    """What went wrong in a run; empty if nothing did. A rule that names the reason comes before the death it caused."""
+    """What went wrong in a run. A rule comes before the death that it explains."""
     found: dict[str, Failure] = {}
     for finding in played.findings:
         failure = Failure("rule", finding.rule, finding.explanation)
@@ -50,7 +52,7 @@ def failures(played: Played) -> list[Failure]:
 
 
 def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
-    """Play a scenario with the connector. What vLLM does without any connector is not the connector's failure."""
+    """Play a scenario with the connector. What also happens without any connector is not its failure."""
     played = play(scenario, subject.configuration())
     found = failures(played)
     if any(failure.kind != "rule" for failure in found):
@@ -59,6 +61,33 @@ def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
     return played, found
 
 
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The smallest scenario that shows a failure, its run, and the failure there."""
+
+    scenario: Scenario
+    played: Played
+    failure: Failure
+
+
+def shrunk(
+    failure: Failure,
+    subject: Subject,
+    scenario: Scenario,
+    *,
+    seconds: float,
+    on_try: Callable[[Scenario], None] = lambda smallest: None,
+) -> Shrunk:
+    """Shrink a scenario for `seconds` at most, as long as it fails in the same way."""
+
+    def fails(candidate: Scenario) -> bool:
+        return any(each.id == failure.id for each in run(subject, candidate)[1])
+
+    smallest = shrink(scenario, fails, seconds=seconds, on_try=on_try)
+    played, found = run(subject, smallest)
+    return Shrunk(smallest, played, next(each for each in found if each.id == failure.id))
+
+
 def without_numbers(text: str) -> str:
-    """An error's text without what differs each time: numbers, names, ids."""
+    """An error's text without what differs from trial to trial: numbers, names, ids."""
     return _NUMBERS.sub("…", text.splitlines()[0])[:160] if text else text

@@ -1,5 +1,4 @@
-"""A recorded history driven again: vLLM's real scheduler with the recording's lengths, arrivals and prefix sharing.
+"""Re-drive: a recorded history on vLLM's real scheduler again, with the recorded lengths, arrivals and shared prefixes.
 
-`workload` makes a scenario of a history, `sharing` its prompts, `compare` holds what came of it against the recording, and
-`redrive` does it all; `regression` makes a test of what it shows.
+In: a history and any connector. Out: a run, and how closely it follows the recording.
 """

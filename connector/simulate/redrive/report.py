@@ -1,32 +1,33 @@
-"""What came of driving a recording again, for people and for machines."""
+"""The report of a re-drive, as text and as JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.simulate.redrive.compare import in_words
 from kvtrail.connector.simulate.redrive.redrive import Redriven
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.reports.findings import finding_text
 
+NO_LOOKUP = "no such lookup"
+
 
 def as_text(driven: Redriven, *, columns: int | None = None) -> str:
-    """The verdict first, then how close it came, then what was found."""
+    """The verdict, then how closely the run follows the recording, then its findings."""
     close, played = driven.closeness, driven.played
-    parts = [_verdict(driven)]
-    parts += [f"Note: {note}" for note in driven.workload.notes]
     share = 100 * close.same_lookups / close.lookups if close.lookups else 100
-    parts.append(
+    parts = [
+        f"{some(len(driven.workload.requests), 'request')} driven again with {driven.connector}: {_verdict(driven)}",
+        *(f"Note: {note}" for note in driven.workload.notes),
         f"{some(close.lookups, 'recorded lookup')}, {count(close.same_lookups)} of them the same ({share:.0f}%);"
         f" {count(close.driven_lookups)} this time.\n"
         f"Preemptions: {count(close.preemptions)} recorded, {count(close.driven_preemptions)} this time."
-        f" Tokens hit: {count(close.hits)} recorded, {count(close.driven_hits)} this time."
-    )
+        f" Tokens hit: {count(close.hits)} recorded, {count(close.driven_hits)} this time.",
+    ]
     if (diverged := close.divergence) is not None:
         parts.append(
             f"First divergence: request {diverged.request}, lookup {diverged.lookup}.\n"
-            f"  recorded:  {in_words(diverged.recorded)}\n"
-            f"  this time: {in_words(diverged.driven)}"
+            f"  recorded:  {diverged.recorded or NO_LOOKUP}\n"
+            f"  this time: {diverged.driven or NO_LOOKUP}"
         )
     parts += [finding_text(finding, columns=columns) for finding in played.findings]
     if played.error is not None:
@@ -34,6 +35,20 @@ def as_text(driven: Redriven, *, columns: int | None = None) -> str:
     elif played.unfinished:
         parts.append(f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}.")
     return "\n\n".join(parts)
+
+
+def _verdict(driven: Redriven) -> str:
+    close = driven.closeness
+    if not close.findings:
+        return "findings that the recording does not have." if close.driven_findings else "nothing found, as recorded."
+    if close.same_findings:
+        again = ", ".join(f"{rule} for {request}" for rule, request in close.same_findings[:5])
+        return f"the recorded finding appears again ({again})."
+    if close.same_rules:
+        return f"{', '.join(close.same_rules)} appears again, for another request."
+    if close.driven_findings:
+        return "other findings than the recorded ones."
+    return "the recorded findings do not appear."
 
 
 def as_dict(driven: Redriven) -> dict[str, Any]:
@@ -48,33 +63,15 @@ def as_dict(driven: Redriven) -> dict[str, Any]:
         "lookups": {"recorded": close.lookups, "same": close.same_lookups, "driven": close.driven_lookups},
         "preemptions": {"recorded": close.preemptions, "driven": close.driven_preemptions},
         "hits": {"recorded": close.hits, "driven": close.driven_hits},
-        "divergence": None
-        if diverged is None
-        else {
+        "divergence": diverged
+        and {
             "request": diverged.request,
             "lookup": diverged.lookup,
-            "recorded": in_words(diverged.recorded),
-            "driven": in_words(diverged.driven),
+            "recorded": str(diverged.recorded or NO_LOOKUP),
+            "driven": str(diverged.driven or NO_LOOKUP),
         },
         "recorded_findings": [list(each) for each in close.findings],
         "findings": [finding.as_dict() for finding in played.findings],
         "same_findings": [list(each) for each in close.same_findings],
         "scenario": driven.workload.scenario.as_dict(),
     }
-
-
-def _verdict(driven: Redriven) -> str:
-    close, name = driven.closeness, driven.connector
-    requests = some(len(driven.workload.lives), "request")
-    if not close.findings and not close.driven_findings:
-        return f"{requests} driven again with {name}: nothing found, as recorded."
-    if not close.findings:
-        return f"{requests} driven again with {name}: findings that the recording does not have."
-    if close.same_findings:
-        again = ", ".join(f"{rule} for {request}" for rule, request in close.same_findings[:5])
-        return f"{requests} driven again with {name}: the recorded finding appears again ({again})."
-    if close.same_rules:
-        return f"{requests} driven again with {name}: {', '.join(close.same_rules)} appears again, for another request."
-    if close.driven_findings:
-        return f"{requests} driven again with {name}: other findings than the recorded ones."
-    return f"{requests} driven again with {name}: the recorded findings do not appear."

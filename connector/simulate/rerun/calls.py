@@ -1,4 +1,4 @@
-"""From a recorded history back to the calls that vLLM's scheduler made: one connector object's, in their order."""
+"""The calls that vLLM's scheduler made to one connector object, reconstructed from a recorded history."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from kvtrail.connector.known.environment import Unusable
+from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -47,34 +48,34 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call, and the events that tell of it: one, or for a step and a report as many as it took."""
+    """One call and its events: a single one, or for a step and a report any number."""
 
     method: Method
     events: tuple[Event, ...]
 
     @property
     def event(self) -> Event:
-        """The first of its events: the call's own, where there is one only."""
+        """The first of its events; for most methods the only one."""
         return self.events[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """What one connector object was asked.
+class RecordedCalls:
+    """The calls to one connector object.
 
     Attributes:
-        engine, recorder, connector_id: whose conversation it is.
-        connector: class name of the recorded connector.
-        calls: in their order.
-        block_size: tokens per KV block; None where nobody recorded it.
+        engine, recorder, connector_id: of the object.
+        connector: its class name.
+        calls: in order.
+        block_size: tokens per KV block; None where it is not recorded.
         chunk_size: tokens per chunk of the connector's store; None where unknown.
-        lost_from: the recorder's number from which on it is not known what happened: the last one before a missing one,
-            which may be of the same call; None where none is missing.
-        request_lost_from: the same for a request of which events are missing: the first one after them.
+        lost_from: the sequence number from which on events are missing: the last one before a gap, which may belong to the
+            same call; None without a gap.
+        request_lost_from: the same for each request with missing events: the first number after them.
         in_detail: the (request, epoch) pairs of which every step is recorded.
-        settings: what was recorded of the connector's `kv_connector_extra_config`: its numbers and truth values.
+        settings: the recorded numbers and booleans of the connector's `kv_connector_extra_config`.
         drafts: speculative tokens of a step at most.
-        one_process: whether workers of this engine were recorded in the scheduler's own process.
+        one_process: whether workers of this engine were recorded in the scheduler's process.
     """
 
     engine: str
@@ -91,8 +92,12 @@ class Conversation:
     drafts: int
     one_process: bool
 
+    def requests(self) -> dict[str, RecordedRequest]:
+        """The requests that the calls are about."""
+        return recorded_requests(event for call in self.calls for event in call.events)
+
     def whole_at(self, event: Event) -> bool:
-        """Whether all that the connector had heard by this event is recorded."""
+        """Whether everything that the connector was called with up to this event is recorded."""
         lost = (self.lost_from, self.request_lost_from.get(event.request or ""))
         return all(number is None or event.sequence < number for number in lost)
 
@@ -106,61 +111,62 @@ _SINGLE: dict[type[Event], Method] = {
 }
 _REPORTED = (Received, Sent, TransferEnd, LoadError)
 _ORDER: dict[type[Event], int] = {Preempt: 0, Schedule: 0, Stats: 0, LoadPlan: 1, Evict: 2, StorePlan: 3, Flush: 4}
-"""In which order the recorder tells of one step. (A probe's other signs come last, and tell of no call.)"""
+"""The order in which the events of one step are recorded. A probe's other events come last and belong to no call."""
 
 
-def conversation(history: History, *, request: str | None = None) -> Conversation:
-    """The conversation in the history; the one about `request`, if there are several.
+def recorded_calls(history: History, *, request: str | None = None) -> RecordedCalls:
+    """The calls in a history; those about `request`, if there are several connectors.
 
     Raises:
-        Unusable: there is none, or there are several and `request` does not choose one.
+        Unusable: there are none, or of several connectors and `request` does not choose one.
     """
-    told: dict[tuple[str, str, str], list[Event]] = {}
+    lookups: dict[tuple[str, str, str], list[Event]] = {}
     for event in history.events:
         if isinstance(event, Lookup | Alloc) and event.role == "scheduler" and request in (None, event.request):
-            told.setdefault((event.engine, event.recorder, event.connector_id), []).append(event)
-    if not told:
+            lookups.setdefault((event.engine, event.recorder, event.connector_id), []).append(event)
+    if not lookups:
         about = "" if request is None else f" of request {request}"
         raise Unusable(f"no call of a scheduler{about} is recorded, so there is nothing to run again")
-    if len(told) > 1:
-        names = ", ".join(f"{events[0].connector} of engine {key[0]}" for key, events in told.items())
-        raise Unusable(f"{len(told)} connectors were recorded ({names}); choose one by a request of it, with --request")
-    ((key, lookups),) = told.items()
-    engine, recorder, connector_id = key
-    heard = [event for event in history.events if (event.engine, event.recorder) == (engine, recorder)]
-    mine = [e for e in heard if e.role == "scheduler" and (e.connector_id == connector_id or _of_all(e))]
+    if len(lookups) > 1:
+        names = ", ".join(f"{events[0].connector} of engine {key[0]}" for key, events in lookups.items())
+        raise Unusable(
+            f"{len(lookups)} connectors were recorded ({names}); choose one by a request of it, with --request"
+        )
+    (((engine, recorder, connector_id), (first, *_)),) = lookups.items()
+    recorded = [event for event in history.events if (event.engine, event.recorder) == (engine, recorder)]
+    mine = [e for e in recorded if e.role == "scheduler" and (e.connector_id == connector_id or _of_all(e))]
     drafts = max((e.drafted or 0 for e in mine if isinstance(e, Schedule)), default=0)
     drafts = drafts or int(history.resource(recorder).get(semconv.DRAFTS.key) or 0)
     calls = tuple(_calls(mine, drafts=drafts > 0))
-    return Conversation(
+    return RecordedCalls(
         engine=engine,
         recorder=recorder,
         connector_id=connector_id,
-        connector=lookups[0].connector,
+        connector=first.connector,
         calls=calls,
         block_size=next((e.block_size for e in mine if e.block_size), None),
         chunk_size=next((e.chunk_size for e in mine if e.chunk_size), None),
-        lost_from=_lost_from(heard),
-        request_lost_from=_lost_requests(heard),
+        lost_from=_lost_from(recorded),
+        request_lost_from=_lost_requests(recorded),
         in_detail=frozenset(
             (e.request, e.epoch) for e in mine if isinstance(e, Schedule) and e.request and e.drafted is not None
         ),
         settings=_settings(history.resource(recorder)),
         drafts=drafts,
-        one_process=any(e.role == "worker" for e in heard),
+        one_process=any(e.role == "worker" for e in recorded),
     )
 
 
 def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
+        settings = json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _of_all(event: Event) -> bool:
-    """Whether it is told once, although several connectors heard of it."""
+    """Whether it is recorded once for all connectors of an engine."""
     return isinstance(event, RequestStart | RequestEnd)
 
 
@@ -169,24 +175,24 @@ def _calls(events: Iterable[Event], *, drafts: bool) -> Iterable[Call]:
     for event in events:
         method = _SINGLE.get(type(event))
         if method is None and type(event) not in _ORDER and not isinstance(event, _REPORTED):
-            continue  # a worker's, a heartbeat, or a sign of the connector's books: no call
+            continue  # a worker's, a heartbeat, or a probe's: no call
         if held and (method is not None or not _same_call(held, event, drafts=drafts)):
-            yield _several(held)
+            yield _call(held)
             held = []
         if method is not None:
             yield Call(method, (event,))
         else:
             held.append(event)
     if held:
-        yield _several(held)
+        yield _call(held)
 
 
-def _several(held: Sequence[Event]) -> Call:
+def _call(held: Sequence[Event]) -> Call:
     return Call(Method.REPORT if isinstance(held[0], _REPORTED) else Method.STEP, tuple(held))
 
 
 def _same_call(held: Sequence[Event], event: Event, *, drafts: bool) -> bool:
-    """Whether an event tells of the same call as those before it. All that is told of one step at once has one time."""
+    """Whether an event belongs to the same call as those before it. Events that are recorded at once have one time."""
     if isinstance(event, StorePlan) and _beyond(held, event, drafts=drafts):
         return False
     last = held[-1]
@@ -199,8 +205,8 @@ def _same_call(held: Sequence[Event], event: Event, *, drafts: bool) -> bool:
 
 
 def _beyond(held: Sequence[Event], plan: StorePlan, *, drafts: bool) -> bool:
-    """Whether a plan stores what the step does not compute: at level basic, a later step that is not told. With drafts, what
-    a step runs may be rejected, and is not stored in it."""
+    """Whether a plan stores what the step does not compute: then it belongs to a later step, not recorded at level
+    basic. With drafts, what a step runs may be rejected, and is not stored in it."""
     reached = [
         event.computed + (0 if drafts else event.scheduled)
         for event in held
@@ -209,17 +215,17 @@ def _beyond(held: Sequence[Event], plan: StorePlan, *, drafts: bool) -> bool:
     return plan.start is not None and any(plan.start + plan.count > end for end in reached)
 
 
-def _lost_from(heard: Sequence[Event]) -> int | None:
-    return next((heard[max(0, n - 1)].sequence for n, event in enumerate(heard) if event.sequence != n), None)
+def _lost_from(events: Sequence[Event]) -> int | None:
+    return next((events[max(0, n - 1)].sequence for n, event in enumerate(events) if event.sequence != n), None)
 
 
-def _lost_requests(heard: Sequence[Event]) -> dict[str, int]:
-    """The requests that have a gap in their numbers, and the recorder's number of the first event after it."""
-    told: Counter[str] = Counter()
+def _lost_requests(events: Sequence[Event]) -> dict[str, int]:
+    """The requests with a gap in their numbers, and the sequence number of the first event after it."""
+    expected: Counter[str] = Counter()
     lost: dict[str, int] = {}
-    for event in heard:
+    for event in events:
         if event.request is not None:
-            if event.request_sequence != told[event.request]:
+            if event.request_sequence != expected[event.request]:
                 lost.setdefault(event.request, event.sequence)
-            told[event.request] += 1
+            expected[event.request] += 1
     return lost

@@ -10,7 +10,7 @@ from typing import Any
 from kvtrail.connector.known import plain_name
 from kvtrail.connector.known.environment import Environment, RecordedStore, Unusable, environment_for
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.simulate.rerun.calls import Conversation
+from kvtrail.connector.simulate.rerun.calls import RecordedCalls
 from kvtrail.connector.tracing.traced import Tracing
 from kvtrail.tracer.model.events import Alloc
 
@@ -38,7 +38,7 @@ def resolve(against: str) -> type:
     return plain
 
 
-def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None = None) -> tuple[Any, Environment, int]:
+def make(cls: type, recorded: RecordedCalls, *, config: Mapping[str, Any] | None = None) -> tuple[Any, Environment, int]:
     """A connector object in its recorded environment, and the block size that it was made for.
 
     `config` is `kv_connector_extra_config`; it goes before what was recorded.
@@ -72,7 +72,7 @@ def make(cls: type, recorded: Conversation, *, config: Mapping[str, Any] | None 
     return connector, environment, block_size
 
 
-def _vllm_config(cls: type, recorded: Conversation, block_size: int, settings: Mapping[str, Any]) -> Any:
+def _vllm_config(cls: type, recorded: RecordedCalls, block_size: int, settings: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     transfer = {
@@ -84,11 +84,7 @@ def _vllm_config(cls: type, recorded: Conversation, block_size: int, settings: M
     }
     options = {**tiny_model.OPTIONS, "kv_transfer_config": transfer, "disable_hybrid_kv_cache_manager": True}
     if recorded.drafts:
-        options["speculative_config"] = {
-            "method": "ngram",
-            "num_speculative_tokens": recorded.drafts,
-            "prompt_lookup_max": 2,
-        }
+        options["speculative_config"] = tiny_model.drafting(recorded.drafts)
     with tempfile.TemporaryDirectory() as folder:
         tiny_model.write_model(Path(folder))
         made = EngineArgs(model=folder, **options).create_engine_config()
@@ -96,7 +92,7 @@ def _vllm_config(cls: type, recorded: Conversation, block_size: int, settings: M
     return made
 
 
-def _kv_cache(block_size: int, recorded: Conversation) -> Any:
+def _kv_cache(block_size: int, recorded: RecordedCalls) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 

@@ -1,74 +1,77 @@
-"""Where a re-run leaves the recorded course.
+"""Forks: where a re-run leaves the recorded course of events.
 
-A recorded call may follow from a recorded answer: what was allocated is what a lookup had promised, and the steps after it
-begin where that ends. Where this connector's answer is another one, the calls are made as vLLM's scheduler would have made
-them then; what the recording tells of that request until its next preemption is about another course of events.
+A recorded call may depend on a recorded answer: what was allocated is what a lookup promised, and the steps after it begin
+where that ends. Where this connector's answer differs, the calls are made as vLLM's scheduler would make them then. Until the
+request's next preemption the recording is about another course of events, and cannot be compared.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrail.connector.simulate.rerun.stand_ins import Rebuilt, Run
+from kvtrail.connector.simulate.rerun.fakes import FakeRequest, Run
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Received, Schedule
 
-Told = tuple[int | None, bool]
-"""What a lookup told the scheduler: new tokens, None for 'ask me later', and whether they come later."""
+Promise = tuple[int | None, bool]
+"""What a lookup returns to the scheduler: new tokens, None for 'ask me later'; and whether they load asynchronously."""
 
 
 @dataclass(slots=True)
 class Fork:
-    """A request whose lookup told the scheduler something else.
+    """A lookup that returned something else than was recorded.
 
     Attributes:
-        number: the lookup's place among the calls.
-        epoch: of the request, at the lookup.
+        number: of the lookup among the calls.
+        epoch: of the request.
         computed: tokens that vLLM had.
-        recorded, answered: what the scheduler was told then, and now.
-        taken: whether the scheduler has acted on it: a lookup may be repeated, and forgotten.
+        recorded, answered: what it returned then, and now.
+        taken: whether the scheduler has acted on it; it forgets an answer when it repeats the lookup.
         ran: whether a step has run the request since.
     """
 
     number: int
     epoch: int
     computed: int
-    recorded: Told
-    answered: Told
+    recorded: Promise
+    answered: Promise
     taken: bool = False
     ran: bool = False
 
     @property
     def reason(self) -> str:
-        """Why nothing after it can be compared."""
+        """Why what comes after it cannot be compared."""
         return (
-            f"since #{self.number} the recording tells of another course: there the scheduler was told"
-            f" {_said(self.recorded)}, here {_said(self.answered)}"
+            f"since #{self.number} the recording takes another course: there the scheduler was told"
+            f" {_in_words(self.recorded)}, here {_in_words(self.answered)}"
         )
 
 
 class Forks:
-    """The forks of all requests."""
+    """The forks of all requests.
+
+    Attributes:
+        any_taken: whether the scheduler has acted on any fork so far.
+    """
 
     def __init__(self) -> None:
         self._of: dict[str, Fork] = {}
         self.any_taken = False
-        """Whether the scheduler would have acted otherwise at any time so far."""
 
     def forget(self, request: str) -> None:
-        """The request is on the recorded course: it has just begun, or was told the same again."""
+        """The request is on the recorded course: it has just begun, or its lookup returned the same."""
         self._of.pop(request, None)
 
     def looked_up(self, number: int, recorded: Lookup, now: Lookup) -> None:
-        """A lookup was answered: the scheduler forgets the answer before it."""
-        then, told = (recorded.returned, recorded.is_async), (now.returned, now.is_async)
+        """Note what a lookup returned; the scheduler forgets the answer before it."""
+        then, promised = (recorded.returned, recorded.is_async), (now.returned, now.is_async)
         if self.of(recorded) is None:
-            if then == told:
+            if then == promised:
                 self.forget(recorded.request or "")
             else:
-                self._of[recorded.request or ""] = Fork(number, recorded.epoch, recorded.computed, then, told)
+                self._of[recorded.request or ""] = Fork(number, recorded.epoch, recorded.computed, then, promised)
 
     def allocated(self, event: Alloc) -> int:
-        """External tokens of an allocation, if the scheduler had been told what it was told now."""
+        """The external tokens of an allocation, given what the lookup has returned now."""
         fork = self._of.get(event.request or "")
         if fork is None or fork.taken or fork.epoch != event.epoch or event.allocated != (fork.recorded[0] or 0):
             return event.allocated
@@ -76,17 +79,18 @@ class Forks:
         return fork.answered[0] or 0
 
     def of(self, event: Event) -> Fork | None:
-        """The fork after which an event comes."""
+        """The fork that an event comes after."""
         fork = self._of.get(event.request or "")
         return fork if fork is not None and fork.taken and fork.epoch == event.epoch else None
 
     def why_not(self, event: Event) -> str:
-        """Why an event's call cannot be compared; empty where it can."""
+        """Why an event's call cannot be compared, or an empty text."""
         fork = self.of(event)
         return "" if fork is None else fork.reason
 
-    def run(self, event: Schedule, held: Rebuilt) -> Run:
-        """What a step runs of a request: after a fork from where it is now, to where the recorded one ended."""
+    def run(self, event: Schedule, held: FakeRequest) -> Run:
+        """What a step runs of a request. After a fork it runs from where the request is now to where the recorded
+        step ended."""
         run, fork = Run.of(event), self.of(event)
         if fork is None:
             return run
@@ -95,11 +99,11 @@ class Forks:
         return Run(run.request, begin, max(1, event.computed + event.scheduled - begin), run.resumed, 0, run.blocks)
 
     def never_loads(self, event: Received) -> bool:
-        """Whether a load that was recorded as received is none that this connector has promised."""
+        """Whether this connector has not promised a load that was recorded as received."""
         fork = self.of(event)
         return fork is not None and not (fork.answered[1] and fork.answered[0])
 
 
-def _said(told: Told) -> str:
-    returned, is_async = told
+def _in_words(promise: Promise) -> str:
+    returned, is_async = promise
     return "to ask later" if returned is None else f"{returned}{' later' if is_async else ''}"

@@ -1,4 +1,4 @@
-"""What a re-run tells: each call with the recorded answer and the new one, and what the difference means."""
+"""The result of a re-run: each call with the recorded answer and the new one, and what a difference means."""
 
 from __future__ import annotations
 
@@ -34,19 +34,18 @@ class Compared:
 
     Attributes:
         number: its place among the recorded calls, from 0.
-        method: what was called, as vLLM names it.
-        request: whom it was about; None for a step of several requests, a report or a reset.
+        method: vLLM's name of what was called.
+        request: None for a step of several requests, a report or a reset.
         epoch: the request's preemption epoch.
         at_ns: when it was recorded, Unix nanoseconds.
-        asked: its arguments, as they were recorded.
+        asked: the recorded arguments.
         recorded: the recorded answer.
-        answered: the answer of this run; empty where the call was not made.
-        outcome: same, different or not comparable.
+        answered: the new answer; empty where the call was not made.
         meaning: of a difference; None where there is none.
-        reason: why it cannot be compared, or is not as it was asked; empty otherwise.
+        reason: why it cannot be compared, or was called differently; empty otherwise.
         recorded_breaks: the rules that the recorded answer broke.
         breaks: the rules that the new answer breaks.
-        explanation: the rule's own words on the answer that broke it.
+        explanation: of the rules on the answer that broke them.
     """
 
     number: int
@@ -70,12 +69,12 @@ class Rerun:
     """The result of a re-run.
 
     Attributes:
-        against: the class that was run, as it was asked for.
+        against: the connector, as the user named it.
         connector: the class name of the recorded connector.
         engine: the recorded engine.
-        calls: every recorded call, in its order; with a chosen request, those that concern it.
-        died_at: number of the call at which the connector raised what the recorded one did not; nothing was asked after it.
-        notes: what was assumed of the recorded environment, and what the recording does not show, in sentences.
+        calls: every recorded call, in order; or those that concern the chosen request.
+        died_at: number of the call at which the connector raised what the recorded one did not; no call was made after it.
+        notes: what the recording does not show and was assumed, in sentences.
     """
 
     against: str
@@ -102,12 +101,12 @@ class Rerun:
 
     @property
     def reproduced(self) -> Sequence[Compared]:
-        """The recorded breaches and errors that came again."""
+        """The recorded faults that this connector has too."""
         return [c for c in self.calls if c.outcome is Outcome.SAME and (c.breaks or "error" in c.answered)]
 
     @property
     def differs(self) -> bool:
-        """Whether anything is different and no fix."""
+        """Whether there is a difference that is not a fix."""
         return any(count for meaning, count in self.meanings.items() if meaning is not Meaning.FIX)
 
     def as_dict(self) -> dict[str, Any]:

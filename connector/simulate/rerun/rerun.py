@@ -1,23 +1,26 @@
-"""Run a recorded history again, against a connector class: the same calls, and what it answers this time.
+"""Re-run: the recorded calls again, against a connector class, and what it answers this time.
 
 As Temporal replays a workflow's history against its code, and reports where they first diverge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.probe import probe_for
+from kvtrail.connector.simulate.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun import environment
-from kvtrail.connector.simulate.rerun.calls import Conversation, conversation
-from kvtrail.connector.simulate.rerun.judge import Judge, Retold
+from kvtrail.connector.simulate.rerun.calls import RecordedCalls, recorded_calls
 from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
-from kvtrail.connector.simulate.rerun.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.runner import Made, Runner
-from kvtrail.connector.simulate.rerun.stand_ins import CacheManager, Requests
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History
 
 
@@ -29,26 +32,27 @@ def rerun(
     request: str | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Rerun:
-    """Make the recorded calls again on the scheduler's side of a connector, and compare each answer.
+    """Make the recorded calls again on the scheduler's side of a connector, and compare each answer. No engine, worker or GPU
+    is needed, and none is started.
 
-    `against` is a connector by a name that vLLM knows, or `module:Class`; `config` its `kv_connector_extra_config`, which
-    goes before what was recorded. With `request`, only what concerns that request is told; all calls are made. No engine, no
-    worker and no GPU is needed, and none is started. `progress` hears how many calls have been made, and of how many.
+    Args:
+        against: a connector by a name that vLLM knows, or `module:Class`.
+        config: its `kv_connector_extra_config`, which overrides what was recorded.
+        request: report only what concerns this request; all calls are made.
+        progress: called with how many calls have been made, and of how many.
 
     Raises:
         Unusable: the history has no calls, or the connector cannot be made here; the text says what is missing.
     """
-    recorded = conversation(history, request=request)
+    recorded = recorded_calls(history, request=request)
     cls = environment.resolve(against)
     connector, around, block_size = environment.make(cls, recorded, config=config)
-    prefixes = Prefixes(recorded.calls, block_size=block_size, chunk_size=recorded.chunk_size)
-    requests = Requests(prefixes, one_process=recorded.one_process)
-    connector.bind_kv_cache_manager(CacheManager(requests))
+    prefixes = Prefixes(recorded.requests(), block_size=block_size, chunk_size=recorded.chunk_size)
     if around.by_tokens and not prefixes.known:
         around.unsure = (
             around.unsure or "which requests share a prefix is guessed, so its store may have held other tokens"
         )
-    runner = Runner(recorded, requests, around, connector, probe_for(cls))
+    runner = Runner(recorded, prefixes, around, connector, probe_for(cls))
     try:
         runner.run(progress)
     finally:
@@ -65,24 +69,80 @@ def rerun(
     )
 
 
-def _judged(history: History, recorded: Conversation, runner: Runner) -> tuple[Judge, Judge]:
-    """The rules over the history as it was recorded, and as it would be recorded now."""
-    then, now, retold = Judge(), Judge(), Retold()
+def _judged(history: History, recorded: RecordedCalls, runner: Runner) -> tuple[Judge, Judge]:
+    """The rules on the history as it was recorded, and as it would be recorded now."""
+    then, now, rewritten = Judge(), Judge(), Rewritten()
     for event in history.events:
-        then.hear(event)
-        told = runner.told.get(event.span_id, [event])
-        for new in retold.instead(event, told) if event.recorder == recorded.recorder else told:
-            now.hear(new)
+        then.feed(event)
+        instead = runner.replaced.get(event.span_id, [event])
+        for new in rewritten.instead(event, instead) if event.recorder == recorded.recorder else instead:
+            now.feed(new)
     then.close()
     now.close()
     return then, now
+
+
+class Judge:
+    """Applies the rules to a history, and notes which event broke which rule."""
+
+    def __init__(self) -> None:
+        self._detector = Detector()
+        self._broken: dict[str, dict[str, str]] = {}
+
+    def feed(self, event: Event) -> None:
+        for finding in self._detector.feed([event]):
+            self._broken.setdefault(event.span_id, {})[finding.rule] = finding.explanation
+
+    def close(self) -> None:
+        """End the history: events that wait for missing ones are judged without them."""
+        for finding in self._detector.settle():
+            # Of a rule that was broken several times, this is the first span.
+            self._broken.setdefault(finding.witness[-1].span_id, {})[finding.rule] = finding.explanation
+
+    def broken(self, events: Iterable[Event]) -> dict[str, str]:
+        """The rules that these events broke, each with its explanation."""
+        found: dict[str, str] = {}
+        for event in events:
+            found.update(self._broken.get(event.span_id, {}))
+        return found
+
+
+class Rewritten:
+    """Numbers the events of a history in which some were left out and some put in, as a recorder would. The gaps of the
+    recording stay."""
+
+    def __init__(self) -> None:
+        self._recorded: dict[tuple[str, str | None], int] = {}
+        self._given: Counter[tuple[str, str | None]] = Counter()
+
+    def instead(self, recorded: Event, events: Iterable[Event]) -> list[Event]:
+        """The events that replace a recorded one, numbered; an empty list leaves it out."""
+        self._keep_gap((recorded.recorder, None), recorded.sequence)
+        if recorded.request is not None:
+            self._keep_gap((recorded.recorder, recorded.request), recorded.request_sequence)
+        return [self._numbered(event) for event in events]
+
+    def _keep_gap(self, key: tuple[str, str | None], number: int) -> None:
+        missing = number - self._recorded.get(key, -1) - 1
+        self._given[key] += max(0, missing)
+        self._recorded[key] = number
+
+    def _numbered(self, event: Event) -> Event:
+        sequence, of_request = self._next((event.recorder, None)), event.request_sequence
+        if event.request is not None:
+            of_request = self._next((event.recorder, event.request))
+        return replace_fields(event, sequence=sequence, request_sequence=of_request)
+
+    def _next(self, key: tuple[str, str | None]) -> int:
+        self._given[key] += 1
+        return self._given[key] - 1
 
 
 def _with_meaning(made: Made, then: Judge, now: Judge) -> Compared:
     compared = made.compared
     was_broken, is_broken = then.broken(made.recorded), now.broken(made.answered)
     if compared.outcome is Outcome.NOT_COMPARABLE:
-        is_broken = {}  # it may stand in a history that never was
+        is_broken = {}  # in a history that may never have happened
     meaning = None
     if compared.outcome is Outcome.DIFFERENT:
         was_bad, is_bad = (
@@ -90,13 +150,13 @@ def _with_meaning(made: Made, then: Judge, now: Judge) -> Compared:
             for broken, answer in ((was_broken, compared.recorded), (is_broken, compared.answered))
         )
         meaning = Meaning.OTHER if was_bad == is_bad else Meaning.FIX if was_bad else Meaning.NEW_FAULT
-    words = is_broken if meaning is Meaning.NEW_FAULT else was_broken
+    explanations = is_broken if meaning is Meaning.NEW_FAULT else was_broken
     return replace(
         compared,
         meaning=meaning,
         recorded_breaks=tuple(sorted(was_broken)),
         breaks=tuple(sorted(is_broken)),
-        explanation=" ".join(words[rule] for rule in sorted(words)),
+        explanation=" ".join(explanations[rule] for rule in sorted(explanations)),
     )
 
 
@@ -106,7 +166,7 @@ def _concerns(made: Made, request: str | None) -> bool:
     return any(event.request in (request, None) for event in (*made.recorded, *made.answered))
 
 
-def _notes(recorded: Conversation, around: Environment, prefixes: Prefixes) -> list[str]:
+def _notes(recorded: RecordedCalls, around: Environment, prefixes: Prefixes) -> list[str]:
     notes = list(around.notes)
     if around.unsure:
         notes.append(around.unsure)

@@ -1,26 +1,28 @@
-"""Makes the recorded calls again, one after the other, on a connector object."""
+"""Makes the recorded calls again, one after the other, on a connector object, and compares the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from kvtrail.connector.known.environment import Environment
-from kvtrail.connector.known.probe import Probe
-from kvtrail.connector.simulate.rerun import answers
-from kvtrail.connector.simulate.rerun.answers import Answer
-from kvtrail.connector.simulate.rerun.calls import Call, Conversation, Method
+from kvtrail.connector.known.probe import Evicted, Planned, Probe, Seen
+from kvtrail.connector.simulate.prefixes import Prefixes
+from kvtrail.connector.simulate.rerun.calls import Call, Method, RecordedCalls
+from kvtrail.connector.simulate.rerun.fakes import FakeCacheManager, FakeRequest, FakeRequests, NotRecorded, Run
 from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.outcome import Compared, Outcome
-from kvtrail.connector.simulate.rerun.stand_ins import NotRecorded, Rebuilt, Requests, Run
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Evict,
     LoadError,
+    LoadPlan,
     Lookup,
     Plan,
     Preempt,
@@ -34,15 +36,18 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
 )
 
+Answer = dict[str, Any]
+_EVENT_FIELDS = [field.name for field in fields(Event)]
+_numbers = count()
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A call that was made, or could not be: how it compares, and what both connectors are to be judged by.
+    """A call that was made, or could not be.
 
     Attributes:
-        compared: without its meaning.
-        recorded: the events of the recorded answer.
-        answered: the events of the new one.
+        compared: how it compares, without its meaning.
+        recorded, answered: the events of the recorded answer and of the new one, by which they are judged.
     """
 
     compared: Compared
@@ -55,20 +60,22 @@ class Runner:
 
     Attributes:
         made: the calls so far.
-        told: for each recorded event, by its span, the events that stand in its place now.
+        replaced: for each recorded event, by its span id, the events that would be recorded instead of it now.
         died_at: the call at which the connector raised what the recorded one had not.
     """
 
     def __init__(
-        self, recorded: Conversation, requests: Requests, environment: Environment, connector: Any, probe: Probe
+        self, recorded: RecordedCalls, prefixes: Prefixes, environment: Environment, connector: Any, probe: Probe
     ) -> None:
         self.made: list[Made] = []
-        self.told: dict[str, list[Event]] = {}
+        self.replaced: dict[str, list[Event]] = {}
         self.died_at: int | None = None
         self._recorded = recorded
-        self._requests = requests
+        self._prefixes = prefixes
+        self._requests = FakeRequests(prefixes, one_process=recorded.one_process)
         self._environment = environment
         self._connector = connector
+        connector.bind_kv_cache_manager(FakeCacheManager(self._requests))
         self._probe = probe
         self._forks = Forks()
         self._astray = ""
@@ -76,7 +83,7 @@ class Runner:
         self._number = 0
 
     def run(self, progress: Callable[[int, int], None]) -> None:
-        """Make all calls; `progress` hears how many have been made, and of how many."""
+        """Make all calls; `progress` is called with how many have been made, and of how many."""
         makers: Mapping[Method, Callable[[Call], Made]] = {
             Method.BEGIN: self._begin,
             Method.LOOKUP: self._look_up,
@@ -103,31 +110,31 @@ class Runner:
         )
         self._forks.forget(event.request or "")
         _, error = self._ask(self._connector.on_new_request, held.request)
-        return self._compare(call, {"total": event.total}, {}, answers.raised(error), [event])
+        return self._compare(call, {"total": event.total}, {}, _raised(error), [event])
 
     def _look_up(self, call: Call) -> Made:
         event = call.event
         assert isinstance(event, Lookup)
         held = self._at(event, event.total)
-        held.request.num_computed_tokens = 0  # vLLM asks only for those that have none
+        held.request.num_computed_tokens = 0  # vLLM looks up only requests without computed tokens
         unknown = self._environment.before_lookup(event)
         answer, error = self._ask(self._connector.get_num_new_matched_tokens, held.request, event.computed)
         returned, is_async = (None, False) if error is not None else answer
-        told, refused = returned, None
+        given, refused = returned, None
         if event.refused is not None and (returned, is_async) == (event.refused, event.is_async):
-            told, refused = event.returned, event.refused  # the guard that replaced it then would do so again
-        new = replace(event, returned=told, is_async=is_async, refused=refused, error=error)
+            given, refused = event.returned, event.refused  # the guard would replace it again
+        new = replace(event, returned=given, is_async=is_async, refused=refused, error=error)
         if error is None:
             new.matched, new.cached = self._probe.lookup(self._connector, held.request)
             new.chunk_keys = None if event.chunk_keys is None else self._probe.keys(self._connector, held.request)
         reason = self._forks.why_not(event) or unknown
         self._forks.looked_up(self._number, event, new)
-        was = {"returned": event.answer, "is_async": event.is_async} | answers.raised(event.error)
-        now = {"returned": returned, "is_async": is_async} | answers.raised(error)
+        was = {"returned": event.answer, "is_async": event.is_async} | _raised(event.error)
+        now = {"returned": returned, "is_async": is_async} | _raised(error)
         promised = event.computed + event.answer if event.answer else 0
         found = promised if event.matched is None else event.matched
-        known = not self._environment.by_tokens or self._requests.shares(held, found)
-        unsure = "" if known else "whose tokens it had in common is not recorded"
+        known = not self._environment.by_tokens or self._prefixes.shows(held.name, found)
+        unsure = "" if known else "which requests it shares tokens with is not recorded"
         asked = {"total": event.total, "computed": event.computed}
         return self._compare(call, asked, was, now, [new], reason, unsure=unsure)
 
@@ -143,28 +150,26 @@ class Runner:
         if reason and external != event.allocated:
             reason += f"; it was called with {external} external tokens"
         asked = {"total": event.total, "external": event.allocated}
-        return self._compare(call, asked, answers.raised(event.error), answers.raised(error), [new], reason)
+        return self._compare(call, asked, _raised(event.error), _raised(error), [new], reason)
 
     def _step(self, call: Call) -> Made:
         preempted = {event.request or "" for event in call.events if isinstance(event, Preempt)}
         runs = self._runs(call)
         metadata, error = self._ask(self._connector.build_connector_meta, self._requests.step(runs, preempted))
         self._requests.after(runs)
-        planned = [] if error is not None else answers.planned(self._probe, self._connector, metadata, call.events)
-        self._tell_step(call, runs, planned)
+        planned = [] if error is not None else _planned(self._probe, self._connector, metadata, call.events)
+        self._replace_step(call, runs, planned)
         reasons = {event.request: self._why_no_plans(event) for event in (*call.events, *planned) if event.request}
         known = {request for request, reason in reasons.items() if not reason}
-        was: Answer = {"plans": answers.plans(event for event in call.events if event.request in known)}
-        now: Answer = {"plans": answers.plans(event for event in planned if event.request in known)} | answers.raised(
-            error
-        )
+        was: Answer = {"plans": _plans(event for event in call.events if event.request in known)}
+        now: Answer = {"plans": _plans(event for event in planned if event.request in known)} | _raised(error)
         asked = {"runs": [[r.request, r.computed, r.scheduled] for r in runs], "preempted": sorted(preempted)}
         reason = "" if known or not reasons else next(iter(reasons.values()))
         recorded = [event for event in call.events if isinstance(event, Plan | Evict)]
         if not (reason or self._astray or self._forks.any_taken) and known == set(reasons):
-            was, now = was | {"evicted": answers.evicted(recorded)}, now | {"evicted": answers.evicted(planned)}
+            was, now = was | {"evicted": _evicted(recorded)}, now | {"evicted": _evicted(planned)}
         made = self._compare(call, asked, was, now, planned, reason, recorded=recorded)
-        if self._environment.follows_plans and not self._astray and answers.held(recorded) != answers.held(planned):
+        if self._environment.follows_plans and not self._astray and _stored(recorded) != _stored(planned):
             self._astray = f"since #{self._number} its store has held other chunks than then"
         return made
 
@@ -181,7 +186,7 @@ class Runner:
         reason = self._environment.before_report(ended, output) if ended else ""
         _, error = self._ask(self._connector.update_connector_output, output)
         asked = {"received": sorted(received), "sent": sorted(sent), "ended": ended, "failed": sorted(failed)}
-        return self._compare(call, asked, {}, answers.raised(error), call.events, reason)
+        return self._compare(call, asked, {}, _raised(error), call.events, reason)
 
     def _end(self, call: Call) -> Made:
         event = call.event
@@ -195,7 +200,7 @@ class Runner:
         delayed = None if error is not None else bool(answer[0])
         new = replace(event, free_delayed=delayed, error=error)
         asked = {"total": event.total, "outcome": event.outcome}
-        now = {"delayed": delayed} | answers.raised(error)
+        now = {"delayed": delayed} | _raised(error)
         return self._compare(call, asked, {"delayed": event.free_delayed}, now, [new], self._forks.why_not(event))
 
     def _reset(self, call: Call) -> Made:
@@ -203,7 +208,7 @@ class Runner:
         assert isinstance(event, Reset)
         succeeded, error = self._ask(self._connector.reset_cache)
         new = replace(event, succeeded=succeeded, error=error)
-        now = {"succeeded": succeeded} | answers.raised(error)
+        now = {"succeeded": succeeded} | _raised(error)
         return self._compare(call, {}, {"succeeded": event.succeeded}, now, [new])
 
     def _ask(self, method: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
@@ -214,11 +219,11 @@ class Runner:
         except Exception as error:  # whatever a connector raises is its answer
             return None, f"{type(error).__name__}: {error}"
 
-    def _at(self, event: Event, total: int | None = None) -> Rebuilt:
+    def _at(self, event: Event, total: int | None = None) -> FakeRequest:
         return self._requests.at(event.request or "", epoch=event.epoch, total=total)
 
     def _runs(self, call: Call) -> list[Run]:
-        """What the step runs. Where steps are not recorded, what was stored shows how far a request had come."""
+        """What the step runs. Where steps are not recorded, what was stored shows how far a request had got."""
         runs: dict[str, Run] = {}
         for event in call.events:
             if event.request is None:
@@ -228,26 +233,26 @@ class Runner:
                 runs[event.request] = self._forks.run(event, held)
             elif isinstance(event, StorePlan) and event.start is not None and event.request not in runs:
                 end = event.start + event.count
-                if self._recorded.drafts:  # what a step runs may be rejected yet: it was computed before this one
+                if self._recorded.drafts:  # what a step runs may still be rejected: it was computed before this step
                     runs[event.request] = Run(event.request, max(end, held.reached), 1)
                 elif end > held.reached:
                     runs[event.request] = Run(event.request, held.reached, end - held.reached)
         return list(runs.values())
 
-    def _tell_step(self, call: Call, runs: Sequence[Run], planned: list[Event]) -> None:
-        """The step's events as they would be recorded now: what vLLM did, and this connector's plan."""
+    def _replace_step(self, call: Call, runs: Sequence[Run], planned: list[Event]) -> None:
+        """Replace the step's events by those that would be recorded now: what vLLM did, and this connector's plan."""
         now = {run.request: run for run in runs}
         for event in call.events:
             if isinstance(event, Plan | Evict):
-                self.told[event.span_id] = []
+                self.replaced[event.span_id] = []
             elif isinstance(event, Schedule):
                 run = now[event.request or ""]
-                self.told[event.span_id] = [replace(event, computed=run.computed, scheduled=run.scheduled)]
+                self.replaced[event.span_id] = [replace(event, computed=run.computed, scheduled=run.scheduled)]
         last = call.events[-1]
-        self.told[last.span_id] = [*self.told.get(last.span_id, [last]), *planned]
+        self.replaced[last.span_id] = [*self.replaced.get(last.span_id, [last]), *planned]
 
     def _why_no_plans(self, event: Event) -> str:
-        """Why the plans for a request cannot be compared in this step; empty where they can."""
+        """Why the plans for a request cannot be compared in this step, or an empty text."""
         if not self._environment.same_connector:
             return f"{self._recorded.connector} was recorded, and another connector plans in its own way"
         if (event.request, event.epoch) not in self._recorded.in_detail:
@@ -258,7 +263,7 @@ class Runner:
         return self._compare(call, {}, {}, {}, (), self._stopped)
 
     def _doubt(self, call: Call) -> str:
-        """Why this connector may have other reasons than its own to answer otherwise."""
+        """Why a different answer may not be due to the connector, or an empty text."""
         if not all(self._recorded.whole_at(event) for event in call.events):
             return "events before it, or of it, are missing in the recording"
         return self._environment.unsure or self._astray
@@ -275,9 +280,16 @@ class Runner:
         recorded: Sequence[Event] | None = None,
         unsure: str = "",
     ) -> Made:
-        """What came of a call: the events `events` tell of the new answer, `recorded` (or the call's own) of the old one.
-        `reason` is why it cannot be compared, `unsure` why a difference would prove nothing."""
-        outcome = Outcome.SAME if answers.same(was, now) else Outcome.DIFFERENT
+        """Compare a call's answers.
+
+        Args:
+            was, now: the recorded answer and the new one.
+            events: of the new answer.
+            reason: why they cannot be compared; empty where they can.
+            recorded: events of the recorded answer; by default all events of the call.
+            unsure: why a difference would prove nothing; empty where it would.
+        """
+        outcome = Outcome.SAME if same(was, now) else Outcome.DIFFERENT
         event = call.event
         doubt = self._doubt(call) or unsure
         dies = "error" in now and "error" not in was
@@ -307,5 +319,81 @@ class Runner:
         )
         if call.method is not Method.STEP and events:
             for old, new in zip(call.events, events, strict=True):
-                self.told[old.span_id] = [new]
+                self.replaced[old.span_id] = [new]
         return Made(compared, call.events if recorded is None else recorded, events)
+
+
+def _raised(error: str | None) -> Answer:
+    """An error as part of an answer."""
+    return {} if error is None else {"error": error}
+
+
+def same(recorded: Answer, now: Answer) -> bool:
+    """Whether two answers are the same. Of errors only the class and the numbers count: versions word them differently."""
+    if ("error" in recorded) is not ("error" in now):
+        return False
+    return _signature(recorded["error"]) == _signature(now["error"]) if "error" in recorded else recorded == now
+
+
+def _plans(events: Iterable[Event]) -> list[Answer]:
+    """What workers are to copy, as far as the events show it."""
+    return [
+        {
+            "what": "store" if isinstance(event, StorePlan) else "load",
+            "request": event.request,
+            "start": event.start,
+            "count": event.count,
+            "blocks": event.blocks_ids,
+            "keys": event.chunk_keys,
+            "present": getattr(event, "chunk_present", None),
+        }
+        for event in events
+        if isinstance(event, Plan)
+    ]
+
+
+def _evicted(events: Iterable[Event]) -> list[str]:
+    """The keys of evicted chunks, sorted: within a step their order means nothing."""
+    return sorted(str(event.chunk_key) for event in events if isinstance(event, Evict))
+
+
+def _stored(events: Sequence[Event]) -> tuple[list[str], list[tuple[str | None, int | None, int]]]:
+    """What a step changes in the store: the chunks that leave it, and the tokens that enter it."""
+    stored = [(e.request, e.start, e.count) for e in events if isinstance(e, StorePlan) and not e.chunk_present]
+    return _evicted(events), sorted(stored, key=repr)
+
+
+def _planned(probe: Probe, connector: Any, metadata: Any, recorded: Sequence[Event]) -> list[Event]:
+    """The events of a step's plan and evictions, as the recorder would record them."""
+    like = recorded[-1]
+    epochs = {event.request: event.epoch for event in recorded if event.request}
+    seen = probe.stepped(connector, metadata) or Seen()
+    loads = [LoadPlan(**_plan(plan, like, epochs)) for plan in seen.loads]
+    stores = [StorePlan(**_plan(plan, like, epochs), chunk_present=plan.present) for plan in seen.stores]
+    return [*loads, *(_eviction(each, like) for each in seen.evicted), *stores]
+
+
+def _signature(error: str) -> tuple[str, list[str]]:
+    name, _, text = error.partition(":")
+    return name, re.findall(r"\d+", text)
+
+
+def _fields_like(event: Event, request: str | None, epoch: int) -> dict[str, Any]:
+    """The fields of a new event that are those of a recorded one of the same step."""
+    common = {name: getattr(event, name) for name in _EVENT_FIELDS}
+    return {**common, "request": request, "epoch": epoch, "error": None, "span_id": f"again-{next(_numbers)}"}
+
+
+def _plan(plan: Planned, like: Event, epochs: dict[str, int]) -> dict[str, Any]:
+    """The fields of a plan's event."""
+    return _fields_like(like, plan.request_id, epochs.get(plan.request_id, 0)) | {
+        "start": plan.start,
+        "count": plan.tokens,
+        "blocks_ids": plan.blocks,
+        "chunk_keys": plan.keys,
+        "transfer_id": plan.job,
+    }
+
+
+def _eviction(evicted: Evicted, like: Event) -> Event:
+    return Evict(**_fields_like(like, None, 0), chunk_key=evicted.key, count=evicted.tokens, bytes=evicted.bytes)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from kvtrail.connector.simulate.recorded import split_hashes
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
-from kvtrail.tracer.replay.hashes import split
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
 STALE = {"kv_connector": "Faulty:stale-lookup:OffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
@@ -101,4 +101,4 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
 
 
 def _hashes(event: RequestStart | RequestEnd) -> tuple[str, ...]:
-    return split(event.block_hashes or "")
+    return split_hashes(event.block_hashes or "")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.simulate.redrive.compare import Closeness
+from kvtrail.connector.simulate.redrive.redrive import Closeness
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
 from kvtrail.tracer.ingest import otlp

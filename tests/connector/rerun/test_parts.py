@@ -8,23 +8,23 @@ from history import history as told
 from msgspec.structs import asdict, replace
 
 from kvtrail.connector.known.offload.environment import room
-from kvtrail.connector.simulate.rerun.answers import same
-from kvtrail.connector.simulate.rerun.calls import Call, Conversation, conversation
+from kvtrail.connector.simulate.prefixes import Prefixes
+from kvtrail.connector.simulate.rerun.calls import Call, RecordedCalls, recorded_calls
+from kvtrail.connector.simulate.rerun.fakes import FakeRequest, Run
 from kvtrail.connector.simulate.rerun.forks import Forks
-from kvtrail.connector.simulate.rerun.judge import Retold
-from kvtrail.connector.simulate.rerun.prefixes import Prefixes
-from kvtrail.connector.simulate.rerun.stand_ins import Rebuilt, Run
+from kvtrail.connector.simulate.rerun.rerun import Rewritten
+from kvtrail.connector.simulate.rerun.runner import same
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestStart, Schedule
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History
 
 
-def events_of(talk: Conversation) -> tuple[tuple[Event, ...], ...]:
+def events_of(talk: RecordedCalls) -> tuple[tuple[Event, ...], ...]:
     return tuple(call.events for call in talk.calls)
 
 
-def a_conversation(text: str, **about: Any) -> Conversation:
-    return conversation(
+def calls_of(text: str, **about: Any) -> RecordedCalls:
+    return recorded_calls(
         History(moments=tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {})) for e in told(text, **about)))
     )
 
@@ -35,25 +35,25 @@ def methods(calls: tuple[Call, ...]) -> list[str]:
 
 def test_what_one_step_tells_is_one_call() -> None:
     """In the mini language every line has a time of its own, so two schedules are two steps."""
-    talk = a_conversation("L 100 c0 h0 -> 0\nA 0 [1 2 3 4]\nS 0+64\nplan store 0+64 keys a\nS 64+36\nend")
+    talk = calls_of("L 100 c0 h0 -> 0\nA 0 [1 2 3 4]\nS 0+64\nplan store 0+64 keys a\nS 64+36\nend")
     assert methods(talk.calls) == ["BEGIN:1", "LOOKUP:1", "ALLOC:1", "STEP:2", "STEP:1", "END:1"]
 
 
 def test_a_plan_beyond_its_step_is_of_a_later_one_that_is_not_told() -> None:
     text = "L 600 c0 h0 -> 0\nA 0\nS 0+48\nplan store 0+256 keys a\nplan store 256+256 keys b"
-    assert methods(a_conversation(text).calls)[3:] == ["STEP:1", "STEP:1", "STEP:1"]
+    assert methods(calls_of(text).calls)[3:] == ["STEP:1", "STEP:1", "STEP:1"]
 
 
 def test_reports_and_steps_are_different_calls() -> None:
     text = "L 100 c0 h64 -> 64 async\nA 64\nplan load 0+64 #1\ndone #1\nR\nA 0\nS 64+36"
-    assert methods(a_conversation(text).calls)[2:] == ["ALLOC:1", "STEP:1", "REPORT:2", "ALLOC:1", "STEP:1"]
+    assert methods(calls_of(text).calls)[2:] == ["ALLOC:1", "STEP:1", "REPORT:2", "ALLOC:1", "STEP:1"]
 
 
 def test_from_a_gap_on_nothing_is_known_to_be_whole() -> None:
     events = told("L 100 c0 h0 -> 0\nA 0\nS 0+64\nS 64+36\nend")
     del events[3]
     moments = tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {})) for e in events)
-    talk = conversation(History(moments=moments))
+    talk = recorded_calls(History(moments=moments))
     assert [talk.whole_at(call.event) for call in talk.calls] == [True, True, False, False, False]
 
 
@@ -63,7 +63,7 @@ def test_after_a_fork_a_request_runs_from_where_it_is_until_the_recording_is_cau
     assert isinstance(begin, RequestStart)
     assert isinstance(lookup, Lookup)
     assert isinstance(alloc, Alloc)
-    forks, held = Forks(), Rebuilt(None, ("r", 0))
+    forks, held = Forks(), FakeRequest(None, "r")
     now = Lookup(**{**asdict(lookup), "returned": 32})
     forks.looked_up(7, lookup, now)
     assert not forks.any_taken, "nobody has acted on it yet"
@@ -77,7 +77,7 @@ def test_after_a_fork_a_request_runs_from_where_it_is_until_the_recording_is_cau
         runs.append((run.computed, run.scheduled))
     assert runs == [(96, 272), (368, 48), (416, 1)]
     assert forks.why_not(third) == (
-        "since #7 the recording tells of another course: there the scheduler was told 256, here 32"
+        "since #7 the recording takes another course: there the scheduler was told 256, here 32"
     )
 
 
@@ -96,22 +96,22 @@ def test_an_answer_that_nobody_acted_on_is_no_fork() -> None:
 def test_what_is_told_anew_is_numbered_anew_and_keeps_its_gaps() -> None:
     """Two plans stand for one; of the request two numbers are missing, of the recorder one more."""
     begin, step, _, last = told("S 0+64\nS 64+36\nend")
-    retold = Retold()
-    assert retold.instead(begin, [begin]) == [begin]
-    both = retold.instead(step, [step, step])
+    rewritten = Rewritten()
+    assert rewritten.instead(begin, [begin]) == [begin]
+    both = rewritten.instead(step, [step, step])
     assert [(e.sequence, e.request_sequence) for e in both] == [(1, 1), (2, 2)]
     late = replace(last, sequence=7, request_sequence=5)
-    (end,) = retold.instead(late, [late])
+    (end,) = rewritten.instead(late, [late])
     assert (end.sequence, end.request_sequence) == (8, 6)
 
 
 def test_equal_keys_are_equal_tokens_up_to_there() -> None:
-    calls = a_conversation(
+    requests = calls_of(
         "a: L 600 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
         "b: L 600 c0 h256 -> 256 keys aa11\nb: plan store 256+256 keys bb22"
-    ).calls
-    prefixes = Prefixes(calls, block_size=32, chunk_size=256)
-    a, b = (("a-cmpl-1-0-0123abcd", 0), ("b-cmpl-1-0-0123abcd", 0))
+    ).requests()
+    prefixes = Prefixes(requests, block_size=32, chunk_size=256)
+    a, b = ("a-cmpl-1-0-0123abcd", "b-cmpl-1-0-0123abcd")
     assert prefixes.known
     assert prefixes.tokens(a, 0, 256) == prefixes.tokens(b, 0, 256)
     assert prefixes.tokens(a, 256, 512) != prefixes.tokens(b, 256, 512)
@@ -124,29 +124,29 @@ def test_equal_keys_are_equal_tokens_up_to_there() -> None:
 
 
 def test_a_key_tells_of_the_keys_before_it() -> None:
-    calls = a_conversation(
+    requests = calls_of(
         "a: L 600 c0 h0 -> 0\na: plan store 0+256 keys aa11\na: plan store 256+256 keys aa22\n"
         "b: L 600 c256 h512 -> 256\nb: plan load 256+256 keys aa22"
-    ).calls
-    prefixes = Prefixes(calls, block_size=32, chunk_size=256)
-    assert prefixes.shows(("b-cmpl-1-0-0123abcd", 0), 512)
-    assert not prefixes.shows(("b-cmpl-1-0-0123abcd", 0), 768)
+    ).requests()
+    prefixes = Prefixes(requests, block_size=32, chunk_size=256)
+    assert prefixes.shows("b-cmpl-1-0-0123abcd", 512)
+    assert not prefixes.shows("b-cmpl-1-0-0123abcd", 768)
 
 
 def test_hashes_of_blocks_tell_it_too_and_keys_are_their_longer_form() -> None:
-    calls = list(a_conversation("L 100 c0 h0 -> 0\nplan store 0+64 keys 00112233445566aa", chunk=64).calls)
-    begin = calls[0].event
+    recorded = calls_of("L 100 c0 h0 -> 0\nplan store 0+64 keys 00112233445566aa", chunk=64)
+    begin = recorded.calls[0].event
     assert isinstance(begin, RequestStart)
     begin.block_hashes = "aabbccddeeff" + "001122334455" + "ffeeddccbbaa"
-    life = (begin.request or "", 0)
-    hashes = Prefixes(calls, block_size=32, chunk_size=64).block_hashes(life, 0, 3)
+    prefixes = Prefixes(recorded.requests(), block_size=32, chunk_size=64)
+    hashes = prefixes.block_hashes(begin.request or "", 0, 3)
     assert [each.hex() for each in hashes] == ["aabbccddeeff", "00112233445566aa", "ffeeddccbbaa"]
 
 
 def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
-    calls = a_conversation("a: L 600 c0 h0 -> 0\na: S 0+512\nb: L 600 c0 h256 -> 256").calls
-    prefixes = Prefixes(calls, block_size=32, chunk_size=None)
-    a, b = (("a-cmpl-1-0-0123abcd", 0), ("b-cmpl-1-0-0123abcd", 0))
+    requests = calls_of("a: L 600 c0 h0 -> 0\na: S 0+512\nb: L 600 c0 h256 -> 256").requests()
+    prefixes = Prefixes(requests, block_size=32, chunk_size=None)
+    a, b = ("a-cmpl-1-0-0123abcd", "b-cmpl-1-0-0123abcd")
     assert not prefixes.known
     assert prefixes.tokens(a, 0, 256) == prefixes.tokens(b, 0, 256)
     assert prefixes.tokens(a, 256, 288) != prefixes.tokens(b, 256, 288)
@@ -154,11 +154,11 @@ def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:
 
 def test_a_store_has_the_room_that_it_was_seen_to_have() -> None:
     stored = [f"plan store {n * 64}+64 keys k{n}" for n in range(4)]
-    roomy = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "plan store 256+64 keys k0 present"]), chunk=64)
+    roomy = calls_of("\n".join(["L 600 c0 h0 -> 0", *stored, "plan store 256+64 keys k0 present"]), chunk=64)
     assert room(events_of(roomy)) == (4, False)
-    full = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "evict k0", "plan store 256+64 keys k4"]), chunk=64)
+    full = calls_of("\n".join(["L 600 c0 h0 -> 0", *stored, "evict k0", "plan store 256+64 keys k4"]), chunk=64)
     assert room(events_of(full)) == (4, True)
-    emptied = a_conversation("\n".join(["L 600 c0 h0 -> 0", *stored, "reset", *stored[:2]]), chunk=64)
+    emptied = calls_of("\n".join(["L 600 c0 h0 -> 0", *stored, "reset", *stored[:2]]), chunk=64)
     assert room(events_of(emptied)) == (4, False)
 
 

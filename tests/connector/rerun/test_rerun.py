@@ -19,11 +19,11 @@ from kvtrail.connector.commands.replay import replay
 from kvtrail.connector.demo.workload import shared_prefixes, stale_lookup
 from kvtrail.connector.known.environment import Unusable
 from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.prefixes import Prefixes
+from kvtrail.connector.simulate.rerun.fakes import FakeRequests, Run
 from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
-from kvtrail.connector.simulate.rerun.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.report import report
 from kvtrail.connector.simulate.rerun.rerun import rerun
-from kvtrail.connector.simulate.rerun.stand_ins import Requests, Run
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 
@@ -179,7 +179,7 @@ def a_history(text: str, **about: Any) -> History:
 
 
 def test_a_step_tells_of_the_requests_that_ended_before_it() -> None:
-    requests = Requests(Prefixes((), block_size=32, chunk_size=None))
+    requests = FakeRequests(Prefixes({}, block_size=32, chunk_size=None))
     for name in "ab":
         requests.begin(name, 40)
     requests.forget("a")
@@ -192,7 +192,7 @@ def test_a_step_tells_of_the_requests_that_ended_before_it() -> None:
 
 def test_a_request_becomes_shorter_where_it_was_taken_for_longer() -> None:
     """A step is taken for as long as it was scheduled; the next lookup says how long the request had really become."""
-    requests = Requests(Prefixes((), block_size=32, chunk_size=None))
+    requests = FakeRequests(Prefixes({}, block_size=32, chunk_size=None))
     held = requests.begin("a", 60)
     run = Run("a", 0, 66)
     requests.step([run], set())

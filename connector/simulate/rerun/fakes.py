@@ -1,29 +1,30 @@
-"""vLLM's objects, made again from what was recorded of them: requests, their blocks, and the scheduler's steps.
+"""Fakes of what vLLM hands to a connector, made from a recording: requests, their blocks, and the scheduler's steps.
 
-The classes are vLLM's own. What is not recorded (sampling, priority, adapters, multimodal inputs) is as vLLM has it by
-default.
+The objects are of vLLM's own classes. What is not recorded (sampling, adapters, multimodal inputs) has vLLM's defaults.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from kvtrail.connector.simulate.rerun.prefixes import Life, Prefixes
+from kvtrail.connector.simulate.prefixes import Prefixes
+from kvtrail.connector.simulate.recorded import use
 from kvtrail.tracer.model.events import RequestEnd, Schedule
 
 UNLIMITED = 1 << 20
-"""Tokens that a request may generate of which it is not recorded how many."""
+"""Tokens that a request may generate where its limit is not recorded."""
 
 
 class NotRecorded(AttributeError):
-    """A connector asked for a part of vLLM that no recording shows. An AttributeError, so that `hasattr` says no."""
+    """A connector asked for a part of vLLM that is not recorded. An AttributeError, so that `hasattr` is false."""
 
 
 class Unrecorded:
-    """A part of vLLM of which nothing is recorded: it can be handed over, and not be asked."""
+    """A part of vLLM that is not recorded. It can be handed over; using it raises `NotRecorded`."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -32,32 +33,32 @@ class Unrecorded:
         raise NotRecorded(f"vLLM's {self._what} was asked for {name!r}, which no recording shows")
 
 
-class CacheManager(Unrecorded):
-    """vLLM's KV cache manager, of which the block tables are recorded."""
+class FakeCacheManager(Unrecorded):
+    """vLLM's KV cache manager, with block tables only."""
 
-    def __init__(self, requests: Requests) -> None:
+    def __init__(self, requests: FakeRequests) -> None:
         super().__init__("KV cache manager")
         self.get_block_ids = requests.table
         self.block_pool = Unrecorded("block pool")
 
 
 @dataclass(slots=True)
-class Rebuilt:
-    """A request made again.
+class FakeRequest:
+    """A request.
 
     Attributes:
         request: vLLM's object.
-        life: which tokens it has.
+        name: the recorded request's in `Prefixes`.
         table: its KV blocks.
         reached: computed tokens at the end of its last step.
         scheduled: whether a step has run it; vLLM introduces a request to its workers once.
-        admitted: number of its last allocation among all of them.
-        handed: the list of blocks that the step handed over with which it last started or resumed.
+        admitted: number of its last allocation among all allocations.
+        handed: the list of blocks in the step output with which it last started or resumed.
         added: blocks that the current step adds to them.
     """
 
     request: Any
-    life: Life
+    name: str
     table: list[int] = field(default_factory=list)
     reached: int = 0
     scheduled: bool = False
@@ -68,8 +69,8 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a step runs of a request: `scheduled` tokens from `computed` on, and the blocks that it adds; None where they
-    were not recorded."""
+    """What a step runs of a request: `scheduled` tokens from `computed` on; and the blocks that it adds, None where they
+    are not recorded."""
 
     request: str
     computed: int
@@ -86,54 +87,49 @@ class Run:
         )
 
 
-class Requests:
-    """The requests of an engine, as far as the calls have come."""
+class FakeRequests:
+    """The requests of an engine at the current call."""
 
     def __init__(self, prefixes: Prefixes, *, one_process: bool = False) -> None:
-        """`one_process`: the workers are in the scheduler's process. They keep the lists of blocks that a step hands over,
-        and append to them; a connector that keeps the same lists sees it."""
+        """`one_process`: the workers are in the scheduler's process. They append to the lists of blocks in a step's output,
+        which a connector that holds the same lists sees."""
         self._prefixes = prefixes
         self._one_process = one_process
         self._block_size = prefixes.block_size
-        self._live: dict[str, Rebuilt] = {}
-        self._used: dict[str, int] = {}
+        self._live: dict[str, FakeRequest] = {}
+        self._used: Counter[str] = Counter()
         self._made_up = count(1_000_000)
         self._allocations = count()
         self._ended: set[str] = set()
 
     def table(self, request_id: str) -> tuple[list[int], ...]:
-        """The block table of a request, as vLLM has it: of one KV cache group."""
+        """The block table of a request, in vLLM's form: a list for the one KV cache group."""
         return ([*self._live[request_id].table],)
 
-    def shares(self, held: Rebuilt, end: int) -> bool:
-        """Whether it is recorded with whom a request shares its first tokens; see `Prefixes.shows`."""
-        return self._prefixes.shows(held.life, end)
-
-    def begin(self, request_id: str, total: int, *, limit: int | None = None, priority: int = 0) -> Rebuilt:
-        """A request that has just arrived, with `total` tokens of prompt; it may generate `limit` tokens."""
+    def begin(self, request_id: str, total: int, *, limit: int | None = None, priority: int = 0) -> FakeRequest:
+        """Add a request with `total` prompt tokens; it may generate `limit` tokens."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        life = (request_id, self._used.get(request_id, 0))
-        self._used[request_id] = life[1] + 1
+        name = use(request_id, self._used)
 
         def hasher(request: Any) -> list[Any]:
             first, end = len(request.block_hashes), request.num_tokens // self._block_size
-            return list(self._prefixes.block_hashes(life, first, end))
+            return list(self._prefixes.block_hashes(name, first, end))
 
         request = Request(
             request_id=request_id,
-            prompt_token_ids=self._prefixes.tokens(life, 0, total),
+            prompt_token_ids=self._prefixes.tokens(name, 0, total),
             sampling_params=SamplingParams(temperature=0, max_tokens=limit or UNLIMITED, ignore_eos=True),
             priority=priority,
             pooling_params=None,
             block_hasher=hasher,
         )
-        self._live[request_id] = Rebuilt(request, life)
+        self._live[request_id] = FakeRequest(request, name)
         return self._live[request_id]
 
-    def at(self, request_id: str, *, epoch: int, total: int | None) -> Rebuilt:
-        """The request as it is at a recorded call, which may be the first that is known of it."""
+    def at(self, request_id: str, *, epoch: int, total: int | None) -> FakeRequest:
+        """The request as of a recorded call, which may be the first one about it."""
         held = self._live.get(request_id) or self.begin(request_id, total or 1)
         if total is not None:
             self._resize(held, total)
@@ -141,7 +137,7 @@ class Requests:
             self._preempt(held, epoch)
         return held
 
-    def allocate(self, held: Rebuilt, blocks: Sequence[int] | None, number: int | None) -> Any:
+    def allocate(self, held: FakeRequest, blocks: Sequence[int] | None, number: int | None) -> Any:
         """The request's block table at an allocation, as vLLM's `KVCacheBlocks`."""
         from vllm.v1.core.kv_cache_manager import KVCacheBlocks
         from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -172,8 +168,8 @@ class Requests:
                 if run.resumed:
                     cached.resumed_req_ids.add(run.request)
                     cached.all_token_ids[run.request] = [*held.request.all_token_ids]
-                told = held.handed if starts else held.added
-                cached.new_block_ids.append((told,) if told else None)
+                new = held.handed if starts else held.added
+                cached.new_block_ids.append((new,) if new else None)
                 cached.num_computed_tokens.append(run.computed)
                 cached.num_output_tokens.append(held.request.num_output_tokens)
             held.scheduled = True
@@ -187,7 +183,7 @@ class Requests:
         return output
 
     def after(self, runs: Sequence[Run]) -> None:
-        """The step is under way: what it runs counts as computed."""
+        """Apply a step: what it runs counts as computed."""
         for run in runs:
             held = self._live[run.request]
             held.reached = held.request.num_computed_tokens = run.computed + run.scheduled
@@ -206,17 +202,17 @@ class Requests:
         return held.request, held.table[: -(-computed // self._block_size)]
 
     def forget(self, request_id: str) -> None:
-        """The request has ended; the next step tells the workers."""
+        """Remove a request that has ended; the next step reports it to the workers."""
         self._live.pop(request_id, None)
         self._ended.add(request_id)
 
     def _as_scheduled(self, runs: Sequence[Run], output: Any) -> list[Run]:
-        """The runs in the order in which vLLM's scheduler takes them up: what runs already, then what is admitted."""
+        """The runs in the scheduler's order: what was running first, then what is admitted."""
         new = {each.req_id for each in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         return sorted(runs, key=lambda run: self._live[run.request].admitted if run.request in new else -1)
 
-    def _add_blocks(self, held: Rebuilt, run: Run, *, starts: bool) -> None:
-        """The blocks of a step: those of the whole table where the request starts or resumes, else those that are new."""
+    def _add_blocks(self, held: FakeRequest, run: Run, *, starts: bool) -> None:
+        """Add the blocks of a step: the whole table where the request starts or resumes, otherwise the new ones."""
         from vllm.v1.request import RequestStatus
 
         held.request.status = RequestStatus.RUNNING
@@ -232,7 +228,7 @@ class Requests:
         else:
             held.added = added
 
-    def _preempt(self, held: Rebuilt, epoch: int) -> None:
+    def _preempt(self, held: FakeRequest, epoch: int) -> None:
         from vllm.v1.request import RequestStatus
 
         held.request.num_preemptions = epoch
@@ -240,11 +236,11 @@ class Requests:
         held.request.status = RequestStatus.PREEMPTED
         held.table = []
 
-    def _resize(self, held: Rebuilt, total: int) -> None:
-        """Bring a request to `total` tokens. It gets shorter where a step was taken for longer than it turned out."""
+    def _resize(self, held: FakeRequest, total: int) -> None:
+        """Bring a request to `total` tokens; fewer, where a step was assumed to run more than it did."""
         request, now = held.request, held.request.num_tokens
         if total > now:
-            request.append_output_token_ids(self._prefixes.tokens(held.life, now, total))
+            request.append_output_token_ids(self._prefixes.tokens(held.name, now, total))
         elif total < now:
             del request._all_token_ids[total:]
             del request._output_token_ids[max(0, total - request.num_prompt_tokens) :]

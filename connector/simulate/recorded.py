@@ -1,0 +1,105 @@
+"""The requests of a recording, each with what was recorded of it from its start to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.model.events import Event, Lookup, Preempt, RequestEnd, RequestStart
+
+DIGITS = 12
+"""Hexadecimal digits that are recorded of a block's hash; see `kvtrail.block.hashes`."""
+UNKNOWN_OUTPUT = 16
+"""Tokens that a request is assumed to generate where the recording does not say how many."""
+
+
+@dataclass(slots=True)
+class RecordedRequest:
+    """A request of a recording.
+
+    Attributes:
+        id: the engine's, with a suffix `~2`, `~3` if it had been used before.
+        events: all of its events, in order.
+        start, end: None where they are not recorded.
+        lookups, preemptions: in order.
+    """
+
+    id: str
+    events: list[Event] = field(default_factory=list)
+    start: RequestStart | None = None
+    end: RequestEnd | None = None
+    lookups: list[Lookup] = field(default_factory=list)
+    preemptions: list[Preempt] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens of its prompt; 1 where that is not recorded."""
+        first = self.lookups[0] if self.lookups else None
+        known = (self.start.total if self.start else None, first.total if first else None, 1)
+        return next(total for total in known if total is not None)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that it generates."""
+        if self.end is not None and self.end.output and self.end.outcome != "aborted":
+            return self.end.output
+        return (self.start and self.start.limit) or UNKNOWN_OUTPUT
+
+    @property
+    def hashes(self) -> tuple[str, ...] | None:
+        """What vLLM's hashes of its full blocks begin with, output included; None where they are not recorded."""
+        parts = [event.block_hashes or "" for event in (self.start, self.end) if event is not None]
+        if any(parts):
+            return split_hashes("".join(parts))
+        short = self.length < ((self.start and self.start.block_size) or 1)
+        return () if short else None
+
+    @property
+    def cached(self) -> int:
+        """The longest prefix that a cache, vLLM's or the connector's, held at its first lookup, in tokens."""
+        if not self.lookups:
+            return 0
+        first = self.lookups[0]
+        return max(first.computed, first.matched or first.computed + (first.answer or 0))
+
+    @property
+    def cached_by_vllm(self) -> bool:
+        """Whether vLLM's own cache held all of that prefix."""
+        return bool(self.lookups) and self.lookups[0].computed >= self.cached
+
+
+def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
+    """The requests by id, in the order of their first events."""
+    requests: dict[str, RecordedRequest] = {}
+    latest: dict[str, RecordedRequest] = {}
+    used: Counter[str] = Counter()
+    for event in events:
+        if event.request is None:
+            continue
+        request = latest.get(event.request)
+        if request is None or (isinstance(event, RequestStart) and request.end is not None):
+            request = RecordedRequest(use(event.request, used))
+            requests[request.id] = latest[event.request] = request
+        request.events.append(event)
+        match event:
+            case RequestStart() if request.start is None:  # each child of a MultiConnector records it
+                request.start = event
+            case RequestEnd() if request.end is None:
+                request.end = event
+            case Lookup():
+                request.lookups.append(event)
+            case Preempt():
+                request.preemptions.append(event)
+    return requests
+
+
+def use(request_id: str, used: Counter[str]) -> str:
+    """The name of a request whose id is used once more; `used` counts how often each was."""
+    used[request_id] += 1
+    return request_id if used[request_id] == 1 else f"{request_id}~{used[request_id]}"
+
+
+def split_hashes(hashes: str) -> tuple[str, ...]:
+    """Recorded hashes, one for each full block, in the order of the blocks."""
+    return tuple(hashes[at : at + DIGITS] for at in range(0, len(hashes), DIGITS))

@@ -1,0 +1,153 @@
+"""Writes a failing scenario as a self-contained pytest file: it fails with the faulty connector, and passes with a
+fixed one."""
+
+from __future__ import annotations
+
+import json
+import pprint
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.trial import Failure, failures, shrunk
+from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
+from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.tracer.replay.history import History
+
+SHRINK_S = 60.0
+"""Seconds for shrinking a recorded workload."""
+VARIABLE = "KVTRAIL_CONNECTOR"
+"""The environment variable in which the written test finds another connector's name."""
+_WIDTH = 116
+
+_TEMPLATE = '''"""{title}
+
+{story}
+
+Written by kvtrail. Needs kvtrail (pip install kvtrail), vLLM and pytest, no GPU and no model: the scheduler is vLLM's own,
+the model and the workers are fakes. {variable}=<name or module:Class> tries another connector with the same
+configuration.
+"""
+
+import json
+import os
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.check.trial import run
+from kvtrail.connector.simulate.scenario import Scenario
+
+CONNECTOR = {connector}
+CONFIGURATION = json.loads({extra})
+"""Its kv_connector_extra_config."""
+BESIDE = {beside}
+"""Whether it is the second child of a MultiConnector."""
+SCENARIO = {scenario}
+
+
+def test_{name}():
+    subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE)
+    played, failures = run(subject, Scenario.from_dict(SCENARIO))
+    assert played.events, "nothing was recorded"
+    assert not failures, "\\n\\n".join(f"{{each.id}}\\n{{each.text}}" for each in failures)
+'''
+
+
+class DoesNotAppear(ValueError):
+    """The recorded fault does not appear when the recording is driven again; the text says what does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression:
+    """A recorded fault as a test.
+
+    Attributes:
+        source: the test's text.
+        failure: what it shows.
+        scenario, original: the small workload, and the recorded one.
+        driven: the run of the recorded workload.
+    """
+
+    source: str
+    failure: Failure
+    scenario: Scenario
+    original: Scenario
+    driven: Redriven
+
+
+def regression(
+    history: History,
+    *,
+    connector: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    recorder: str | None = None,
+    rule: str | None = None,
+    shrink_seconds: float = SHRINK_S,
+    on_try: Callable[[Scenario], None] = lambda smallest: None,
+) -> Regression:
+    """Make a test of a recorded fault: drive the recording again, shrink the workload, and write it as a pytest file.
+
+    The test shows the failure of `rule`, or the first failure that the recording shows too, or else the first one.
+    `connector`, `config` and `recorder` are as for `redrive`; `on_try` is called with the smallest scenario so far.
+
+    Raises:
+        DoesNotAppear: nothing fails, or not what was asked for.
+        NotDrivable, Unbuildable: as for `redrive`.
+    """
+    driven = redrive(history, connector=connector, config=config, recorder=recorder)
+    subject = Subject(driven.connector, driven.workload.settings if config is None else config)
+    failure = _chosen(failures(driven.played), driven, rule)
+
+    original = driven.workload.scenario
+    small = shrunk(failure, subject, original, seconds=shrink_seconds, on_try=on_try)
+    return Regression(
+        source=as_pytest(small.scenario, connector=subject, failure=small.failure),
+        failure=small.failure,
+        scenario=small.scenario,
+        original=original,
+        driven=driven,
+    )
+
+
+def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure:
+    recorded = [name for name, _ in driven.closeness.findings]
+    wanted = [rule] if rule is not None else recorded
+    for failure in found:
+        if failure.kind == "rule" and failure.what in wanted:
+            return failure
+    if rule is None and found:
+        return found[0]
+    there = f"found this time: {', '.join(failure.id for failure in found)}" if found else "nothing is found this time"
+    asked = (
+        f"rule {rule}" if rule is not None else f"what was recorded ({', '.join(dict.fromkeys(recorded)) or 'nothing'})"
+    )
+    raise DoesNotAppear(f"{asked} does not appear when the recording is driven again with {driven.connector}: {there}")
+
+
+def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> str:
+    """The file's text; `failure` is what the scenario shows with the connector."""
+    return _TEMPLATE.format(
+        title=_quotable(f"{connector.name}: {failure.id}"),
+        story=textwrap.fill(_quotable(failure.text), _WIDTH),
+        variable=VARIABLE,
+        connector=repr(connector.name),
+        extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
+        beside=connector.beside,
+        scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
+        name=slug(failure.what).replace("-", "_"),
+    )
+
+
+def slug(text: str) -> str:
+    """A name for files and tests: lower case, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-") or "failure"
+
+
+def _quotable(text: str) -> str:
+    return text.replace("\\", "/").replace('"""', "'''")
