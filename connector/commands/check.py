@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.connector.commands.needs import as_json_object, vllm_ready
-from kvtrail.connector.simulate.check import profiles as profiles_of_check
+from kvtrail.connector.commands.options import CONFIG, vllm_ready
+from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
     from kvtrail.connector.simulate.check.session import Checked
 
-PROFILES = tuple(profiles_of_check.PROFILES)
-
 
 @click.command()
 @click.argument("connector")
-@click.option(
-    "--config",
-    callback=as_json_object,
-    metavar="JSON",
-    help="The connector's kv_connector_extra_config; without it, settings of connectors we know are drawn at random.",
-)
+@CONFIG
 @click.option(
     "--profile",
     "profiles",
     multiple=True,
-    type=click.Choice(PROFILES),
+    type=click.Choice(tuple(PROFILES)),
     help="Only this kind of workload; may be repeated.",
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
@@ -40,10 +31,10 @@ PROFILES = tuple(profiles_of_check.PROFILES)
     "--time",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds to go on. [default: 60, if neither steps nor trials are given]",
+    help="Stop after so many seconds. [default: 60, if neither steps nor trials are given]",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Scheduling steps to go on.")
-@click.option("--trials", type=click.IntRange(min=1), help="Workloads to run.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop after so many scheduling steps.")
+@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many workloads.")
 @click.option("--first", is_flag=True, help="Stop at the first failure.")
 @click.option(
     "-o",
@@ -69,12 +60,12 @@ def check(
     as_json: bool,
 ) -> None:
     """Torture a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules and vLLM's own
-    assertions as the judge. No GPU, no model, no worker: those are made up, and end transfers early, late, out of order or
-    with errors.
+    assertions as the judge. No GPU, no model, no worker: those are fakes, and end transfers early, late, out of order or with
+    errors.
 
     CONNECTOR is a name that vLLM knows (OffloadingConnector), or module:Class for one of your own.
 
-    What fails is made small, explained, and written down as a trace and as a test.
+    A failure is shrunk, explained, and written down as a trace and as a test.
 
     Exit code 0: nothing found; 1: failures; 2: the connector cannot be run.
 
@@ -93,16 +84,19 @@ def check(
     latest: list[Checked] = []
     interrupted = False
     try:
-        with _progress(seconds) as show:
+        with terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
-                show(checked, doing)
+                of = "" if seconds is None else f" of {seconds:.0f}"
+                say(
+                    f"{checked.seconds:.0f}{of} s, {checked.steps.total():,} steps, {len(checked.found)} failures; {doing}"
+                )
 
             checked = torture(
                 connector,
                 config=config,
-                profiles=profiles or PROFILES,
+                profiles=profiles or tuple(PROFILES),
                 seed=seed,
                 seconds=seconds,
                 steps=steps,
@@ -117,32 +111,11 @@ def check(
     except (NothingRecorded, Unbuildable) as error:
         click.echo(f"Error: {connector} cannot be run: {error}", err=True)
         context.exit(2)
-    try:
+    with output_file.or_exit(output):
         written = report.write(checked, output)
-    except OSError as error:
-        click.echo(f"Error: {output}: {error.strerror or error}", err=True)
-        context.exit(2)
     click.echo(json.dumps(report.as_dict(checked), indent=2) if as_json else report.as_text(checked))
     click.echo(f"\nWritten: {', '.join(map(str, written))}", err=True)
     if interrupted:
         click.echo("Interrupted; this is what was seen until then.", err=True)
         context.exit(130)
     context.exit(1 if checked.found else 0)
-
-
-@contextmanager
-def _progress(seconds: float | None) -> Iterator[Callable[[Checked, str], None]]:
-    """A progress bar, where somebody watches."""
-    if not sys.stderr.isatty():
-        yield lambda checked, doing: None
-        return
-    with click.progressbar(
-        length=int(seconds or 0) or None, label="kvtrail check", file=sys.stderr, item_show_func=lambda text: text
-    ) as bar:
-
-        def show(checked: Checked, doing: str) -> None:
-            rate = checked.steps.total() / checked.seconds if checked.seconds else 0
-            told = f"{doing}; {checked.steps.total():,} steps, {rate:,.0f}/s, {len(checked.found)} failures"
-            bar.update(max(0, int(checked.seconds) - bar.pos), told)
-
-        yield show

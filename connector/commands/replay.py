@@ -1,22 +1,33 @@
-"""`kvtrail replay`: read a history, or run it again."""
+"""`kvtrail replay`: read a history, drive it again (`--engine`), or run it again against a connector (`--against`)."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
 
-from kvtrail.connector.commands.needs import as_json_object
-from kvtrail.connector.commands.replay_read import step_through
-from kvtrail.tracer.ingest.trace_file import UnusableTrace
-from kvtrail.tracer.replay.player import NoSuchStep
-from kvtrail.tracer.replay.selection import NotInHistory
-from kvtrail.tracer.reports import output_file
+from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
+from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
+from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.player import NoSuchStep, Player
+from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
+from kvtrail.tracer.reports import json_lines, output_file, screen, terminal
+from kvtrail.tracer.reports.console import Console
+
+MANY = 20_000
+"""Events from which on judging them gets a progress bar."""
+_LINES_AT_ONCE = 256
 
 
 @click.command()
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@TRACES
 @click.option(
     "--request", metavar="ID", help="Show this request only: its id, the external one, or the beginning of either."
 )
@@ -35,7 +46,7 @@ from kvtrail.tracer.reports import output_file
     help="Show the steps up to this time (UTC), or up to +SECONDS.",
 )
 @click.option(
-    "--plain", is_flag=True, help="Print every step as a line, also on a terminal; in a pipe that is so anyway."
+    "--plain", is_flag=True, help="Print every step as a line, also on a terminal; in a pipe this is the default."
 )
 @click.option(
     "--json",
@@ -56,7 +67,7 @@ from kvtrail.tracer.reports import output_file
     type=click.Choice(["none", "synthetic"]),
     default="none",
     show_default=True,
-    help="With --engine: `synthetic` takes the whole CPU engine, with a tiny model and made-up prompts.",
+    help="With --engine: `synthetic` runs the whole CPU engine, with a tiny model and made-up prompts.",
 )
 @click.option(
     "--against",
@@ -64,22 +75,12 @@ from kvtrail.tracer.reports import output_file
     help="Make the recorded calls again on this connector, and compare its answers with the recorded ones.",
 )
 @click.option("--connector", metavar="CONNECTOR", help="With --engine: another connector than the recorded one.")
-@click.option(
-    "--config",
-    callback=as_json_object,
-    metavar="JSON",
-    help="The connector's kv_connector_extra_config, if not as recorded.",
+@CONFIG
+@RECORDER
+@output_option(
+    "With --engine: write what the new run recorded, a trace file; - is the standard output.", required=False
 )
-@click.option(
-    "--recorder", metavar="ID", help="With --engine: the recorder, or its engine, where the trace is of several."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="With --engine: write what the new run recorded, a trace file; - is the standard output.",
-)
-@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@FORCE
 @click.pass_context
 def replay(
     context: click.Context,
@@ -100,8 +101,8 @@ def replay(
 ) -> None:
     """Step through trace files, read together as one history: each event, and the account of its request beside it.
 
-    A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? tells which;
-    elsewhere every step is a line. Findings stand where they are made.
+    A TRACE may also be the log of a vLLM server with LMCache. On a terminal single keys move through it, and ? lists them;
+    elsewhere every step is a line. Findings appear where they are made.
 
     With --engine the history is not shown but driven again, on vLLM's real scheduler, with the recorded connector or another.
 
@@ -119,88 +120,122 @@ def replay(
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
     """
-    _check(
-        plain=plain,
-        as_json=as_json,
-        again=again,
-        against=against is not None,
-        reading=[begin, end] if against is not None else [request, begin, end],
-        driving=[connector, recorder, output] if against is not None else [connector, config, recorder, output],
-    )
-    try:
-        if against is not None:
-            code = _run_again(traces, against, config, request, as_json)
-        elif again:
-            code = _drive_again(traces, connector, config, recorder, tokens, output, force, as_json)
-        else:
-            code = step_through(traces, request=request, begin=begin, end=end, plain=plain, as_json=as_json)
-    except KeyboardInterrupt:
-        context.exit(130)
-    except (UnusableTrace, NotInHistory, NoSuchStep) as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(2)
-    except (BrokenPipeError, click.ClickException):
-        raise  # whoever read our output has seen enough; click knows what to do
-    except Exception as error:  # a defect of ours: exit code 1 would say that there is drift
-        click.echo(f"Error: the replay failed: {type(error).__name__}: {error}", err=True)
-        context.exit(2)
-    context.exit(code)
-
-
-def _check(plain: bool, as_json: bool, again: bool, *, against: bool, reading: list[Any], driving: list[Any]) -> None:
+    of_reading, of_engine = (request, begin, end), (connector, config, recorder, output)
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
-    if against:
-        if again or plain or any(each is not None for each in (*reading, *driving)):
+    if against is not None:
+        if again or plain or any(each is not None for each in (begin, end, connector, recorder, output)):
             raise click.UsageError("--against goes with --config, --request and --json only")
-        return
-    if again and (plain or any(each is not None for each in reading)):
+    elif again and (plain or any(each is not None for each in of_reading)):
         raise click.UsageError(
             "--engine drives the whole history; --request, --from, --to and --plain show a part of it"
         )
-    if not again and any(each is not None for each in driving):
+    elif not again and any(each is not None for each in of_engine):
         raise click.UsageError("--connector, --config, --recorder and --output are for --engine")
-
-
-def _run_again(
-    traces: tuple[Path, ...], against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
-) -> int:
-    from kvtrail.connector.commands.replay_against import run_against
-    from kvtrail.connector.known.environment import Unusable
-
+    if output is not None:
+        output_file.check(output, sources=traces, force=force)
+    if again or against is not None:
+        vllm_ready(f"kvtrail replay --{'engine' if again else 'against'}")
     try:
-        return run_against(traces, against=against, config=config, request=request, as_json=as_json)
-    except Unusable as error:
-        raise UnusableTrace(str(error)) from error
+        with output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"):
+            with terminal.progress(traces) as on_bytes:
+                history = load(traces, on_bytes=on_bytes)
+            if against is not None:
+                code = _run_again(history, against, config, request, as_json)
+            elif again:
+                code = _drive_again(history, connector, config, recorder, tokens == "synthetic", output, as_json)
+            else:
+                code = _step_through(history, request, begin, end, plain, as_json)
+    except KeyboardInterrupt:
+        code = 130
+    context.exit(code)
+
+
+def _step_through(
+    history: History, request: str | None, begin: str | None, end: str | None, plain: bool, as_json: bool
+) -> int:
+    """Show the history; returns the exit code."""
+    from_ns = None if begin is None else moment(history, begin)
+    to_ns = None if end is None else through(moment(history, end))
+    if from_ns is not None and to_ns is not None and to_ns < from_ns:
+        raise NotInHistory(f"--to {end} is before --from {begin}")
+    requests = None if request is None else requests_named(history, request)
+    events = len(history.moments)
+    shown = events >= MANY and sys.stderr.isatty()
+    with click.progressbar(length=events, label="judging", file=sys.stderr) if shown else nullcontext() as bar:
+        on_events = None if bar is None else bar.update
+        player = Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
+    if as_json:
+        _print(json_lines.lines(player))
+    elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        _print(screen.lines(player, columns=terminal.width()))
+    else:
+        Console(player).run()
+    return 1 if player.findings else 0
+
+
+def _print(lines: Iterable[str]) -> None:
+    lines = iter(lines)
+    while some := list(islice(lines, _LINES_AT_ONCE)):
+        terminal.echo("\n".join(some))
 
 
 def _drive_again(
-    traces: tuple[Path, ...],
+    history: History,
     connector: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
-    tokens: str,
+    whole_engine: bool,
     output: Path | None,
-    force: bool,
     as_json: bool,
 ) -> int:
-    from kvtrail.connector.commands.replay_engine import drive_again
+    """Drive the history again, and write the run's own trace to `output`; returns the exit code."""
+    from kvtrail.connector.simulate.redrive import report
+    from kvtrail.connector.simulate.redrive.redrive import redrive
     from kvtrail.connector.simulate.redrive.workload import NotDrivable
     from kvtrail.connector.simulate.run import Unbuildable
 
-    if output is not None:
-        output_file.check(output, sources=traces, force=force)
-    try:
-        return drive_again(
-            traces,
+    with output_file.or_exit(output, NotDrivable, Unbuildable, doing="the replay"), terminal.status() as say:
+        driven = redrive(
+            history,
             connector=connector,
             config=config,
             recorder=recorder,
-            whole_engine=tokens == "synthetic",
-            output=output,
-            as_json=as_json,
+            whole_engine=whole_engine,
+            progress=lambda step, last: say(f"driving again: step {step:,} of about {last:,}"),
         )
-    except (NotDrivable, Unbuildable) as error:
-        raise UnusableTrace(str(error)) from error
-    except OSError as error:
-        raise UnusableTrace(f"{output}: {error.strerror or error}") from error
+    if output is not None:
+        with output_file.opened(output) as file:
+            file.writelines(otlp.spans_to_json_lines(driven.played.spans))
+    if as_json:
+        click.echo(json.dumps(report.as_dict(driven), indent=2))
+    else:
+        terminal.echo(report.as_text(driven, columns=terminal.width()))
+    return 1 if driven.played.findings or driven.played.error or driven.played.unfinished else 0
+
+
+def _run_again(
+    history: History, against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
+) -> int:
+    """Make the recorded calls again; returns the exit code."""
+    from kvtrail.connector.known.environment import Unusable
+    from kvtrail.connector.simulate.rerun import report
+    from kvtrail.connector.simulate.rerun.outcome import Outcome
+    from kvtrail.connector.simulate.rerun.rerun import rerun
+
+    with output_file.or_exit(None, Unusable, doing="the replay"):
+        with terminal.status() as say:
+            result = rerun(
+                history,
+                against=against,
+                config=config,
+                request=request,
+                progress=lambda done, of: say(f"running again: call {done:,} of {of:,}"),
+            )
+        text = report.as_text(result, columns=terminal.width())
+        terminal.echo(json.dumps(result.as_dict(), indent=2) if as_json else text)
+        for file, line, reason in history.unreadable:
+            click.echo(f"{file}:{line}: not read: {reason}", err=True)
+        if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):
+            raise Unusable("nothing could be compared")
+    return 1 if result.differs else 0

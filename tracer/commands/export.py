@@ -1,4 +1,4 @@
-"""`kvtrail export`: a history for tools that show timelines."""
+"""`kvtrail export`: a history as a file for tools that show timelines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
 from kvtrail.tracer.model import words
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.judging import found_in
@@ -16,20 +17,14 @@ from kvtrail.tracer.reports.output_file import STDOUT
 
 
 @click.command()
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@TRACES
 @click.option("--perfetto", is_flag=True, help="As Chrome trace events, for ui.perfetto.dev and chrome://tracing.")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; - is the standard output.",
-)
-@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@output_option("File to write; - is the standard output.")
+@FORCE
 def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) -> None:
     """Write a recorded history as a file that ui.perfetto.dev and chrome://tracing open.
 
-    Requests lie on tracks, their phases and calls in them as slices, findings as marks with arrows between their witnesses.
+    Requests are tracks, their phases and calls are slices, and findings are marks with arrows between their witnesses.
     TRACE is what `kvtrail audit` reads: files, folders, logs.
 
     Exit code 0: it was written; 2: a file cannot be used.

@@ -10,6 +10,7 @@ from typing import IO
 
 import click
 
+from kvtrail.tracer.commands.options import FORCE, output_option
 from kvtrail.tracer.ingest import otlp
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.reader import LogReader, names
@@ -22,13 +23,8 @@ _MOST_SHOWN = 300
 
 @click.command("import")
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="LOG...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Trace file to write, OTLP JSON Lines; - is the standard output.",
-)
-@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@output_option("Trace file to write, OTLP JSON Lines; - is the standard output.", required=False)
+@FORCE
 @click.option("--engine", help="Name of the engine that wrote all these logs; otherwise each file is one of its own.")
 @click.option("--story", is_flag=True, help="Tell what the log shows of each request, a line a moment.")
 @click.option("--show-unread", is_flag=True, help="Print the lines that say nothing kvtrail knows, with file and line.")

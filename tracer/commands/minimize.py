@@ -1,45 +1,34 @@
-"""`kvtrail minimize`: a trace that drifts becomes one that fits into an issue."""
+"""`kvtrail minimize`: reduces a trace that drifts to one that fits into an issue."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from kvtrail.tracer.commands.options import known_rule
+from kvtrail.tracer.commands.options import FORCE, TRACES, known_rule, output_option
 from kvtrail.tracer.ingest import otlp
-from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay import minimize as minimizing
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.minimize import Minimized, NoFinding, Progress
+from kvtrail.tracer.replay.minimize import Minimized, NoFinding
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""
-_EVERY_S = 0.1
 
 
 @click.command()
-@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.",
-)
+@TRACES
+@output_option("Trace file to write, OTLP JSON Lines, an event a line; - is the standard output.")
 @click.option("--rule", callback=known_rule, metavar="RULE", help="Keep a finding of this rule.")
 @click.option("--request", metavar="ID", help="Keep a finding of this request; the engine's id or the caller's.")
 @click.option("--finding", metavar="ID", help="Keep this finding; its id, or the beginning of it.")
-@click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+@FORCE
 @click.pass_context
 def minimize(
     context: click.Context,
@@ -53,7 +42,7 @@ def minimize(
     """Reduce a trace that drifts to the fewest requests and events that still show the finding, for a report.
 
     TRACE is what `kvtrail audit` reads; several are one history. Of several findings the worst is kept, and of those the
-    earliest, unless one is asked for. What is written is no recording but a part of one, and says so.
+    earliest, unless one is asked for. The result is not a recording but a part of one, and says so.
 
     Exit code 0: a smaller trace was written; 1: there is no such finding; 2: a file cannot be used.
 
@@ -63,24 +52,25 @@ def minimize(
     """
     output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace
-    with output_file.or_exit(output):
+    with output_file.or_exit(output, doing="minimizing"):
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
         try:
-            with terminal.progress(traces) as on_bytes:
-                history = load(traces, on_bytes=on_bytes)
-            with _progress() as on_progress:
+            with terminal.status() as say:
                 result = minimizing.minimize(
-                    history, finding=finding, rule=rule, request=request, on_progress=on_progress
+                    history,
+                    finding=finding,
+                    rule=rule,
+                    request=request,
+                    on_progress=lambda left, tries: say(
+                        f"{words.some(left, 'event')} to judge, {words.count(tries)} histories judged"
+                    ),
                 )
-            with output_file.opened(output) as file:
-                file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
         except NoFinding as nothing:
             click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)
             context.exit(1)
-        except (UnusableTrace, OSError):
-            raise  # of a file, and told as such
-        except Exception as error:  # a defect of ours: exit code 1 would say that there is no finding
-            click.echo(f"Error: minimizing failed: {type(error).__name__}: {error}", err=True)
-            context.exit(2)
+        with output_file.opened(output) as file:
+            file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
     columns = None if aside else terminal.width()
     lines = [
         line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)
@@ -130,26 +120,3 @@ def _named(findings: Sequence[Finding]) -> Iterator[str]:
         yield terminal.plain(f"  {each.id}  {each.rule} [{each.severity}]  {about}")
     if (more := len(findings) - MOST_NAMED) > 0:
         yield f"  and {words.count(more)} more; kvtrail audit --json tells of all of them"
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A line that says how far it is, where somebody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    told_s = 0.0
-
-    def tell(left: int, tries: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= _EVERY_S:
-            told_s = time.monotonic()
-            say(f"{words.some(left, 'event')} to judge, {words.count(tries)} histories judged")
-
-    def say(text: str) -> None:
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-    try:
-        yield tell
-    finally:
-        say("")

@@ -1,10 +1,23 @@
-"""What several commands check alike about their options."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import click
 
 from kvtrail.tracer.detect.rules import Rule, all_rules
+
+TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+FORCE = click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+
+
+def output_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:
+    """The option for the file to write, `-` for the standard output; see `reports.output_file`."""
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option("-o", "--output", required=required, type=path, help=text)
 
 
 def rule_named(name: str) -> Rule:

@@ -183,6 +183,7 @@ class _Search:
         before = -1
         while len(kept) != before:
             before = len(kept)
+            # Both are in order, so late events, which have fewer dependents, are tried first.
             for units in (self._by_request(kept), [[index] for index in kept if index not in self._needed]):
                 kept = shrunk(kept, units, dependents=dependents, holds=self._holds)
         return kept

@@ -16,11 +16,12 @@ Links = Sequence[Sequence[int]]
 
 
 def minimal(items: Sequence[Item], holds: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A part of independent items that still `holds`, in order; no single one can be left out of it."""
+    """A part of independent items that still `holds`, in order; no single one can be left out of it. Early items go first:
+    what fails in a workload is often seen at its end."""
     every = range(len(items))
     kept = shrunk(
         every,
-        [[index] for index in every],
+        [[index] for index in reversed(every)],
         dependents=[()] * len(items),
         holds=lambda kept: holds([items[index] for index in kept]),
     )
@@ -34,7 +35,7 @@ def shrunk(
 
     Args:
         kept: indexes of items, in order; they must hold.
-        units: what is left out together, in order: single items, or all those of a request.
+        units: what is left out together: single items, or all those of a request. The last ones are tried first.
         dependents: which items cannot be without each item.
         holds: whether a choice of items still shows what it must.
 
@@ -44,7 +45,7 @@ def shrunk(
     size = max(1, (len(units) + 1) // 2)
     while units:
         before = len(kept)
-        for end in range(len(units), 0, -size):  # late items first: they have fewer dependents
+        for end in range(len(units), 0, -size):
             chosen = {index for unit in units[max(0, end - size) : end] for index in unit}
             gone = reachable(chosen, dependents)
             left = [index for index in kept if index not in gone]

@@ -31,22 +31,32 @@ def check(output: Path, *, force: bool, sources: Iterable[Path]) -> None:
 
 
 @contextmanager
-def or_exit(output: Path | None) -> Iterator[None]:
-    """Around reading and writing: name a file that cannot be used, with the reason, and end the command.
+def or_exit(output: Path | None, *refusals: type[Exception], doing: str = "") -> Iterator[None]:
+    """Around reading and writing: print why a file cannot be used, and end the command with exit code 2.
+
+    Args:
+        output: named in errors of the operating system.
+        refusals: exceptions, besides `UnusableTrace`, whose text says what cannot be used.
+        doing: what fails, as in "the replay". With it, defects of ours end the command in the same way, since their exit
+            code 1 would say that there is drift.
 
     Raises:
-        click.exceptions.Exit: with code 2, after printing the error.
+        click.exceptions.Exit: with code 2, after the error was printed.
     """
     try:
         yield
-    except UnusableTrace as error:
-        reason = str(error)
-    except BrokenPipeError:
-        raise  # the reader of our output is gone; click handles that
-    except OSError as error:
-        reason = f"{output}: {error.strerror or error}"
-    else:
         return
+    except (UnusableTrace, *refusals) as error:  # type: ignore[misc]
+        reason = str(error)
+    except (BrokenPipeError, click.ClickException, click.exceptions.Exit):
+        raise  # click knows what to do
+    except Exception as error:
+        if isinstance(error, OSError) and output is not None:
+            reason = f"{output}: {error.strerror or error}"
+        elif doing:
+            reason = f"{doing} failed: {type(error).__name__}: {error}"
+        else:
+            raise
     click.echo(f"Error: {reason}", err=True)
     raise click.exceptions.Exit(2)
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 
 BIG = 8 << 20
 """Bytes from which on reading files shows a progress bar."""
+STATUS_EVERY_S = 0.1
 NARROWEST = 40
 """The fewest columns to wrap to: sentences with two words a line help nobody."""
 
@@ -64,3 +66,23 @@ def progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
     label = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files"
     with click.progressbar(length=size, label=label, file=sys.stderr) as bar:
         yield bar.update
+
+
+@contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A line about the progress, on a terminal; call the result with its new text as often as you like."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    shown_s = 0.0
+
+    def say(text: str) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s >= STATUS_EVERY_S:
+            shown_s = time.monotonic()
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    try:
+        yield say
+    finally:
+        click.echo("\r\x1b[K", nl=False, err=True)

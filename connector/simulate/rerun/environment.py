@@ -38,7 +38,9 @@ def resolve(against: str) -> type:
     return plain
 
 
-def make(cls: type, recorded: RecordedCalls, *, config: Mapping[str, Any] | None = None) -> tuple[Any, Environment, int]:
+def make(
+    cls: type, recorded: RecordedCalls, *, config: Mapping[str, Any] | None = None
+) -> tuple[Any, Environment, int]:
     """A connector object in its recorded environment, and the block size that it was made for.
 
     `config` is `kv_connector_extra_config`; it goes before what was recorded.

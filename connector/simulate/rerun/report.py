@@ -1,4 +1,4 @@
-"""A re-run in words."""
+"""The report of a re-run, as text. The JSON form is `Rerun.as_dict`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MEANT = {
 }
 
 
-def report(rerun: Rerun, *, columns: int | None = None) -> str:
-    """What the re-run found, for a terminal of so many columns, or for a file."""
+def as_text(rerun: Rerun, *, columns: int | None = None) -> str:
+    """The report for a terminal of so many columns, or for a file."""
     counts = rerun.outcomes
-    told = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
+    outcomes = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
     lines = wrapped(
-        f"{rerun.connector}, as recorded, against {rerun.against}: {len(rerun.calls)} calls, {told}.", columns
+        f"{rerun.connector}, as recorded, against {rerun.against}: {len(rerun.calls)} calls, {outcomes}.", columns
     )
     if (first := rerun.first) is not None:
         lines += ["", "The first divergence:", *_call(first, columns), *_differences(rerun, columns)]
@@ -40,7 +40,7 @@ def _verdict(rerun: Rerun) -> str:
     if rerun.differs:
         return f"{rerun.against} answers differently."
     if rerun.first is not None:
-        return f"{rerun.against} mends what the recording shows, and is otherwise the same as far as can be compared."
+        return f"{rerun.against} fixes what the recording shows, and is otherwise the same as far as can be compared."
     faults = ", the recorded faults included" if rerun.reproduced else ""
     return f"{rerun.against} answers the same{faults}, as far as can be compared."
 
@@ -121,8 +121,8 @@ def _not_compared(rerun: Rerun, columns: int | None) -> list[str]:
 
 
 def _values(values: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in values.items())
-    return plain(told) or "nothing"
+    values_text = ", ".join(f"{name.replace('_', ' ')} {_value(value)}" for name, value in values.items())
+    return plain(values_text) or "nothing"
 
 
 def _value(value: Any) -> str:

@@ -6,12 +6,13 @@ import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
-from kvtrail.connector.commands import check as command
+from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
@@ -128,7 +129,9 @@ def test_nothing_recorded_is_an_error_of_its_own() -> None:
 
 
 def test_the_command_knows_the_profiles() -> None:
-    assert tuple(PROFILES) == command.PROFILES
+    (option,) = (each for each in command.params if each.name == "profiles")
+    assert isinstance(option.type, click.Choice)
+    assert list(PROFILES) == list(option.type.choices)
 
 
 def test_minimal_finds_what_is_needed_and_nothing_else() -> None:

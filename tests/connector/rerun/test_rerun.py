@@ -22,7 +22,7 @@ from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.fakes import FakeRequests, Run
 from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
-from kvtrail.connector.simulate.rerun.report import report
+from kvtrail.connector.simulate.rerun.report import as_text
 from kvtrail.connector.simulate.rerun.rerun import rerun
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
@@ -156,10 +156,10 @@ def test_another_policy_is_neither_fix_nor_fault(tmp_path: Path) -> None:
 
 
 def test_the_order_of_lines_does_not_matter(tmp_path: Path, stale: Path) -> None:
-    expected = report(rerun(load([stale]), against="OffloadConnector"))
+    expected = as_text(rerun(load([stale]), against="OffloadConnector"))
     for seed in range(100):
         shuffled = in_another_order(stale, tmp_path / "shuffled.jsonl", seed=seed)
-        assert report(rerun(load([shuffled]), against="OffloadConnector")) == expected
+        assert as_text(rerun(load([shuffled]), against="OffloadConnector")) == expected
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -251,7 +251,7 @@ def test_the_command(stale: Path, tmp_path: Path) -> None:
     mended = kvtrail(stale, "--against", "OffloadConnector")
     assert mended.exit_code == 0
     assert "a fix: the recorded answer breaks stale-lookup, this one breaks no rule." in mended.output
-    assert "OffloadConnector mends what the recording shows" in mended.output
+    assert "OffloadConnector fixes what the recording shows" in mended.output
     again = kvtrail(stale, "--against", FAULTY, "--json")
     assert again.exit_code == 0
     told_as_json = json.loads(again.stdout)

@@ -1,0 +1,51 @@
+"""Options and preparations that the commands which run vLLM share."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+
+def vllm_ready(command: str) -> None:
+    """Import vLLM in this process, with its logging turned down.
+
+    Raises:
+        click.ClickException: it is not installed; the text says so.
+    """
+    from kvtrail.connector.simulate import tiny_model
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    tiny_model.prepare_environment()
+    try:
+        import vllm  # noqa: F401
+    except ImportError as missing:
+        raise click.ClickException(
+            f"`{command}` runs vLLM's scheduler, and {missing.name} is not installed: install vLLM for your machine"
+        ) from missing
+
+
+def _json_object(context: click.Context, parameter: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"it is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise click.BadParameter("it must be a JSON object, as in kv_connector_extra_config")
+    return value
+
+
+CONFIG = click.option(
+    "--config",
+    callback=_json_object,
+    metavar="JSON",
+    help="The connector's kv_connector_extra_config. [default: the recorded numbers; for check, random settings of"
+    " connectors that kvtrail knows]",
+)
+RECORDER = click.option(
+    "--recorder", metavar="ID", help="The recorder to drive again, or its engine, where the trace has several."
+)
