@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvtrail.connector.known.probe import Sign
+from kvtrail.connector.known.probe import ProbeEvent
 
 if TYPE_CHECKING:
     from kvtrail.connector.offload import UntracedOffloadConnector as Connector
@@ -22,13 +22,13 @@ class Fault(Connector):
 
     Attributes:
         answered_from_memory: whether the last lookup was answered without looking; probes read it.
-        reports_more: whether a step may have signs, or evictions without a store; the OffloadConnector's probe reads it.
-        signs: what the connector will report of this step besides plans and evictions.
+        reports_more: whether a step may have `probe_events`, or evictions without a store.
+        probe_events: what the connector reports at the next step besides plans and evictions.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.signs: list[Sign] = []
+        self.probe_events: list[ProbeEvent] = []
         self.prepare()
 
     def prepare(self) -> None:
@@ -53,6 +53,6 @@ class Fault(Connector):
         self.alter_plan(plan, scheduler_output)
         return plan
 
-    def take_signs(self) -> list[Sign]:
-        signs, self.signs = self.signs, []
-        return signs
+    def take_probe_events(self) -> list[ProbeEvent]:
+        events, self.probe_events = self.probe_events, []
+        return events

@@ -1,17 +1,17 @@
 """Faults of connectors that lock, count, prefetch or spread over ranks, which the OffloadConnector does not: it reports what
-such a connector would, as signs for its probe."""
+such a connector would, as events for its probe."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
-from kvtrail.connector.known.probe import Sign
+from kvtrail.connector.known.probe import ProbeEvent
 from kvtrail.tracer.model.semconv import Kind
 
 
 class _Reporting(Fault):
-    """A fault that shows in signs."""
+    """A fault that shows in events of the connector itself."""
 
     reports_more = True
 
@@ -33,7 +33,7 @@ class ShortLoad(_Reporting):
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
             values = (copy.start, copy.count - BLOCK_SIZE, len(copy.blocks) - 1, None, copy.count, None)
-            self.signs.append(Sign(Kind.LOAD, copy.request_id, values))
+            self.probe_events.append(ProbeEvent(Kind.LOAD, copy.request_id, values))
 
 
 class BlockShortage(_Reporting):
@@ -42,7 +42,7 @@ class BlockShortage(_Reporting):
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.stores[:1]:
             values = (copy.start, copy.count, len(copy.blocks) - 1, None, None, None)
-            self.signs.append(Sign(Kind.STORE, copy.request_id, values))
+            self.probe_events.append(ProbeEvent(Kind.STORE, copy.request_id, values))
 
 
 class RankDisagreement(_Reporting):
@@ -53,7 +53,7 @@ class RankDisagreement(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         poorest = matched - self.chunk_size
-        self.signs.append(Sign(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest)))
+        self.probe_events.append(ProbeEvent(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest)))
 
 
 class WastedPrefetch(_Reporting):
@@ -63,7 +63,7 @@ class WastedPrefetch(_Reporting):
     """
 
     def hit(self, request: Any, matched: int) -> None:
-        self.signs.append(Sign(Kind.PREFETCH, request.request_id, (0, matched)))
+        self.probe_events.append(ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched)))
 
 
 class LockLeak(_Reporting):
@@ -73,7 +73,7 @@ class LockLeak(_Reporting):
     """
 
     def hit(self, request: Any, matched: int) -> None:
-        self.signs.append(Sign(Kind.LOCK, request.request_id, (matched // self.chunk_size,)))
+        self.probe_events.append(ProbeEvent(Kind.LOCK, request.request_id, (matched // self.chunk_size,)))
 
 
 class DoubleFree(_Reporting):
@@ -84,7 +84,7 @@ class DoubleFree(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
-        self.signs += [Sign(Kind.REFCOUNT, request.request_id, (key, 1, pins)) for pins in (1, 0, -1)]
+        self.probe_events += [ProbeEvent(Kind.REFCOUNT, request.request_id, (key, 1, pins)) for pins in (1, 0, -1)]
 
 
 class Statistics(Fault):
@@ -110,7 +110,7 @@ class KeyMismatch(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
-        self.signs.append(Sign(Kind.KEY, None, (f"{key}-{request.request_id}", None, key)))
+        self.probe_events.append(ProbeEvent(Kind.KEY, None, (f"{key}-{request.request_id}", None, key)))
 
 
 class IndexDrift(_Reporting):
@@ -120,7 +120,7 @@ class IndexDrift(_Reporting):
     """
 
     def hit(self, request: Any, matched: int) -> None:
-        self.signs.append(Sign(Kind.INDEX, None, (matched, matched - 1, 0)))
+        self.probe_events.append(ProbeEvent(Kind.INDEX, None, (matched, matched - 1, 0)))
 
 
 class LateRead(_Reporting):
@@ -131,5 +131,5 @@ class LateRead(_Reporting):
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]),))):
-            self.signs.append(Sign(kind, request.request_id, values))
+            self.probe_events.append(ProbeEvent(kind, request.request_id, values))
         return super().request_finished_all_groups(request, block_ids)

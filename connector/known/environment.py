@@ -75,7 +75,7 @@ class Environment:
 
     def before_report(self, ended: list[int], output: Any) -> str:
         """Put the ends of numbered transfers into the workers' report. Returns why that cannot be done, or an empty text."""
-        return "which transfers ended can be told to nobody but the connector that numbered them"
+        return "the numbers of transfers that ended mean something to the recorded connector only"
 
 
 def environment_for(cls: type, recorded: RecordedStore) -> Environment:

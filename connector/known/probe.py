@@ -1,5 +1,7 @@
-"""What more can be seen inside a known connector, one file each. A connector without a probe is traced all the same; what
-only a probe could tell is then absent from its spans."""
+"""Probes read what a connector does not pass to vLLM: matched prefixes, plans, evictions, the ends of transfers.
+
+A connector without a probe is traced all the same; what only a probe can see is then absent from its spans.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from kvtrail.tracer.model.semconv import Kind
 
 
 class Moved(NamedTuple):
-    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes; and the tokens that it was meant
+    """A transfer between KV blocks and the connector's store, in tokens, blocks and bytes, and the tokens that it was meant
     to move, where that is known."""
 
     request_id: str
@@ -31,8 +33,8 @@ class Evicted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What the scheduler's side tells its workers to copy: tokens, blocks of the first KV cache group, chunk keys, and the
-    number of the transfer if it runs between steps. `present` chunks are in the store already and are not copied."""
+    """A transfer that the scheduler's side asks of its workers: tokens, blocks of the first KV cache group, chunk keys, and
+    its number if it runs between steps. `present` chunks are in the store already and are not copied."""
 
     request_id: str
     start: int | None
@@ -43,8 +45,8 @@ class Planned(NamedTuple):
     present: bool | None = None
 
 
-class Sign(NamedTuple):
-    """Anything else that a connector can tell: a kind, the request or None, and the values of `semconv.FIELDS[kind]`."""
+class ProbeEvent(NamedTuple):
+    """Any other event of a connector: its kind, the request or None, and the values of `semconv.FIELDS[kind]`."""
 
     kind: Kind
     request_id: str | None
@@ -52,23 +54,24 @@ class Sign(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a scheduling step has brought: what the workers are told to load and to store, what was evicted, the numbers of
-    transfers that the workers must wait for, and whatever else happened."""
+    """What a probe sees of a scheduling step: planned loads and stores, evictions, the numbers of transfers that the workers
+    must wait for, and other events."""
 
     loads: Sequence[Planned] = ()
     stores: Sequence[Planned] = ()
     evicted: Sequence[Evicted] = ()
     flushed: Sequence[int] = ()
-    signs: Sequence[Sign] = ()
+    events: Sequence[ProbeEvent] = ()
 
 
 class Probe:
-    """Sees nothing. Subclasses read the connector's own state, and must not change it.
+    """Sees nothing. Subclasses read the connector's own state and must not change it; each connector object has a probe of
+    its own. What a method raises switches the probe off, and is logged.
 
     Attributes:
         load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are
             asked; None where they would see nothing.
-        sees_ends: whether `ended` is.
+        sees_ends: whether `ended` is asked.
     """
 
     load_call: str | None = None
@@ -80,16 +83,16 @@ class Probe:
         return None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """After a lookup: the matched prefix in tokens, and whether the answer was remembered; None is 'unknown'."""
+        """After a lookup: the matched tokens, and whether the answer was remembered from an earlier one. None is unknown."""
         return None, None
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
-        """After a lookup: the keys of the chunks that it claims. Only of a store that nobody else writes."""
+        """After a lookup: the keys of the chunks that it claims. Only for a store with no other writer."""
         return None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        """On the scheduler's side, after `build_connector_meta`: what happened since it was last asked; None is 'nothing',
-        as in most steps."""
+        """On the scheduler's side, after `build_connector_meta`: what happened since the last call. None is nothing, as in
+        most steps."""
         return None
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:

@@ -31,7 +31,7 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     answered_from_memory = False
     """Whether the last lookup was answered without looking. Only an injected fault does that."""
     reports_more = False
-    """Whether a step may have evictions without a store, and `take_signs`, as an injected fault has."""
+    """Whether a step may have evictions without a store, and `take_probe_events`, as an injected fault has."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -281,7 +281,7 @@ class Instrumentation:
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
         at_ns = time_ns()
-        loads, stores, evicted, flushed, signs = seen
+        loads, stores, evicted, flushed, events = seen
         places: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
             self._planned(Kind.LOAD_PLAN, plan, at_ns, places)
@@ -296,7 +296,7 @@ class Instrumentation:
                 logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
         for number in flushed:
             self._job(Kind.FLUSH, number, ())
-        for kind, request_id, values in signs:
+        for kind, request_id, values in events:
             self._record(kind, None if request_id is None else self._recorder.contexts.of_id(request_id), at_ns, values)
 
     # Transfers between KV blocks and the connector's store.

@@ -1,4 +1,4 @@
-"""vLLM's ExampleConnector: it keeps a folder for each prompt, and finds a prompt by looking whether its folder is there."""
+"""vLLM's ExampleConnector: a prompt is stored as a folder, and a lookup asks whether that folder exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtrail.connector.known.fake import Fake, Job
 
 
 class ExampleFake(Fake):
-    """Replaces the workers' files: what a step stores is there in the next one, as an empty folder."""
+    """Replaces the workers' files: what a step stores exists in the next one, as an empty folder."""
 
     def extra(self, folder: Path) -> dict[str, Any]:
         return {"shared_storage_path": str(folder / "stored")}

@@ -1,8 +1,8 @@
-"""LMCache in vLLM's process: its scheduler's side is LMCache's own and unchanged, down to its lookup client. What that client
-asks over the wire, how many tokens the workers' store holds, is answered with what was recorded.
+"""LMCache in vLLM's process: the scheduler's side is LMCache's own, unchanged down to its lookup client. What the client asks
+over the wire, how many tokens the store holds, is answered as recorded.
 
-Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that vLLM 0.32 brings along (`use_native`). No engine, no lookup
-server and no worker is started.
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that comes with vLLM 0.32 (`use_native`). No engine, no lookup server
+and no worker is started.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kvtrail.connector.known.environment import Environment, Unusable
 from kvtrail.tracer.model.events import Lookup
 
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_DISABLE_BANNER": "1"}
-"""Set before LMCache is imported; what the user has set already stays."""
+"""Set before LMCache is imported, unless the user has set it."""
 
 
-class Backend:
-    """Stands in for the transport of LMCache's lookup client: for the sockets of 0.3, and for the transport of 0.5.
+class FakeTransport:
+    """A fake transport for LMCache's lookup client: the sockets of 0.3, and the transport of 0.5.
 
     Attributes:
         held: tokens of the request's prefix that the store holds.
@@ -36,18 +36,18 @@ class Backend:
         return [self.recv()]
 
     def send_multipart(self, message: list[Any], copy: bool = True) -> None:
-        """A socket's, in 0.3: the question. Which request it is about is known."""
+        """A socket's method in 0.3: the question. Which request it is about is known already."""
 
     def recv(self) -> bytes:
-        """A socket's: the answer, as LMCache's lookup server writes it."""
+        """A socket's method in 0.3: the answer, as LMCache's lookup server writes it."""
         return self.held.to_bytes(4, "big")
 
     def close(self, linger: int = 0) -> None:
-        """Both have it; there is nothing to be closed."""
+        """Nothing is open."""
 
 
 class LMCacheEnvironment(Environment):
-    """LMCache, whose lookups are answered with the recorded number of tokens."""
+    """Its lookups find the recorded number of tokens."""
 
     by_tokens = False  # its store answers as recorded, whatever the tokens are
 
@@ -60,7 +60,7 @@ class LMCacheEnvironment(Environment):
             os.environ.setdefault(name, value)
         connector = super().make(cls, vllm_config, kv_cache_config)
         self._chunk_size = connector._lmcache_engine._lmcache_chunk_size
-        self._backend = Backend()
+        self._transport = FakeTransport()
         self._client = connector._lmcache_engine.lookup_client
         if type(self._client).__name__ != "LMCacheLookupClient":
             raise Unusable(
@@ -75,7 +75,7 @@ class LMCacheEnvironment(Environment):
         if "num_computed_tokens" in inspect.signature(self._client.lookup).parameters:
             # 0.3.11 asks only for the chunks that vLLM does not have, and adds those that it has.
             held = max(0, held - event.computed // self._chunk_size * self._chunk_size)
-        self._backend.held = held
+        self._transport.held = held
         return unknown
 
     def _answer_lookups(self) -> None:
@@ -83,16 +83,18 @@ class LMCacheEnvironment(Environment):
         if hasattr(client, "sockets"):
             for socket in client.sockets:
                 socket.close(linger=0)
-            client.sockets = [self._backend] * client.num_ranks
+            client.sockets = [self._transport] * client.num_ranks
         elif hasattr(client, "transport"):
             client.transport.close()
-            client.transport = self._backend
+            client.transport = self._transport
         else:
-            raise Unusable("this LMCache's lookup client has neither sockets nor a transport; it is none that is known")
+            raise Unusable(
+                "this LMCache's lookup client has neither sockets nor a transport; this version is not known"
+            )
 
 
 def _held(event: Lookup) -> tuple[int, str]:
-    """Tokens that the store held at a recorded lookup, and what is not known of them."""
+    """Tokens that the store held at a recorded lookup, and what is unknown about them; empty if nothing is."""
     if event.matched is not None:
         return event.matched, ""
     if event.answer:

@@ -1,6 +1,6 @@
 """LMCache in vLLM's process: its lookup client, and the store that answers it.
 
-Known: LMCache 0.3.10, 0.3.11 and 0.5.6, with their own adapters and with the one that vLLM 0.32 brings along (`use_native`).
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, with their own adapters and with the one that comes with vLLM 0.32 (`use_native`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CHUNK_SIZE = "lmcache.chunk_size"
 
 
 class LMCacheFake(Fake):
-    """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is there when
-    the step is over. What the lookup client remembers of requests is LMCache's own."""
+    """Replaces the socket to the workers' lookup server, that server, and the workers' copy: what a step saves is stored when
+    the step ends. What the lookup client remembers about requests is LMCache's own."""
 
     def __init__(self, extra: Any) -> None:
         super().__init__(extra)
@@ -39,9 +39,9 @@ class LMCacheFake(Fake):
                 self.reqs_status: dict[str, int] = {}
 
             def lookup(self, token_ids: Any, lookup_id: str, *_: Any, num_computed_tokens: int = 0, **__: Any) -> int:
-                found = chunks.prefix(token_ids, num_computed_tokens // chunks.size * chunks.size)
-                self.reqs_status[lookup_id] = found
-                return found
+                matched = chunks.prefix(token_ids, num_computed_tokens // chunks.size * chunks.size)
+                self.reqs_status[lookup_id] = matched
+                return matched
 
             def close(self) -> None:
                 """Nothing is open."""

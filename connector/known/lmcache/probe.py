@@ -1,8 +1,8 @@
-"""LMCache in vLLM's process: its own books are beside the connector, in `_lmcache_engine`.
+"""LMCache in vLLM's process: its state is in the connector's `_lmcache_engine`.
 
-Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that vLLM 0.32 brings along (`use_native`). All of them keep, until a
-request is scheduled, what the latest lookup found (`load_specs`), and send their workers, with every step, what each request
-loads and saves. An LMCache that keeps its books elsewhere is left unseen, not guessed at.
+Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that comes with vLLM 0.32 (`use_native`). All of them hold the
+result of a request's latest lookup (`load_specs`) until the request is scheduled, and send their workers, with every step,
+what each request loads and saves. For an LMCache with another layout nothing is reported; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from weakref import WeakValueDictionary
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 
-_FOREIGN = (AttributeError, TypeError)
-"""What reading raises where an LMCache keeps its books in another way."""
+_OTHER_LAYOUT = (AttributeError, TypeError)
+"""What reading raises in an LMCache with another layout."""
 
 
 class LMCacheProbe(Probe):
-    """Of one connector object, since it remembers what it has seen."""
+    """Remembers the lookups that it has seen, to tell a remembered answer from a new one."""
 
     load_call, store_call = "start_load_kv", "wait_for_save"
 
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """The specifications that earlier lookups left, for as long as LMCache keeps them."""
+        """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
         self._saving: _Saving | None = None
 
     def chunk_size(self, connector: Any) -> int | None:
@@ -32,18 +32,18 @@ class LMCacheProbe(Probe):
         return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """A lookup that LMCache carries out leaves a new specification. One that leaves the old one has given a remembered
-        answer, as 0.3.10 does. (Later versions remember what matched but subtract anew: that answer is not remembered.)
+        """A lookup that LMCache carries out leaves a new specification. One that leaves the old one was answered from memory,
+        as in 0.3.10. (Later versions remember the match but subtract anew: that answer is not remembered.)
         """
         try:
             spec = connector._lmcache_engine.load_specs.get(request.request_id)
             matched = None if spec is None else spec.lmcache_cached_tokens
-        except _FOREIGN:
+        except _OTHER_LAYOUT:
             return None, None
         if not isinstance(matched, int):
             return None, None
         if getattr(connector, "answered_from_memory", False):
-            return matched, True  # an injected fault, in front of LMCache, has remembered
+            return matched, True  # an injected fault, in front of LMCache, remembered it
         return matched, self._seen_before(spec)
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
@@ -52,12 +52,12 @@ class LMCacheProbe(Probe):
             size = engine._block_size
             loads = [_planned(r, start, end, size) for r, start, end in _to_load(metadata)]
             stores = [_planned(r, start, end, size) for r, start, end in _to_save(engine, metadata)]
-        except _FOREIGN:
+        except _OTHER_LAYOUT:
             return None
         return Seen(loads, stores) if loads or stores else None
 
     def loads(self, connector: Any) -> Sequence[Moved]:
-        """What was loaded beyond the tokens that vLLM had: up to the first block that LMCache reports as failed."""
+        """What was loaded beyond vLLM's computed tokens, up to the first block that LMCache reports as failed."""
         self._note_saves(connector)
         try:
             engine = connector._lmcache_engine
@@ -68,13 +68,11 @@ class LMCacheProbe(Probe):
                     (r, start, _before_failed(r, start, end, engine._block_size, failed)) for r, start, end in spans
                 ]
             return [_moved(r, start, end, engine._block_size) for r, start, end in spans if end > start]
-        except _FOREIGN:
+        except _OTHER_LAYOUT:
             return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        """What LMCache was given to store. It says 'skip what I have stored' in its metadata as it goes, so what was to be
-        stored has been noted before.
-        """
+        """What LMCache was given to store. LMCache marks in its metadata what it has stored, so the plan is read before."""
         saving, self._saving = self._saving, None
         if saving is None or saving.metadata is not connector._connector_metadata:
             return ()
@@ -84,7 +82,7 @@ class LMCacheProbe(Probe):
         try:
             seen = self._seen.get(id(spec)) is spec
             self._seen[id(spec)] = spec
-        except TypeError:  # this LMCache's specification takes no weak reference
+        except TypeError:  # in this LMCache a specification takes no weak reference
             return None
         return seen
 
@@ -95,7 +93,7 @@ class LMCacheProbe(Probe):
             if engine.lmcache_engine is None:
                 return  # it failed to start, and stores nothing
             moved = [_moved(r, start, end, engine._block_size) for r, start, end in _to_save(engine, metadata)]
-        except _FOREIGN:
+        except _OTHER_LAYOUT:
             return
         self._saving = _Saving(metadata, moved)
 
@@ -108,34 +106,33 @@ class _Saving(NamedTuple):
 
 
 def _to_load(metadata: Any) -> list[tuple[Any, int, int]]:
-    """The requests that are to load, and from which token to which: beyond those that vLLM has."""
+    """The requests that load, each with its first token and its end: what vLLM has computed is not loaded."""
     specs = [(r, r.load_spec) for r in metadata.requests if r.load_spec and r.load_spec.can_load]
     return [(r, spec.vllm_cached_tokens, spec.lmcache_cached_tokens) for r, spec in specs]
 
 
 def _to_save(engine: Any, metadata: Any) -> list[tuple[Any, int, int]]:
-    """The same of those that are to save, in whole chunks. What a producer sends to a peer is no store."""
+    """The requests that save, each with its first token (of a whole chunk) and its end. What a producer sends to a peer is
+    not a store."""
     if engine.kv_role == "kv_producer":
         return []
-    found, chunk = [], engine._lmcache_chunk_size
+    saving, chunk = [], engine._lmcache_chunk_size
     for request in metadata.requests:
         spec, end = request.save_spec, len(request.token_ids)
         if spec and spec.can_save and spec.skip_leading_tokens < end == len(request.slot_mapping):
-            found.append((request, spec.skip_leading_tokens // chunk * chunk, end))
-    return found
+            saving.append((request, spec.skip_leading_tokens // chunk * chunk, end))
+    return saving
 
 
 def _planned(request: Any, start: int, end: int, block_size: int) -> Planned:
-    """The blocks stand in the order of their tokens; one that stands twice in LMCache's list stands twice here."""
+    """The blocks are in the order of their tokens; one that LMCache lists twice is there twice."""
     first = start // block_size * block_size
     blocks = (request.slot_mapping[first:end:block_size] // block_size).tolist()
     return Planned(request.req_id, start, end - start, tuple(blocks))
 
 
 def _moved(request: Any, start: int, end: int, block_size: int) -> Moved:
-    """The blocks are those that LMCache copies from or to, each counted once. Its chunks may be compressed: of their bytes
-    nothing is said.
-    """
+    """The blocks that LMCache copies from or to, each counted once. Bytes are unknown, since chunks may be compressed."""
     blocks = (request.slot_mapping[start:end] // block_size).unique().numel()
     return Moved(request.req_id, start, end - start, blocks, None)
 

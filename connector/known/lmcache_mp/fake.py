@@ -1,7 +1,7 @@
 """LMCache in a process of its own: its server, in memory.
 
-The connector is the one that LMCache brings along, or, with LMCACHE_USE_UPSTREAM_MP=1 in the environment, the one that vLLM
-0.32 brings along. Both talk to the server through LMCache's scheduler adapter, which is LMCache's own here too.
+The connector is LMCache's, or, with LMCACHE_USE_UPSTREAM_MP=1 in the environment, that of vLLM 0.32. Both talk to the server
+through LMCache's own scheduler adapter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvtrail.connector.known.lmcache_mp.probe import blocks_of
 
 
 class LMCacheMPFake(Fake):
-    """Replaces the server (`RequestClient`), the heartbeat to it, and the workers' copy. The server's chunks are of
-    `chunk_size` tokens (256 by default) and it answers a lookup when it has been asked `answers_after` times (0) in vain.
-    LMCache 0.5.6's adapter takes other arguments than vLLM 0.32's connector gives: they are put right."""
+    """Replaces the server (`RequestClient`), the heartbeat to it, and the workers' copy. The server's chunks have
+    `chunk_size` tokens (256 by default), and it answers a lookup after `answers_after` (0) unanswered queries. vLLM 0.32's
+    connector calls the adapter of LMCache 0.5.6 with arguments that it does not take; they are translated."""
 
     plans_loads = True
 
@@ -52,7 +52,7 @@ class LMCacheMPFake(Fake):
             yield
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
-        """A retrieval succeeds or fails as a whole, with the blocks that vLLM had already."""
+        """A retrieval succeeds or fails as a whole, including the blocks that vLLM had computed."""
         for request in plan.requests:
             name, op = request.request_id, request.op
             if request.direction == "STORE":
@@ -74,20 +74,20 @@ class _Server:
         self._chunks = chunks
         self._answers_after = answers_after
         self._asked: dict[str, tuple[int, int]] = {}
-        """By request: chunks that its lookup found, and how often it is still to be asked for them in vain."""
+        """By request: the chunks that its lookup matched, and how many more queries stay unanswered."""
 
     def get_chunk_size(self) -> Any:
         return _done(self._chunks.size)
 
     def lookup(self, key: Any, readers: int) -> Any:
-        found = self._chunks.prefix(key.token_ids[: key.end]) // self._chunks.size
-        self._asked[key.request_id] = found, self._answers_after
+        matched = self._chunks.prefix(key.token_ids[: key.end]) // self._chunks.size
+        self._asked[key.request_id] = matched, self._answers_after
         return _done(None)
 
     def query_prefetch_status(self, request_id: str) -> Any:
-        found, still = self._asked[request_id]
-        self._asked[request_id] = found, still - 1
-        return _done(None if still > 0 else found)
+        matched, unanswered = self._asked[request_id]
+        self._asked[request_id] = matched, unanswered - 1
+        return _done(None if unanswered > 0 else matched)
 
     def free_lookup_locks(self, key: Any, readers: int) -> Any:
         return _done(None)

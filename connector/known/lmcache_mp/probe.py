@@ -1,7 +1,7 @@
-"""LMCache in a process of its own: its connector's tracker of a request says what matched, its metadata what is copied.
+"""LMCache in a process of its own: the connector's tracker of a request shows what matched, its metadata what is copied.
 
-Known: the connector of LMCache 0.5.6, which counts tokens, and the one that vLLM 0.32 brings along, which counts blocks. One
-that keeps its books in another way is left unseen, not guessed at.
+Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. For
+one with another layout nothing is reported; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from kvtrail.connector.known.probe import Planned, Probe, Seen
 
-_FOREIGN = (AttributeError, TypeError)
-"""What reading raises where a connector keeps its books in another way."""
+_OTHER_LAYOUT = (AttributeError, TypeError)
+"""What reading raises in a connector with another layout."""
 
 
 class LMCacheMPProbe(Probe):
-    """The scheduler's side; what a server moves is not seen."""
+    """The scheduler's side. What the server moves cannot be seen."""
 
     def chunk_size(self, connector: Any) -> int | None:
         adapter = getattr(connector, "scheduler_adapter", None)  # a worker has none
@@ -23,24 +23,24 @@ class LMCacheMPProbe(Probe):
         return size if isinstance(size, int) else None
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        """LMCache asks its server once for an admission, and says the same, subtracted anew, until then: no answer is
-        remembered. Of a lookup that it does not carry out nothing is known."""
+        """LMCache asks its server once for each admission and subtracts anew in every lookup until then, so no answer counts
+        as remembered. A lookup that it does not carry out shows nothing."""
         try:
             tracker = connector.request_trackers[request.request_id]
             if hasattr(tracker, "num_lmcache_hit_tokens"):
                 matched = tracker.num_lmcache_hit_tokens
             else:
                 matched = tracker.num_lmcache_hit_blocks * connector.vllm_block_size
-            return matched or None, None  # it is 0 as long as nothing is known
-        except (*_FOREIGN, KeyError):
+            return matched or None, None  # 0 until the server has answered
+        except (*_OTHER_LAYOUT, KeyError):
             return None, None
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        """The tokens that are copied. The first of a retrieval may be in vLLM's cache already, and are then skipped."""
+        """The tokens that are copied. The first tokens of a retrieval may be in vLLM's cache already; workers skip them."""
         try:
             loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
             stores = [_planned(request) for request in metadata.requests if request.direction == "STORE"]
-        except _FOREIGN:
+        except _OTHER_LAYOUT:
             return None
         return Seen(loads, stores) if loads or stores else None
 

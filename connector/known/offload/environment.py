@@ -1,4 +1,4 @@
-"""The OffloadConnector's store is an index of its own, which its own planning fills; what has to be found out is its size."""
+"""The OffloadConnector: its own planning restores its index; what must be inferred is the size of its store."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvtrail.connector.offload.config import DEFAULT_CHUNK_SIZE
 from kvtrail.tracer.model.events import Event, Evict, Reset, StorePlan
 
 PLENTY = 1 << 16
-"""Chunks for which there is room where nothing shows how many there could be."""
+"""Chunks of room where the recording shows no limit."""
 
 
 class OffloadEnvironment(Environment):
-    """The OffloadConnector, with a store of the recorded size where the recording shows it, else with plenty of room."""
+    """The OffloadConnector, with the store size that the recording shows, else with plenty of room."""
 
     def settings(self) -> dict[str, Any]:
-        """The recorded chunk size, and room for as many chunks as the recording shows that there was room for."""
+        """The recorded chunk size, and room for as many chunks as the recorded store had."""
         recorded = self.recorded
         chunk_size = recorded.chunk_size or DEFAULT_CHUNK_SIZE
         held, full = room(recorded.calls)
@@ -26,8 +26,8 @@ class OffloadEnvironment(Environment):
 
 
 def room(calls: tuple[tuple[Event, ...], ...]) -> tuple[int, bool]:
-    """Chunks that the recorded store held at most, and whether it was full then: the first that is evicted makes room in
-    one that is."""
+    """The most chunks that the recorded store held, and whether it was full then: a full store is the first to evict.
+    `calls` are the events of each call."""
     held = most = 0
     for call in calls:
         if isinstance(call[0], Reset):

@@ -1,4 +1,4 @@
-"""The OffloadConnector hides nothing: its last match, its plan and its evictions are there to be read."""
+"""The OffloadConnector shows its last match, its plans and its evictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OffloadProbe(Probe):
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or connector.reports_more):
-            return None  # nothing is evicted but for a store
+            return None  # a chunk is evicted only to make room for a store
         loads = [_planned(copy) for copy in metadata.loads]
         stores = [_planned(copy) for copy in metadata.stores]
         if metadata.present:
@@ -30,8 +30,8 @@ class OffloadProbe(Probe):
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
         evicted = [Evicted(*each) for each in connector.take_evicted()]
-        signs = connector.take_signs() if connector.reports_more else ()
-        return Seen(loads, stores, evicted, signs=signs)
+        events = connector.take_probe_events() if connector.reports_more else ()
+        return Seen(loads, stores, evicted, events=events)
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         return _moved(connector, connector._connector_metadata.loads)

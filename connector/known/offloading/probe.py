@@ -1,6 +1,6 @@
 """vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, and their ends.
 
-Its matched prefix is not kept anywhere once the lookup has answered; it stays unknown.
+It does not store the matched prefix after a lookup, so that stays unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OffloadingProbe(Probe):
         meta = getattr(output, "kv_connector_worker_meta", None)
         if meta is None or not meta.completed_jobs:
             return ()
-        jobs = connector.connector_scheduler._jobs  # a job that a reset has dropped is not among them any more
+        jobs = connector.connector_scheduler._jobs  # without those that a reset has dropped
         return [
             number
             for number, workers in meta.completed_jobs.items()
@@ -35,8 +35,8 @@ class OffloadingProbe(Probe):
 
 
 def _planned(number: int, job: Any, in_vllm: Any, size: int) -> Planned:
-    """`in_vllm` names the blocks of the only KV cache group. Those that need no copy are left out between them, so it is not
-    known whose tokens the others hold."""
+    """`in_vllm` names the blocks of the only KV cache group. Blocks that need no copy are left out, so the positions of the
+    others are unknown."""
     one_group = len(in_vllm.group_sizes) == 1
     blocks = tuple(int(block) for block in in_vllm.block_ids)
     return Planned(job.req_id, None, len(blocks) * size, blocks if one_group else None, None, number)

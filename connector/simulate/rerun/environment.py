@@ -57,8 +57,8 @@ def make(
     environment = environment_for(cls, store)
     if recorded.block_size is None:
         environment.notes.append(f"the size of a KV block is not recorded; {block_size} tokens are assumed")
-    told = recorded.settings if environment.same_connector else {}
-    settings = {**told, **environment.settings(), **(config or {})}
+    settings = recorded.settings if environment.same_connector else {}
+    settings = {**settings, **environment.settings(), **(config or {})}
     try:
         vllm_config = _vllm_config(cls, recorded, block_size, settings)
         connector = environment.make(cls, vllm_config, kv_cache_config)
