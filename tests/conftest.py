@@ -1,14 +1,17 @@
-"""What tests share: vLLM's settings, real tracers, and pages of a real Chromium."""
+"""What tests share: vLLM's settings, real tracers and dashboards, and pages of a real Chromium."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
-from processes import Tracer, serve
+from processes import Tracer, free_port, serve, until
 
 # vLLM reads its settings when it is imported.
 from kvtrail.connector.simulate.tiny_model import prepare_environment
@@ -40,6 +43,35 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
     yield start
     for tracer in started:
         tracer.end()
+
+
+@pytest.fixture
+def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Starts real dashboards: takes a tracer's address and returns the dashboard's; ends each of them with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def answers(url: str) -> bool:
+        try:
+            return httpx.get(f"{url}/_stcore/health", timeout=1).is_success
+        except httpx.TransportError:
+            return False
+
+    def start(tracer_url: str) -> str:
+        port, log = free_port(), tmp_path / f"dashboard-{len(started)}.log"
+        command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+        with log.open("wb") as file:
+            started.append(subprocess.Popen(command, stdout=file, stderr=file))
+        until(lambda: answers(f"http://127.0.0.1:{port}"), why=log.read_text)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for process in started:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,11 @@ class Tracer:
         response.raise_for_status()
         return response.json()
 
+    def post(self, body: bytes) -> None:
+        """Send it spans over HTTP: an encoded `ExportTraceServiceRequest`."""
+        headers = {"content-type": "application/x-protobuf"}
+        httpx.post(f"{self.url}/v1/traces", content=body, headers=headers, timeout=30).raise_for_status()
+
     def end(self) -> None:
         """End it, if it has not ended."""
         if self.process.poll() is None:

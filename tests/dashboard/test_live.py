@@ -58,8 +58,8 @@ def test_the_usual_view_has_no_address() -> None:
     assert as_query(View()) == {}
     assert of_query({}) == View()
     assert as_query(View(span_ms=60_000)) == {"span": "60"}
-    told = {"from": "2025-12-03T01:24:26.1235Z", "to": "2025-12-03T01:24:36.1235Z"}
-    assert as_query(View(span_ms=10_000, to_ms=AT_MS)) == told
+    data = {"from": "2025-12-03T01:24:26.1235Z", "to": "2025-12-03T01:24:36.1235Z"}
+    assert as_query(View(span_ms=10_000, to_ms=AT_MS)) == data
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_more_than_the_range_is_asked_for() -> None:
 
 def test_javascript_gets_numbers_that_it_can_hold() -> None:
     answer = {"from_ns": 1_764_725_076_123_456_789, "to_ns": 2, "now_ns": 3, "known": 4}
-    told = payload(answer, View(), is_away=True)
-    assert told["answer"]["from_ms"] == pytest.approx(1_764_725_076_123.456789)
-    assert (told["is_away"], told["view"]["paused"]) == (True, False)
+    data = payload(answer, View(), is_away=True)
+    assert data["answer"]["from_ms"] == pytest.approx(1_764_725_076_123.456789)
+    assert (data["is_away"], data["view"]["paused"]) == (True, False)
     assert payload(None, View(), is_away=False)["answer"] is None
 
 

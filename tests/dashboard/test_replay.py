@@ -1,4 +1,4 @@
-"""What the replay page says of a step, on real stories told by the tracer."""
+"""What the replay page says of a step, on real histories."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from test_request import STALE, told
+from test_request import STALE, timeline_of
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import charts, replay
@@ -16,7 +16,7 @@ from kvtrail.dashboard.content.request import findings_by_step
 @pytest.fixture(scope="module")
 def stale() -> Row:
     """vLLM's own span is the first step, the arrival the second."""
-    return told(STALE)
+    return timeline_of(STALE)
 
 
 def test_a_finding_belongs_to_the_step_that_completes_its_evidence(stale: Row) -> None:
@@ -60,7 +60,7 @@ def test_another_services_span_leaves_the_account_as_it_was(stale: Row) -> None:
 
 
 def test_what_is_said_seldom_is_said_when_it_matters() -> None:
-    healed = told("L 750 c384 h256 -> 0 healed 256\nend")
+    healed = timeline_of("L 750 c384 h256 -> 0 healed 256\nend")
     rows = {row["name"]: row["value"] for row in replay.changes(healed, step=len(healed["steps"]))}
     assert (rows["refused"], rows["outcome"]) == ("1", "stopped")
     assert "complete" not in rows

@@ -1,4 +1,4 @@
-"""What the charts and tables say, on a real story: a stale lookup after a preemption, told by the tracer itself."""
+"""What the charts and tables say, on a real history: a stale lookup after a preemption, as the tracer answers it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from history import START_NS, history, judge
 
-from kvtrail.dashboard.content import badges, charts, fleet, request, requests, text
+from kvtrail.dashboard.content import badges, charts, fleet, request, requests
+from kvtrail.dashboard.content import text as texts
 from kvtrail.tracer.model import semconv, words
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.api_requests import timeline
@@ -24,9 +25,9 @@ A 256 !Mismatch in tokens to load
 """
 
 
-def told(story: str) -> dict[str, Any]:
+def timeline_of(text: str) -> dict[str, Any]:
     """The api's answer about the request of this history, with vLLM's own span beside it."""
-    events = history(story)
+    events = history(text)
     detector = judge(events)
     ((key, account),) = detector.accounts.items()
     spans = [_span(event) for event in events]
@@ -59,7 +60,7 @@ def _span(event: Any) -> Span:
 
 @pytest.fixture(scope="module")
 def stale() -> dict[str, Any]:
-    return told(STALE)
+    return timeline_of(STALE)
 
 
 def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> None:
@@ -69,7 +70,7 @@ def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> 
     ]  # fmt: skip
 
 
-def test_witnesses_errors_and_other_services_are_told_apart(stale: dict[str, Any]) -> None:
+def test_witnesses_errors_and_other_services_are_distinct(stale: dict[str, Any]) -> None:
     points = request.step_points(stale)
     assert [(point["row"], point["group"], point["mark"]) for point in points if point["group"] != "kvtrail"] == [
         ("llm_request", "other service", ""),
@@ -109,7 +110,7 @@ def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool
 
 
 def test_charts_of_a_request_that_only_just_arrived() -> None:
-    new = told("")
+    new = timeline_of("")
     assert charts.timeline_chart(new).to_dict()
     assert charts.account_chart(new, by_step=True).to_dict()
 
@@ -174,11 +175,11 @@ def test_durations(ns: int, text: str) -> None:
 def test_numbers_and_times() -> None:
     assert words.count(1234567) == "1,234,567"
     assert words.count(None) == words.NOTHING
-    assert text.rate(17.34) == "17.3"
-    assert text.rate(6349.4) == "6,349"
+    assert texts.rate(17.34) == "17.3"
+    assert texts.rate(6349.4) == "6,349"
     assert words.size(262144) == "256 KiB"
-    assert text.clock(START_NS + 250_000_000) == "01:24:36.250"
-    assert text.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")
+    assert texts.clock(START_NS + 250_000_000) == "01:24:36.250"
+    assert texts.clock(START_NS, now_ns=START_NS + 86_400 * 10**9).startswith("2025-12-03 ")
 
 
 def test_what_a_healed_and_a_postponed_lookup_say() -> None:
@@ -190,7 +191,7 @@ def test_what_a_healed_and_a_postponed_lookup_say() -> None:
 
 
 def test_text_of_others_does_not_become_markdown() -> None:
-    assert text.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
+    assert texts.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
 
 
 def test_whether_a_finding_was_healed() -> None:

@@ -34,33 +34,33 @@ end
 """
 
 
-def efficiency(story: str, **asked: str) -> dict[str, Any]:
+def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = SavingsCounter()
-    Detector(listener=sums.enter).feed(history(story))
+    Detector(listener=sums.enter).feed(history(history_text))
     rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
     listed = [SavingsRow(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
-    told = efficiency_report(
+    answer = efficiency_report(
         listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
     )
-    data: dict[str, Any] = json.loads(told.model_dump_json())
+    data: dict[str, Any] = json.loads(answer.model_dump_json())
     return data
 
 
-def gauge(told: dict[str, Any], name: str) -> str:
-    return {each: value for each, value, _ in savings.cards(told)}[name]
+def gauge(answer: dict[str, Any], name: str) -> str:
+    return {each: value for each, value, _ in savings.cards(answer)}[name]
 
 
 def test_the_parts_are_all_of_the_tokens() -> None:
-    told = efficiency(PREEMPTED)
-    assert savings.sources(told["worth"]) == {
+    answer = efficiency(PREEMPTED)
+    assert savings.sources(answer["worth"]) == {
         "vLLM's own cache": 96,
         "connector's store": 1952,
         "computed": 8196 - 96 - 1952,
     }
-    assert list(savings.sources(told["worth"])) == ["vLLM's own cache", "connector's store", "computed"]
+    assert list(savings.sources(answer["worth"])) == ["vLLM's own cache", "connector's store", "computed"]
 
 
 def test_each_epoch_has_its_shares() -> None:
@@ -70,30 +70,30 @@ def test_each_epoch_has_its_shares() -> None:
     assert rows["after 1 preemption", "vLLM's own cache"] == "96 (2.3 %)"
 
 
-def test_seconds_saved_are_told_with_where_they_come_from() -> None:
-    told = efficiency(PREEMPTED)["worth"]
-    assert told["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
-    assert gauge(told, "Prefill saved") == "1.27 s"
-    assert "(here 1,534 tokens/s)" in savings.source_of_savings(told)
+def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
+    answer = efficiency(PREEMPTED)["worth"]
+    assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
+    assert gauge(answer, "Prefill saved") == "1.27 s"
+    assert "(here 1,534 tokens/s)" in savings.source_of_savings(answer)
 
 
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
-    told = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
-    assert gauge(told, "Prefill saved") == NOTHING
-    assert "is not known" in savings.source_of_savings(told)
-    assert "level `detailed`" in savings.source_of_savings(told)
+    answer = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
+    assert gauge(answer, "Prefill saved") == NOTHING
+    assert "is not known" in savings.source_of_savings(answer)
+    assert "level `detailed`" in savings.source_of_savings(answer)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
     assert savings.source_of_savings(nothing).startswith("No prefill was saved")
 
 
 def test_what_is_hidden_and_what_failed_is_said() -> None:
-    told = efficiency("L 749 c0 h? -> 512 async\nA 512\nR failed\nS 0+749\nend")["worth"]
-    assert "1 of 1 admission went through a connector that hides" in savings.limits(told)
-    assert "512 tokens were to be loaded and failed." in savings.limits(told)
+    answer = efficiency("L 749 c0 h? -> 512 async\nA 512\nR failed\nS 0+749\nend")["worth"]
+    assert "1 of 1 admission went through a connector that hides" in savings.limits(answer)
+    assert "512 tokens were to be loaded and failed." in savings.limits(answer)
     assert savings.limits(efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749")["worth"]) == ""
 
 
-def test_bytes_that_nobody_told_are_not_known() -> None:
+def test_bytes_that_nobody_reported_are_not_known() -> None:
     loads, stores = savings.copy_rows(efficiency("L 749 c0 h512 -> 512\nA 512\nload 512\nend")["worth"])
     assert (loads["Tokens"], loads["Bytes"], loads["Bandwidth"], loads["Workers' time"]) == (
         "512",
@@ -140,8 +140,12 @@ def test_rules_are_listed_the_worst_first_with_their_trend() -> None:
 
 
 def test_the_same_data_draws_the_same_charts() -> None:
-    told = efficiency(PREEMPTED)
-    for chart, data in ((charts.findings_chart, trend()), (charts.sources_chart, told), (charts.epochs_chart, told)):
+    answer = efficiency(PREEMPTED)
+    for chart, data in (
+        (charts.findings_chart, trend()),
+        (charts.sources_chart, answer),
+        (charts.epochs_chart, answer),
+    ):
         assert chart(data).to_json() == chart(json.loads(json.dumps(data))).to_json()
     drawn = charts.findings_chart(trend()).to_dict()
     assert [row["severity"] for row in drawn["data"]["values"]] == ["crash", "leak", "crash"]

@@ -8,13 +8,10 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-import httpx
 import pytest
 from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
-from dashboards import dashboards
 from history import START_NS, history
 from msgspec.structs import replace
 from processes import Tracer
@@ -42,24 +39,14 @@ end
 
 
 def now(events: Sequence[Event]) -> list[Event]:
-    """The same history, begun a second ago: the tracer lets go of what is old."""
+    """The same history, begun a second ago: the tracer deletes what is old."""
     later_ns = time.time_ns() - 10**9 - START_NS
     return [replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events]
 
 
 def feed(tracer: Tracer, text: str, *, request: str, engine: str) -> None:
     events = now(history(text, request=request, engine=engine, recorder=f"recorder-of-{engine}"))
-    response = httpx.post(
-        f"{tracer.url}/v1/traces", content=encoded(events), headers={"content-type": "application/x-protobuf"}
-    )
-    response.raise_for_status()
-
-
-@pytest.fixture
-def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Starts real dashboards; each is ended by its id when the test ends."""
-    with dashboards(tmp_path) as start:
-        yield start
+    tracer.post(encoded(events))
 
 
 def test_from_the_overview_to_a_finding(
@@ -192,8 +179,7 @@ def test_lost_spans_are_said(
     tracer = start_tracer()
     events = now(history(HEALTHY, request="chat-8-0123abcd", engine="engine-b"))
     del events[2]
-    headers = {"content-type": "application/x-protobuf"}
-    httpx.post(f"{tracer.url}/v1/traces", content=encoded(events), headers=headers).raise_for_status()
+    tracer.post(encoded(events))
     url = start_dashboard(tracer.url)
     page.goto(f"{url}/overview")
     see(page, "Spans are missing: 1 that have not arrived")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import httpx
 import pytest
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
-from dashboards import dashboards
 from history import history
 from processes import Tracer
 from test_dashboard_page import HEALTHY, STALE, now
@@ -20,20 +18,13 @@ pytestmark = needs_chromium
 ONE, TWO, NONE = "1a" * 16, "2b" * 16, "3c" * 16
 
 
-@pytest.fixture
-def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    with dashboards(tmp_path) as start:
-        yield start
-
-
 def feed(tracer: Tracer, text: str, *, request: str, trace_id: str) -> None:
     """A request within somebody's trace."""
-    told = as_request(now(history(text, request=request, engine="engine-a", recorder=f"recorder-of-{request}")))
-    for spans in told.resource_spans:
+    sent = as_request(now(history(text, request=request, engine="engine-a", recorder=f"recorder-of-{request}")))
+    for spans in sent.resource_spans:
         for span in (span for scope in spans.scope_spans for span in scope.spans):
             span.trace_id = bytes.fromhex(trace_id)
-    headers = {"content-type": "application/x-protobuf"}
-    httpx.post(f"{tracer.url}/v1/traces", content=told.SerializeToString(), headers=headers).raise_for_status()
+    tracer.post(sent.SerializeToString())
 
 
 def test_a_trace_leads_to_its_request(

@@ -1,4 +1,4 @@
-"""The live view's modules in the browser, without a page: pan and zoom, rows, clocks, and what the page is told."""
+"""The live view's modules in the browser, without a page: pan and zoom, rows, clocks, and what the page is sent."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ def test_clocks_and_lengths(ask: Any) -> None:
 
 
 OPENED = """(() => {
-  const told = [];
-  const tell = (name, value) => told.push([name, value]);
+  const sent = [];
+  const send = (name, value) => sent.push([name, value]);
   const live = Object.create(m.Live.prototype);
   Object.assign(live, { model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
-  Object.assign(live, { setStateValue: tell, setTriggerValue: tell });
+  Object.assign(live, { setStateValue: send, setTriggerValue: send });
   live.change({ span_ms: 1 });
   live.change({ span_ms: 2 });
   live.open(0);
-  return new Promise((done) => setTimeout(() => done(told), 500));
+  return new Promise((done) => setTimeout(() => done(sent), 500));
 })()"""
 
 
-def test_a_view_is_told_before_a_request_opens_and_never_after(ask: Any) -> None:
+def test_a_view_is_sent_before_a_request_opens_and_never_after(ask: Any) -> None:
     """After it, the view would become the address of the request's page."""
     assert ask(OPENED) == [["view", {"span_ms": 2}], ["open", {"request": "r", "engine": "e"}]]
 
@@ -110,7 +110,7 @@ def test_requests_share_rows_and_keep_them(ask: Any) -> None:
 
 
 MODEL = """(() => {
-  const told = {
+  const answer = {
     from_ms: 1000, to_ms: 2000, now_ms: 2000, phases: ['queued', 'load', 'decode'],
     requests: {request: ['r'], external: ['r'], engine: ['e'], begin_us: [0], end_us: [300000], is_open: [true],
                is_unsure: [false]},
@@ -118,7 +118,7 @@ MODEL = """(() => {
     marks: {lane: [0], at_us: [5], rule: ['x'], title: ['t'], severity: ['s'], healed: [0]},
     gaps: {engine: [], begin_us: [], end_us: [], missing: []},
   };
-  const model = m.modelOf(told, new m.Rows());
+  const model = m.modelOf(answer, new m.Rows());
   return [m.requestAt(model, 0, 310, 20), m.requestAt(model, 0, 330, 20), m.spent(model, 50, 200),
           [...model.segments.goes_on]];
 })()"""

@@ -8,14 +8,11 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-import httpx
 import pytest
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
-from dashboards import dashboards
 from on_live import facts, ready, shown_range
 from processes import Tracer, until
 from traffic import Engine, served
@@ -29,17 +26,9 @@ S = 10**9
 PHONE: playwright.ViewportSize = {"width": 412, "height": 840}
 
 
-@pytest.fixture
-def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    with dashboards(tmp_path) as start:
-        yield start
-
-
 def post(tracer: Tracer, events: Sequence[Event]) -> None:
-    headers = {"content-type": "application/x-protobuf"}
     for first in range(0, len(events), 500):
-        body = encoded(events[first : first + 500])
-        httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers, timeout=30).raise_for_status()
+        tracer.post(encoded(events[first : first + 500]))
 
 
 def busy(tracer: Tracer, *, seconds: int = 120) -> None:
@@ -115,7 +104,7 @@ def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[i
     """Fingers go down on the canvas, move, and are lifted."""
     box = page.locator(".field canvas").bounding_box()
     assert box is not None
-    told = page.context.new_cdp_session(page)
+    session = page.context.new_cdp_session(page)
     for step in range(steps + 1):
         share = step / steps
         points = [
@@ -123,8 +112,8 @@ def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[i
             for number, ((x1, y1), (x2, y2)) in enumerate(zip(begin, end, strict=True))
         ]
         kind = "touchMove" if step else "touchStart"
-        told.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-    told.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
 
 
 def test_empty_incomplete_and_away(

@@ -17,7 +17,7 @@ import pytest
 import real_engines
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from processes import Tracer, serve
-from test_dashboard_page import feed, start_dashboard  # noqa: F401  # a fixture is used by its name
+from test_dashboard_page import feed
 
 from kvtrail.tracer.replay.audit import audit
 
@@ -41,7 +41,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
 
 
 @pytest.fixture
-def url(busy: Tracer, start_dashboard: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:  # noqa: F811
+def url(busy: Tracer, start_dashboard: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("KVTRAIL_DASHBOARD_TRACES", TRACES)
     return start_dashboard(busy.url)
 
@@ -76,22 +76,22 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
 
 
 def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str) -> None:
-    told = busy.get("/api/efficiency")
-    assert told["worth"]["prefill_saved_s"] > 0
-    assert told["worth"]["waits"] > 0
-    assert told["by_epoch"]["1"]["taken"] > 0
+    answer = busy.get("/api/efficiency")
+    assert answer["worth"]["prefill_saved_s"] > 0
+    assert answer["worth"]["waits"] > 0
+    assert answer["by_epoch"]["1"]["taken"] > 0
     page.goto(f"{url}/efficiency?range=24+h")
     see(page, "Prefill saved")
-    see(page, f"{told['worth']['spared']:,} tokens spared")
+    see(page, f"{answer['worth']['spared']:,} tokens spared")
     see(page, "By engine and connector")
     see(page, "connector that hides what its store held")
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
     page.get_by_role("button", name="Pin this window").click()
     see(page, "Follow the clock again")
     playwright.expect(page).to_have_url(re.compile(r"range=24\+h&since=\d+&until=\d+"), timeout=SLOW_MS)
-    see(page, f"{told['worth']['spared']:,} tokens spared")
+    see(page, f"{answer['worth']['spared']:,} tokens spared")
     page.goto(f"{url}/efficiency?connector=OffloadingConnector")
-    see(page, "in 6 loads" if told["worth"]["waits"] == 6 else "loads")
+    see(page, "in 6 loads" if answer["worth"]["waits"] == 6 else "loads")
     page.goto(f"{url}/efficiency?since=1000&until=2000")
     see(page, "No lookup was traced in this window")
 
@@ -136,16 +136,16 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
         with page.expect_download() as download:
             page.get_by_role("button", name=name, exact=True).click()
         assert download.value.suggested_filename == f"{finding['request']}.{suffix}"
-        download.value.save_as(tmp_path / f"told.{suffix}")
-    assert "stale-lookup" in {f.rule for f in audit([tmp_path / "told.jsonl"]).findings}
-    assert json.loads((tmp_path / "told.perfetto.json").read_text())["traceEvents"]
-    assert json.loads((tmp_path / "told.json").read_text())["request"]["request"] == finding["request"]
+        download.value.save_as(tmp_path / f"answer.{suffix}")
+    assert "stale-lookup" in {f.rule for f in audit([tmp_path / "answer.jsonl"]).findings}
+    assert json.loads((tmp_path / "answer.perfetto.json").read_text())["traceEvents"]
+    assert json.loads((tmp_path / "answer.json").read_text())["request"]["request"] == finding["request"]
 
 
 def test_empty_and_disconnected(
     page: playwright.Page,
     start_tracer: Callable[..., Tracer],
-    start_dashboard: Callable[[str], str],  # noqa: F811
+    start_dashboard: Callable[[str], str],
 ) -> None:
     tracer = start_tracer()
     url = start_dashboard(tracer.url)
