@@ -19,7 +19,7 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import print_ratio, printed
 
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
@@ -36,7 +36,7 @@ def ingest(history: Path, size: int) -> None:
         pipeline = Pipeline(SqliteWriter(Path(folder) / "bench.db"), Metrics())
         began = time.process_time()
         for payload in payloads:
-            pipeline.ingest(ExportTraceServiceRequest.FromString(payload), transport="grpc")
+            pipeline.ingest(payload, transport="grpc")
         took_s = time.process_time() - began
         print(took_s / pipeline.spans_stored * 1e6)
         pipeline.close()
@@ -45,7 +45,7 @@ def ingest(history: Path, size: int) -> None:
 def requests(history: Path, size: int) -> Iterator[bytes]:
     """The history's spans in requests of `size` spans."""
     for line in history.open():
-        whole = otlp.from_json(json.loads(line))
+        whole = ExportTraceServiceRequest.FromString(otlp_json.to_protobuf(json.loads(line)))
         (resource,) = whole.resource_spans
         (scope,) = resource.scope_spans
         spans = list(scope.spans)

@@ -22,14 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from memory import MemoryTransport
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from rounds import print_ratio
 from test_bare_scheduler import storm
 
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp_json, protobuf
 from kvtrail.tracer.ingest.trace_file import TraceReader, TraceWriter
 from kvtrail.tracer.replay.audit import audit
 
@@ -76,7 +75,7 @@ def record(path: Path, level: str, requests: int) -> None:
     recorder._recorders.clear()
     writer = TraceWriter(path)
     for payload in memory.payloads:
-        writer.write(ExportTraceServiceRequest.FromString(payload))
+        writer.write(payload)
     writer.close()
 
 
@@ -85,7 +84,7 @@ def by_protobuf(path: Path, *, judged: bool) -> int:
     detector, seen = Detector(), set()
     count = 0
     for line in path.open("rb"):
-        for span in otlp.spans(otlp.from_json(json.loads(line))):
+        for span in protobuf.spans(otlp_json.to_protobuf(json.loads(line))):
             seen.add((span.trace_id, span.span_id))
             event = decode.from_span(span)
             if event is not None:
@@ -99,7 +98,7 @@ def by_protobuf(path: Path, *, judged: bool) -> int:
 def quickly(path: Path, *, judged: bool) -> int:
     if judged:
         return audit([path]).events
-    return sum(len(batch.events) for batch in TraceReader(path).batches())
+    return sum(len(batch.events) for batch in TraceReader(path).decoded())
 
 
 def timed(work: Callable[..., int], path: Path, *, judged: bool) -> tuple[int, float, float]:

@@ -21,7 +21,7 @@ from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.run import drive, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.history import History, load
 
 EXTRA = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
@@ -52,7 +52,7 @@ def recording(scenario: Scenario) -> History:
     played = play(scenario, configuration("OffloadConnector", EXTRA))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
-        path.write_text(otlp.spans_to_json_line(played.spans))
+        path.write_text(otlp_json.spans_to_json_line(played.spans))
         return load([path])
 
 

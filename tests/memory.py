@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
 
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.semconv import Kind
 
@@ -65,7 +64,7 @@ class MemoryTransport:
         self.open.set()
 
     def events(self) -> list[Event]:
-        spans = [s for p in self.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(p))]
+        spans = [s for p in self.payloads for s in protobuf.spans(p)]
         return [event for span in spans if (event := decode.from_span(span)) is not None]
 
     def lookups(self) -> list[Event]:

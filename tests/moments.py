@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import semconv

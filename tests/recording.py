@@ -8,11 +8,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from memory import MemoryTransport
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
 
 from kvtrail.connector.recording import exporter, recorder
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json, protobuf
 
 
 @contextmanager
@@ -26,13 +25,9 @@ def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
             for each in recorder.recorders():
                 assert each.flush(SLOW_S)
                 assert each.dropped == 0
-            spans = [
-                span
-                for payload in memory.payloads
-                for span in otlp.spans(ExportTraceServiceRequest.FromString(payload))
-            ]
+            spans = [span for payload in memory.payloads for span in protobuf.spans(payload)]
             lines = [
-                otlp.spans_to_json_line(spans[first : first + events_a_line])
+                otlp_json.spans_to_json_line(spans[first : first + events_a_line])
                 for first in range(0, len(spans), events_a_line)
             ]
             path.write_text("\n".join(lines) + "\n")

@@ -14,7 +14,7 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
 from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import NoSuchStep, Player
 from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
@@ -206,7 +206,7 @@ def _drive_again(
         )
     if output is not None:
         with output_file.opened(output) as file:
-            file.writelines(otlp.spans_to_json_lines(driven.played.spans))
+            file.writelines(otlp_json.spans_to_json_lines(driven.played.spans))
     if as_json:
         click.echo(json.dumps(report.as_dict(driven), indent=2))
     else:

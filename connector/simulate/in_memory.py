@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.connector.recording.ring import EventTuple, Identity, sequence_of
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.spans import Span
@@ -75,7 +74,7 @@ class InMemoryExporter:
         """The spans, as a tracer would receive them."""
         encoder = Encoder(self._resource, self._span_id_base)
         payloads = encoder.requests(self._held, BATCH)
-        return [span for p in payloads for span in otlp.spans(ExportTraceServiceRequest.FromString(p))]
+        return [span for p in payloads for span in protobuf.spans(p)]
 
     def _event(self, recorded: EventTuple) -> Event:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = recorded
@@ -100,8 +99,8 @@ class InMemoryExporter:
     def _decoded(self, source: bytes, identity: Identity) -> dict[str, Any]:
         """The fields that all events of one request from one connector share."""
         root, _, request_id = identity
-        known = {pair.key: otlp.value(pair.value) for pair in ProtoSpan.FromString(source).attributes}
-        fields = {field: known[key] for key, field, _ in decode.COMMON if key in known}
+        known = protobuf.attributes(ProtoSpan.FromString(source).attributes)
+        fields = {common.field: known[common.key] for common in semconv.COMMON if common.key in known}
         fields |= {
             "engine": self._resource[semconv.ENGINE_ID.key],
             "recorder": self._resource[semconv.RECORDER_ID.key],

@@ -21,7 +21,6 @@ from memory import MemoryTransport
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 import vllm.plugins
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import Counter, Gauge, Histogram
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
@@ -45,7 +44,7 @@ from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, protobuf
 
 registration.register()
 OURS = "UntracedOffloadConnector"
@@ -219,7 +218,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     yield sender
     if sender is not None and recorder is not None:
         recorder.close()
-        spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
+        spans = [s for payload in sender.payloads for s in protobuf.spans(payload)]
         assert recorder.dropped == 0
         assert [s.name for s in spans if decode.from_span(s) is None] == []
 
@@ -474,7 +473,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     for method in expected:
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
     recorder.close()
-    spans = [s for payload in sender.payloads for s in otlp.spans(ExportTraceServiceRequest.FromString(payload))]
+    spans = [s for payload in sender.payloads for s in protobuf.spans(payload)]
     assert set(expected.values()) - {s.name for s in spans} == set()
 
 

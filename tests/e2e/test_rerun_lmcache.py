@@ -18,7 +18,7 @@ from processes import Tracer
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 
 LOG = """\
 (EngineCore_DP0 pid=7703) [2025-12-03 01:24:36,395] LMCache INFO: Reqid: cmpl-bench-97810623-16-0, Total tokens 10009, \
@@ -60,7 +60,7 @@ def from_the_bare_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
         in_memory.flush()
     spans = [span for each in exporters for span in each.spans()]
     trace = folder / "trace.jsonl"
-    trace.write_text(otlp.spans_to_json_line(spans) + "\n")
+    trace.write_text(otlp_json.spans_to_json_line(spans) + "\n")
     return trace
 
 

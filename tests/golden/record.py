@@ -22,7 +22,7 @@ from recording import recording
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.replay.audit import audit
@@ -78,7 +78,7 @@ def stale_lookup_minimized(path: Path) -> None:
         with contextlib.suppress(AssertionError):
             bare.run()
     small = minimize(load([whole])).history
-    path.write_text("".join(f"{otlp.spans_to_json_line([span])}\n" for _, span in small.moments))
+    path.write_text("".join(f"{otlp_json.spans_to_json_line([span])}\n" for _, span in small.moments))
     whole.unlink()
 
 
@@ -145,7 +145,7 @@ def gap(path: Path) -> None:
     preempted(path)
     lost = {e.span_id for e in load([path]).events if e.request == "r-1" and e.kind is Kind.ALLOC}
     left = [span for _, span in load([path]).moments if span.span_id not in lost]
-    path.write_text("".join(f"{otlp.spans_to_json_line(left[n : n + 8])}\n" for n in range(0, len(left), 8)))
+    path.write_text("".join(f"{otlp_json.spans_to_json_line(left[n : n + 8])}\n" for n in range(0, len(left), 8)))
 
 
 TRACES: dict[str, Callable[[Path], None]] = {

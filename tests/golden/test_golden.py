@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from minimal import assert_minimal, findings
 
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.replay.audit import Audit, audit
@@ -69,7 +69,7 @@ def test_a_trace_is_judged_as_recorded_in_any_order_of_its_events(golden: Golden
     recorded = audit([golden.path])
     assert recorded.verdicts == golden.verdicts
     assert [finding.rule for finding in recorded.findings] == golden.findings
-    lines = [otlp.spans_to_json_line([span]) for _, span in load([golden.path]).moments]
+    lines = [otlp_json.spans_to_json_line([span]) for _, span in load([golden.path]).moments]
     lines += [line for line in golden.path.read_text().splitlines() if not _is_json(line)]
     shuffled = tmp_path / "shuffled.jsonl"
     for seed in range(ORDERS):

@@ -17,7 +17,7 @@ from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.check.trial import run
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.events import Lookup
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     tiny_model.prepare_environment()
     played, failures = run(Subject(task["connector"], task["extra"]), Scenario.from_dict(task["scenario"]))
     if task["trace"]:  # without the name of the folder that it was recorded in
-        text = otlp.spans_to_json_line(played.spans) + "\n"
+        text = otlp_json.spans_to_json_line(played.spans) + "\n"
         Path(task["trace"]).write_text(
             re.sub(re.escape(tempfile.gettempdir()) + r'/[^"]*', "model", text), encoding="utf-8"
         )

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from history import history
-from wire import as_request
+from wire import encoded
 
 from kvtrail.__main__ import COMMANDS, main
 from kvtrail.tracer.detect.rules import Rule, all_rules, page
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def write(path: Path, *texts: str, a_line_each: bool = False) -> Path:
     for number, text in enumerate(texts):
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
         batches = [[e] for e in events] if a_line_each else [events]
-        lines += [otlp.to_json_line(as_request(batch)) for batch in batches]
+        lines += [otlp_json.to_json_line(encoded(batch)) for batch in batches]
     random.Random(0).shuffle(lines)
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -118,8 +118,8 @@ def test_a_report_that_cannot_be_written_is_no_drift(tmp_path: Path, monkeypatch
 def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:
     events = history(DRIFT)
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"
-    first.write_text(otlp.to_json_line(as_request(events[4:])))
-    second.write_bytes(gzip.compress(otlp.to_json_line(as_request(events[:4])).encode()))
+    first.write_text(otlp_json.to_json_line(encoded(events[4:])))
+    second.write_bytes(gzip.compress(otlp_json.to_json_line(encoded(events[:4])).encode()))
     result = run("audit", "--json", str(first), str(second), str(first))
     told = json.loads(result.output)
     assert (told["missing"], told["repeated"], told["drift"]) == (0, len(events) - 4, True)
@@ -140,7 +140,7 @@ def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Pat
     path = write(tmp_path / "t.jsonl", OK)
     path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
     writer = TraceWriter(path)
-    writer.write(as_request(history(DRIFT, request="later-0123abcd", recorder="later")))
+    writer.write(encoded(history(DRIFT, request="later-0123abcd", recorder="later")))
     writer.close()
     assert run("audit", str(path)).exit_code == 1
 

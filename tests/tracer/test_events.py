@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields, replace
 
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model import events, semconv
@@ -37,6 +37,13 @@ def test_every_kind_has_its_event_with_the_fields_of_its_attributes(kind: Kind) 
     assert semconv.BRIEFS[kind]
 
 
+@pytest.mark.parametrize("kind", list(Kind))
+def test_an_event_is_decoded_by_the_names_and_the_types_of_the_vocabulary(kind: Kind) -> None:
+    types = {field.encode_name: str(field.type) for field in fields(events.CLASSES[kind])}
+    for attribute in (*semconv.COMMON, *semconv.FIELDS[kind]):
+        assert attribute.type.__name__ in types[attribute.key]
+
+
 def test_a_lookup_is_read_back() -> None:
     event = decode.from_span(
         span(
@@ -55,7 +62,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_a_value_of_the_wrong_type_is_named() -> None:
-    with pytest.raises(decode.MalformedSpan, match=r"kvtrail\.tokens\.total must be int, not '749'"):
+    with pytest.raises(decode.MalformedSpan, match=r"Expected `int`, got `str` - at `\$\.kvtrail\.tokens\.total`"):
         decode.from_span(span(Kind.LOOKUP, **{semconv.TOTAL.key: "749", semconv.COMPUTED.key: 1}))
 
 
@@ -81,7 +88,7 @@ def test_damage_is_named_and_not_believed(key: str, value: object) -> None:
 @pytest.mark.parametrize("change", [{"span_id": ""}, {"start_ns": -1}, {"end_ns": 2**63 + 5}])
 def test_a_span_of_no_time_or_no_id_is_damage(change: dict[str, Any]) -> None:
     damaged = replace(span(Kind.PREEMPT), **change)
-    with pytest.raises(decode.MalformedSpan, match="is none"):
+    with pytest.raises(decode.MalformedSpan, match=next(iter(change))):
         decode.from_span(damaged)
 
 

@@ -17,7 +17,7 @@ from history import START_NS, history
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import Tracer
-from wire import as_request
+from wire import as_request, encoded
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.lanes import Lane, Segment, Window, segments
@@ -168,7 +168,7 @@ def test_what_takes_too_long_is_given_up_and_said(
 
 def test_old_lanes_leave_with_their_requests(tmp_path: Path) -> None:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
-    pipeline.ingest(as_request(history("L 100 c0 h0 -> 0\nend", request="old-0123abcd")), transport="grpc")
+    pipeline.ingest(encoded(history("L 100 c0 h0 -> 0\nend", request="old-0123abcd")), transport="grpc")
     reader = SqliteReader(tmp_path / "s.db")
     window = Window(from_ns=START_NS - S, to_ns=START_NS + S)
     assert [x.external for x in reader.lanes(window, live=()).lanes] == ["old"]
@@ -269,7 +269,7 @@ def test_what_may_have_ended_unheard_is_not_drawn_as_going_on(start_tracer: Call
 
 def test_a_request_whose_beginning_is_missing_has_no_lane_before_it_is_given_up(tmp_path: Path) -> None:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
-    pipeline.ingest(as_request(history("L 100 c0 h0 -> 0\nA 0")[1:]), transport="grpc")
+    pipeline.ingest(encoded(history("L 100 c0 h0 -> 0\nA 0")[1:]), transport="grpc")
     reader = SqliteReader(tmp_path / "s.db")
     window = Window(from_ns=0, to_ns=START_NS + S)
     assert reader.lanes(window, live=["engine"]).lanes == []

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
-from wire import as_request
+from wire import as_request, encoded
 
 from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
 from kvtrail.tracer.serve import pipeline as pipelines
@@ -45,7 +45,7 @@ class Sidecar:
             del batch.resource_spans[0].scope_spans[0].spans[:]
             batch.resource_spans[0].scope_spans[0].spans.extend(spans[: len(part)])
             del spans[: len(part)]
-            self.pipeline.ingest(batch, transport="grpc")
+            self.pipeline.ingest(batch.SerializeToString(), transport="grpc")
             self.pipeline.tidy()
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -196,7 +196,7 @@ def test_a_refused_write_is_counted(sidecar: Sidecar) -> None:
     sidecar.writer._db.execute("PRAGMA busy_timeout=50")
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError):
-        sidecar.pipeline.ingest(as_request(history("L 10 c0 h0 -> 0")), transport="grpc")
+        sidecar.pipeline.ingest(encoded(history("L 10 c0 h0 -> 0")), transport="grpc")
     blocker.execute("ROLLBACK")
     assert sidecar.value("kvtrail_store_failures_total") == 1
 

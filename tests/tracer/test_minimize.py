@@ -15,7 +15,7 @@ from moments import loaded
 from msgspec import structs
 
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.audit import audit
@@ -49,7 +49,7 @@ def kinds(events: Sequence[Event]) -> list[str]:
 
 
 def written(recording: History, path: Path) -> Path:
-    path.write_text("".join(f"{otlp.spans_to_json_line([span])}\n" for _, span in recording.moments))
+    path.write_text("".join(f"{otlp_json.spans_to_json_line([span])}\n" for _, span in recording.moments))
     return path
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from history import history
 from test_commands import DRIFT, OK, run, write
-from wire import as_request
+from wire import encoded
 
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import load
 
@@ -106,7 +106,7 @@ def test_a_defect_of_ours_is_not_taken_for_the_absence_of_findings(
 
 def test_what_was_not_read_and_not_kept_is_told(tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    data = json.loads(otlp.to_json_line(as_request(history(DRIFT))))
+    data = json.loads(otlp_json.to_json_line(encoded(history(DRIFT))))
     spans = data["resourceSpans"][0]["scopeSpans"]
     newer = {**spans[0]["spans"][0], "name": "kv.from.the.future", "spanId": "00000000000000aa"}
     spans[0]["spans"].append(newer)

@@ -10,12 +10,12 @@ import pytest
 from history import history, judge
 from hypothesis import given
 from hypothesis import strategies as st
-from wire import as_request
+from wire import encoded
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.ordering import SeenNumbers
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.replay.audit import audit
@@ -124,7 +124,7 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
         event.sequence = event.request_sequence = number
     lost = rng.randrange(len(events)) if seed % 3 == 0 else None
     told_events = [event for number, event in enumerate([*events, *workers]) if number != lost]
-    lines = [otlp.to_json_line(as_request([event])) for event in told_events]
+    lines = [otlp_json.to_json_line(encoded([event])) for event in told_events]
     paths = [tmp_path / name for name in "abc"]
     paths[0].write_text("\n".join(lines))
     in_order = audit(paths[:1]).as_dict()
@@ -142,7 +142,7 @@ def test_an_audit_is_the_same_for_any_order_of_lines_and_files(seed: int, tmp_pa
 def test_the_same_file_twice_counts_once(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     events = requests(OK, DRIFT, OK)
-    path.write_text("\n".join(otlp.to_json_line(as_request([event])) for event in events))
+    path.write_text("\n".join(otlp_json.to_json_line(encoded([event])) for event in events))
     once, twice = audit([path]), audit([path, path])
     assert (twice.events, twice.repeated, twice.missing) == (len(events), len(events), 0)
     assert (twice.verdicts, twice.checks) == (once.verdicts, once.checks)

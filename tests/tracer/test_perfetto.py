@@ -11,10 +11,10 @@ import collector
 import pytest
 from click.testing import CliRunner, Result
 from history import history
-from wire import as_request
+from wire import encoded
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 
 DRIFT = (
     "L 749 c0 h256 -> 256\nA 256 [1-24]\nS 256+400 [1-24]\nS 656+93 []\nS 749+1 []\nP free 7\n"
@@ -149,7 +149,7 @@ def test_requests_that_overlap_lie_on_tracks_of_their_own_and_others_share_one(t
 def test_engines_are_processes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     two = [history(DRIFT, engine=engine, recorder=engine) for engine in ("east", "west")]
-    path.write_text("\n".join(otlp.to_json_line(as_request(events)) for events in two))
+    path.write_text("\n".join(otlp_json.to_json_line(encoded(events)) for events in two))
     assert run(path, "--perfetto", "-o", tmp_path / "out.json").exit_code == 0
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     check(events)
@@ -193,7 +193,7 @@ def test_calls_within_calls_and_backward_clocks_still_nest(tmp_path: Path) -> No
     events[5].start_ns = events[5].end_ns - 10**10
     events[6].end_ns = events[6].start_ns + 10**12
     path = tmp_path / "t.jsonl"
-    path.write_text(otlp.to_json_line(as_request(events)))
+    path.write_text(otlp_json.to_json_line(encoded(events)))
     assert run(path, "--perfetto", "-o", tmp_path / "out.json").exit_code == 0
     check(json.loads((tmp_path / "out.json").read_text())["traceEvents"])
 

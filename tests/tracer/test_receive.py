@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from processes import Tracer, free_port, until
 from wire import as_request, encoded
 
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json, protobuf
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 
@@ -73,7 +72,7 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
 
 def test_json_is_understood(start_tracer: Start) -> None:
     tracer = start_tracer()
-    body = otlp.to_json_line(as_request(history(STORY)))
+    body = otlp_json.to_json_line(encoded(history(STORY)))
     answer = httpx.post(f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()) == (200, {})
     zipped = gzip.compress(body.encode())
@@ -92,7 +91,7 @@ def test_json_is_understood(start_tracer: Start) -> None:
         (b"\xff\xff", {"content-type": "application/x-protobuf"}, 400, "not an OTLP trace request"),
         (b"x", {"content-type": "text/plain"}, 415, "send application/x-protobuf or application/json"),
         (b"x", {"content-type": "application/json", "content-encoding": "gzip"}, 400, "gzip"),
-        (b"x", {"content-type": "application/json", "content-encoding": "br"}, 400, "send gzip, or none"),
+        (b"x", {"content-type": "application/json", "content-encoding": "br"}, 400, "send gzip, or no encoding"),
     ],
 )
 def test_bad_requests_are_refused_with_a_reason(
@@ -229,11 +228,11 @@ def test_the_trace_file_holds_what_was_received(start_tracer: Start, tmp_path: A
     trace = tmp_path / "trace.jsonl"
     tracer = start_tracer("--trace-file", str(trace))
     headers = {"content-type": "application/x-protobuf"}
-    sent = as_request(history(STORY))
-    httpx.post(f"{tracer.url}/v1/traces", content=sent.SerializeToString(), headers=headers)
+    sent = encoded(history(STORY))
+    httpx.post(f"{tracer.url}/v1/traces", content=sent, headers=headers)
     until(lambda: trace.exists() and trace.read_text().endswith("\n"))
-    read = [s for line in trace.read_text().splitlines() for s in otlp.spans(otlp.from_json(json.loads(line)))]
-    assert read == list(otlp.spans(sent))
+    read = [s for line in trace.read_text().splitlines() for s in otlp_json.spans(line)]
+    assert read == protobuf.spans(sent)
     writer = TraceWriter(tmp_path / "copy.jsonl")
     writer.write(sent)
     writer.close()

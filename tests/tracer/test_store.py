@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from history import START_NS, history
-from wire import as_request
+from msgspec.structs import replace
+from wire import encoded
 
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.metrics import Metrics
@@ -25,7 +25,7 @@ def filled(path: Path, *texts: str) -> tuple[SqliteWriter, SqliteReader, Pipelin
     pipeline = Pipeline(writer, Metrics())
     for number, text in enumerate(texts):
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
-        pipeline.ingest(as_request(events), transport="grpc")
+        pipeline.ingest(encoded(events), transport="grpc")
     return writer, SqliteReader(path), pipeline
 
 
@@ -71,14 +71,14 @@ def test_a_requests_spans_and_the_foreign_ones_of_its_trace(tmp_path: Path) -> N
 def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path) -> None:
     _, reader, pipeline = filled(tmp_path / "s.db", STORY)
     before = (reader.totals(), reader.last_number(), reader.findings())
-    pipeline.ingest(as_request(history(STORY, request="r-0-0123abcd", recorder="rec-0")), transport="http")
+    pipeline.ingest(encoded(history(STORY, request="r-0-0123abcd", recorder="rec-0")), transport="http")
     assert (reader.totals(), reader.last_number(), reader.findings()) == before
 
 
 def test_a_span_that_is_twice_in_one_batch_is_stored_once(tmp_path: Path) -> None:
     _, reader, pipeline = filled(tmp_path / "s.db")
     events = history(STORY)
-    pipeline.ingest(as_request([*events, events[1]]), transport="http")
+    pipeline.ingest(encoded([*events, events[1]]), transport="http")
     assert reader.last_number() >= len(events)
     account = reader.request("cmpl-1-0-0123abcd")
     assert account is not None
@@ -103,10 +103,10 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     """The open request is read back: what comes after the restart is no gap, and its drift is found with its history."""
     events = history(STORY)
     writer, _, pipeline = filled(tmp_path / "s.db")
-    pipeline.ingest(as_request(events[:4]), transport="grpc")
+    pipeline.ingest(encoded(events[:4]), transport="grpc")
     writer.close()
     again = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
-    again.ingest(as_request(events[4:]), transport="grpc")
+    again.ingest(encoded(events[4:]), transport="grpc")
     (account,) = SqliteReader(tmp_path / "s.db").requests()
     assert (account["complete"], account["verdict"], account["lookups"]) == (True, "drift", 2)
     (finding,) = SqliteReader(tmp_path / "s.db").findings()
@@ -125,7 +125,7 @@ def test_what_cannot_be_stored_is_kept_for_the_next_batch(tmp_path: Path) -> Non
     blocker = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     writer._db.execute("PRAGMA busy_timeout=50")
     blocker.execute("BEGIN IMMEDIATE")
-    batch = as_request(history(STORY))
+    batch = encoded(history(STORY))
     with pytest.raises(StoreError, match=r"cannot write to the store .*s.db: database is locked"):
         pipeline.ingest(batch, transport="grpc")
     blocker.execute("ROLLBACK")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from history import START_NS, history
-from wire import as_request
+from wire import encoded
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.serve.metrics import Metrics
@@ -86,11 +86,11 @@ def test_what_is_not_stored_is_not_counted(tmp_path: Path) -> None:
 def test_after_a_restart(tmp_path: Path) -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend", request="req-1")
     writer = SqliteWriter(tmp_path / "s.db")
-    Pipeline(writer, Metrics()).ingest(as_request(events[:4]), transport="grpc")
+    Pipeline(writer, Metrics()).ingest(encoded(events[:4]), transport="grpc")
     assert check(tmp_path / "s.db")["running"] == 1
     writer.close()
     again = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
-    again.ingest(as_request(events[4:]), transport="grpc")
+    again.ingest(encoded(events[4:]), transport="grpc")
     told = check(tmp_path / "s.db")
     assert (told["requests"], told["running"], told["lookups"], told["drifting"]) == (1, 0, 2, 1)
     again.prune(retain_ns=time.time_ns() - START_NS - 10**12)

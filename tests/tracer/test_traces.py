@@ -15,10 +15,10 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 from history import history
-from wire import as_request
+from wire import as_request, encoded
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.audit import Audit, audit
@@ -202,7 +202,7 @@ def test_other_dialects_of_the_same_json_say_the_same(tmp_path: Path, dialect: s
     assert is_whole(audit([path]))
     assert numbers(load([path]).events) == numbers(EVENTS)
     assert {e.trace_id for e in load([path]).events} == {
-        e.trace_id for b in TraceReader(path).batches() for e in b.events
+        e.trace_id for b in TraceReader(path).decoded() for e in b.events
     }
 
 
@@ -257,7 +257,7 @@ def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Pat
 
 def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    data = json.loads(otlp.to_json_line(as_request(EVENTS)))
+    data = json.loads(otlp_json.to_json_line(encoded(EVENTS)))
     spans = data["resourceSpans"][0]["scopeSpans"][0]["spans"]
     spans[0]["attributes"].append({"key": "kvtrail.locks", "value": {"intValue": "7"}})
     path.write_text(json.dumps(data, separators=(",", ":")))

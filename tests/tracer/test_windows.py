@@ -10,7 +10,7 @@ import httpx
 import pytest
 from history import START_NS, history
 from processes import Tracer
-from wire import as_request
+from wire import as_request, encoded
 
 from kvtrail.tracer.detect.savings import Cell
 from kvtrail.tracer.replay.audit import audit
@@ -110,7 +110,7 @@ def test_a_requests_spans_are_a_trace_file(api: Tracer, tmp_path: Path) -> None:
 def test_a_batch_that_comes_twice_is_summed_up_once(tmp_path: Path) -> None:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
     for _ in range(2):
-        pipeline.ingest(as_request(history(HIT)), transport="http")
+        pipeline.ingest(encoded(history(HIT)), transport="http")
     assert sums(SqliteReader(tmp_path / "s.db"))["asked"] == 1499
 
 
@@ -120,7 +120,7 @@ def test_a_restart_in_the_middle_of_a_request_sums_up_once(tmp_path: Path) -> No
         path = tmp_path / f"{cut}.db"
         for part in (events[:cut], events[cut:]):
             writer = SqliteWriter(path)
-            Pipeline(writer, Metrics()).ingest(as_request(part), transport="http")
+            Pipeline(writer, Metrics()).ingest(encoded(part), transport="http")
             writer.close()
         told = sums(SqliteReader(path))
         assert (told["asked"], told["taken"], told["spared"], told["lookups"]) == (1499, 928, 928, 2), cut
@@ -134,9 +134,9 @@ def test_sums_of_a_batch_that_could_not_be_stored_are_not_lost(tmp_path: Path) -
     blocker = sqlite3.connect(path, isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError):
-        pipeline.ingest(as_request(history(HIT)), transport="http")
+        pipeline.ingest(encoded(history(HIT)), transport="http")
     blocker.execute("ROLLBACK")
-    pipeline.ingest(as_request(history(HIT)), transport="http")
+    pipeline.ingest(encoded(history(HIT)), transport="http")
     assert sums(SqliteReader(path))["asked"] == 1499
 
 
@@ -157,7 +157,7 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
     for name in ("a", "b"):
         events = history(STALE, engine=name, recorder=name, request=f"{name}-0123abcd")
-        pipeline.ingest(as_request(events), transport="http")
+        pipeline.ingest(encoded(events), transport="http")
     reader = SqliteReader(tmp_path / "s.db")
     assert [f["engine"] for f in reader.findings(FindingFilter(engines=["b"]))] == ["b"]
     assert reader.findings(FindingFilter(engines=[])) == []

@@ -11,7 +11,7 @@ from typing import IO
 import click
 
 from kvtrail.tracer.commands.options import FORCE, output_option
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.reader import LogReader, names
 from kvtrail.tracer.ingest.trace_file import UnusableTrace
@@ -70,10 +70,10 @@ def _write(reader: LogReader, file: IO[str] | None) -> int:
     """Write the reader's spans; returns how many. Without a file they are read for the sake of the story."""
     spans = reader.spans()
     count = 0
-    while batch := list(islice(spans, otlp.SPANS_A_LINE)):
+    while batch := list(islice(spans, otlp_json.SPANS_A_LINE)):
         count += len(batch)
         if file is not None:
-            file.write(otlp.spans_to_json_line(batch) + "\n")
+            file.write(otlp_json.spans_to_json_line(batch) + "\n")
     return count
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvtrail.tracer.commands.options import FORCE, TRACES, known_rule, output_option
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay import minimize as minimizing
@@ -70,7 +70,7 @@ def minimize(
             click.echo("\n".join([f"Error: {nothing}.", *_named(nothing.found)]), err=True)
             context.exit(1)
         with output_file.opened(output) as file:
-            file.writelines(f"{otlp.spans_to_json_line([span])}\n" for _, span in result.history.moments)
+            file.writelines(f"{otlp_json.spans_to_json_line([span])}\n" for _, span in result.history.moments)
     columns = None if aside else terminal.width()
     lines = [
         line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)

@@ -1,31 +1,32 @@
 """Trace files, as kvtrail and the OpenTelemetry Collector's file exporter write them.
 
-`files` takes the compression off a file, `messages` cuts it into messages, and here these become spans or events.
+A file is a sequence of messages. A message is a line of OTLP JSON; or, as the Collector writes with `format: proto` or
+`compression: zstd`, it follows its length in four bytes, big-endian, and is JSON or protobuf, compressed or not. The bytes
+decide, never the file's name.
 """
 
 from __future__ import annotations
 
 import heapq
-import json
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-from kvtrail.tracer.ingest import decode, files, otlp, otlp_json
-from kvtrail.tracer.ingest.messages import Message, messages
-from kvtrail.tracer.ingest.otlp_json import Odd
-from kvtrail.tracer.ingest.quick import Quick
+from kvtrail.tracer.ingest import decode, files, otlp_json
+from kvtrail.tracer.ingest.otlp_json import JsonDecoder
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
-_BACKSLASH = "\\"
-_BY_NUMBER = "u"
+_NO_TEXT = b"\x08"
+"""No text begins with a byte up to this one; the length of a message of less than 144 MiB does."""
+_LENGTH_BYTES = 4
+_LONGEST = 1 << 30
+"""Bytes of a message: a longer one is taken for damage."""
 T = TypeVar("T")
 
 
@@ -33,8 +34,53 @@ class UnusableTrace(ValueError):
     """A file that cannot be read as a trace; the text names the file and the reason."""
 
 
+def is_framed(start: bytes) -> bool:
+    """Whether a file that begins like this holds messages with their lengths."""
+    return bool(start) and start[:1] <= _NO_TEXT
+
+
 @dataclass(slots=True)
-class Batch:
+class Message:
+    """One message as it lies in the file, without its length."""
+
+    data: bytes
+    is_json: bool
+    damage: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        return len(self.data) <= len(b"\r\n") and not self.data.strip()
+
+
+def messages(file: io.BufferedReader) -> Iterator[Message]:
+    """The messages of a file. What is no message says so when it is read."""
+    if not is_framed(file.peek(1)):
+        for line in file:
+            yield Message(line, is_json=True)
+        return
+    while length := file.read(_LENGTH_BYTES):
+        size = int.from_bytes(length, "big")
+        data = file.read(min(size, _LONGEST))
+        if len(length) < _LENGTH_BYTES or len(data) < size:
+            yield Message(data, is_json=True, damage=f"the file ends within a message of {size} bytes")
+            return
+        yield _unpacked(data)
+
+
+def _unpacked(data: bytes) -> Message:
+    damage = None
+    if data.startswith(files.ZSTD):
+        decompressor = files.zstd()
+        try:
+            data = decompressor.decompress(data)
+            damage = None if decompressor.eof else "a message ends within a compressed block"
+        except Exception as error:  # zstandard's error has no base that says what it is
+            damage = f"a message is damaged: {error}"
+    return Message(data, is_json=damage is not None or data.startswith(b"{"), damage=damage)
+
+
+@dataclass(slots=True)
+class Decoded:
     """What one message of a trace file holds.
 
     Attributes:
@@ -81,13 +127,12 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(self, path: Path, *, quick: Quick | None = None) -> None:
-        """`quick` remembers what comes again; the readers of several files may share one."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
         self.on_bytes: Callable[[int], None] | None = None
         """Hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
-        self._quick = quick or Quick()
+        self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
     def spans(self) -> Iterator[Span]:
         """The spans, in the order of the file.
@@ -95,16 +140,16 @@ class TraceReader:
         Raises:
             UnusableTrace: the file cannot be opened, or holds no message that is OTLP.
         """
-        for spans in self._read(_spans):
+        for spans in self._read(self._spans):
             yield from spans
 
-    def batches(self) -> Iterator[Batch]:
+    def decoded(self) -> Iterator[Decoded]:
         """The same as events, message by message, much faster.
 
         Raises:
             UnusableTrace: as for `spans`.
         """
-        yield from self._read(self._batch)
+        yield from self._read(self._decoded)
 
     def _read(self, read: Callable[[Message], T]) -> Iterator[T]:
         good = number = 0
@@ -133,34 +178,37 @@ class TraceReader:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
             raise UnusableTrace(f"{self.path}: no OTLP JSON line in it ({why})")
 
-    def _batch(self, message: Message) -> Batch:
-        batch = Batch()
-        spans: list[Span] | None = None
+    def _spans(self, message: Message) -> list[Span]:
+        if message.damage is not None:
+            raise ValueError(message.damage)
+        if message.empty:
+            return []
         if message.is_json:
-            line = message.text()
-            with suppress(Odd):  # another dialect, or damage, which the slower way tells
-                if not _has_escapes(line):
-                    batch.events, spans = self._quick.read(line)
-        for span in _spans(message) if spans is None else spans:
-            batch.add(span)
-        return batch
+            return self._json.spans(message.data.decode("utf-8-sig"))
+        return self._protobuf.spans(message.data)
+
+    def _decoded(self, message: Message) -> Decoded:
+        decoded = Decoded()
+        for span in self._spans(message):
+            decoded.add(span)
+        return decoded
 
 
-def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Batch]]:
+def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:
     """The batches of several files in the order of time, as far as each file has it: a file is opened when its turn comes.
 
     Raises:
         UnusableTrace: one of the files cannot be read at all.
     """
     if len(readers) == 1:
-        yield from ((readers[0], batch) for batch in readers[0].batches())
+        yield from ((readers[0], batch) for batch in readers[0].decoded())
         return
     heap = [(_begins_ns(reader.path), number) for number, reader in enumerate(readers)]
     heapq.heapify(heap)
-    held: dict[int, tuple[Iterator[Batch], Batch | None]] = {}
+    held: dict[int, tuple[Iterator[Decoded], Decoded | None]] = {}
     while heap:
         at_ns, number = heapq.heappop(heap)
-        batches, batch = held.pop(number) if number in held else (readers[number].batches(), None)
+        batches, batch = held.pop(number) if number in held else (readers[number].decoded(), None)
         if batch is not None:
             yield readers[number], batch
         if (following := next(batches, None)) is not None:
@@ -169,7 +217,7 @@ def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Batch
 
 
 def _begins_ns(path: Path) -> int:
-    return next((batch.at_ns for batch in TraceReader(path).batches() if batch.at_ns), 0)
+    return next((batch.at_ns for batch in TraceReader(path).decoded() if batch.at_ns), 0)
 
 
 class TraceWriter:
@@ -181,40 +229,13 @@ class TraceWriter:
         if _torn(path):  # a writer was killed within a line: the next one must not be joined to it
             self._file.write("\n")
 
-    def write(self, request: ExportTraceServiceRequest) -> None:
-        self._file.write(otlp.to_json_line(request) + "\n")
+    def write(self, payload: bytes) -> None:
+        """Append a request in binary form."""
+        self._file.write(otlp_json.to_json_line(payload) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
-
-
-def _spans(message: Message) -> list[Span]:
-    """The spans of a message.
-
-    Raises:
-        ValueError: it is none, or no UTF-8, no JSON, no OTLP.
-    """
-    if message.empty:
-        return []
-    if not message.is_json:
-        return list(otlp.spans(otlp.from_protobuf(message.data)))
-    text = message.text()
-    data = json.loads(text)
-    if not _has_escapes(text):
-        with suppress(Odd):
-            return otlp_json.spans(data)
-    return list(otlp.spans(otlp.from_json(data)))
-
-
-def _has_escapes(text: str) -> bool:
-    """Whether a text names characters by number: such a name may be half a character, which protobuf refuses."""
-    at = text.find(_BACKSLASH)  # one character is found ten times as fast as two, and few are there
-    while at >= 0:
-        if text[at + 1 : at + 2] == _BY_NUMBER:
-            return True
-        at = text.find(_BACKSLASH, at + 2)
-    return False
 
 
 def _torn(path: Path) -> bool:

@@ -4,22 +4,48 @@ An event is a kvtrail span read back: who recorded it, when, about which request
 that the recorder could not know is None. Foreign spans (vLLM's `llm_request`, a gateway's) are no events; they are
 stored and shown beside them.
 
-They are structs of msgspec, which are made twice as fast as dataclasses, and hold nothing that the garbage collector must
-look through.
+These structs are also the table by which spans are decoded. `msgspec.convert` fills a struct from a span's attributes, whose
+names `semconv` gives to the fields, and checks each value by the field's type. A constructor checks nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-import msgspec
+from msgspec import Meta, Struct
 
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.capabilities import Capability, of_connector
 from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.spans import LATEST_NS
+
+MOST = 2**50
+"""A count beyond this is taken for damage, so that sums of counts always fit into 64 bits."""
+Count = Annotated[int, Meta(ge=0, le=MOST)]
+AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
+"""What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
+Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
+"""Unix nanoseconds."""
+Blocks = tuple[Count, ...]
+Keys = tuple[str, ...]
+
+_KEYS = {
+    attribute.field: attribute.key
+    for attributes in (
+        (semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES),
+        semconv.COMMON,
+        *semconv.FIELDS.values(),
+    )
+    for attribute in attributes
+}
 
 
-class Event(msgspec.Struct, kw_only=True, gc=False):
+def _key(field: str) -> str:
+    """A field's name on the wire."""
+    return _KEYS.get(field, field)
+
+
+class Event(Struct, kw_only=True, gc=False, rename=_key):
     """What all events share. Times are Unix nanoseconds; `sequence` counts the recorder's events from 0, and
     `request_sequence` those of them that concern this request."""
 
@@ -27,23 +53,23 @@ class Event(msgspec.Struct, kw_only=True, gc=False):
 
     engine: str
     recorder: str
-    sequence: int
-    connector: str
+    sequence: Count
+    connector: str = ""
     connector_id: str = ""
-    role: str
-    rank: int
-    start_ns: int
-    end_ns: int
-    span_id: str = ""
+    role: str = ""
+    rank: Count = 0
+    start_ns: Time
+    end_ns: Time
+    span_id: Annotated[str, Meta(min_length=1)] = ""
     trace_id: str = ""
     request: str | None = None
     external: str | None = None
-    request_sequence: int = 0
-    epoch: int = 0
+    request_sequence: Count = 0
+    epoch: Count = 0
     error: str | None = None
-    block_size: int | None = None
+    block_size: Count | None = None
     """Tokens per KV block of the engine, where its recorder says so."""
-    chunk_size: int | None = None
+    chunk_size: Count | None = None
     capabilities: str | None = None
     """What its recorder declares about connectors: the value of `semconv.CAPABILITIES`."""
 
@@ -59,36 +85,36 @@ class Event(msgspec.Struct, kw_only=True, gc=False):
 
 class RequestStart(Event, kw_only=True, gc=False):
     kind = Kind.REQUEST_START
-    total: int | None = None
-    limit: int | None = None
-    scheduler_step: int | None = None
-    request_priority: int | None = None
+    total: Count | None = None
+    limit: Count | None = None
+    scheduler_step: Count | None = None
+    request_priority: AnyCount | None = None
     block_hashes: str | None = None
 
 
 class RequestEnd(Event, kw_only=True, gc=False):
     kind = Kind.REQUEST
-    total: int | None = None
-    output: int | None = None
-    computed: int | None = None
+    total: Count | None = None
+    output: Count | None = None
+    computed: Count | None = None
     outcome: str | None = None
     free_delayed: bool | None = None
-    blocks_ids: tuple[int, ...] | None = None
-    scheduler_step: int | None = None
+    blocks_ids: Blocks | None = None
+    scheduler_step: Count | None = None
     block_hashes: str | None = None
     """Of the blocks that were filled after its start."""
 
 
 class Lookup(Event, kw_only=True, gc=False):
     kind = Kind.LOOKUP
-    total: int
-    computed: int
-    matched: int | None = None
-    returned: int | None = None
+    total: Count
+    computed: Count
+    matched: Count | None = None
+    returned: AnyCount | None = None
     is_async: bool = False
     cached: bool | None = None
-    refused: int | None = None
-    chunk_keys: tuple[str, ...] | None = None
+    refused: AnyCount | None = None
+    chunk_keys: Keys | None = None
 
     @property
     def answer(self) -> int | None:
@@ -98,38 +124,38 @@ class Lookup(Event, kw_only=True, gc=False):
 
 class Alloc(Event, kw_only=True, gc=False):
     kind = Kind.ALLOC
-    total: int | None = None
-    allocated: int
-    blocks_count: int | None = None
-    blocks_ids: tuple[int, ...] | None = None
-    computed: int | None = None
+    total: Count | None = None
+    allocated: Count
+    blocks_count: Count | None = None
+    blocks_ids: Blocks | None = None
+    computed: Count | None = None
     """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
-    matched: int | None = None
-    hit_sources: tuple[str, ...] | None = None
+    matched: Count | None = None
+    hit_sources: Keys | None = None
 
 
 class Schedule(Event, kw_only=True, gc=False):
     kind = Kind.SCHEDULE
-    computed: int
-    scheduled: int
+    computed: Count
+    scheduled: Count
     resumed: bool = False
-    drafted: int | None = None
-    blocks_ids: tuple[int, ...] | None = None
+    drafted: Count | None = None
+    blocks_ids: Blocks | None = None
     """The blocks that the step adds to the request's table; all of them on the first step."""
 
 
 class Preempt(Event, kw_only=True, gc=False):
     kind = Kind.PREEMPT
-    blocks_free: int | None = None
+    blocks_free: Count | None = None
 
 
 class Transfer(Event, kw_only=True, gc=False):
-    start: int
-    count: int
-    blocks_count: int | None = None
-    bytes: int | None = None
-    expected: int | None = None
-    blocks_ids: tuple[int, ...] | None = None
+    start: Count
+    count: Count
+    blocks_count: Count | None = None
+    bytes: Count | None = None
+    expected: Count | None = None
+    blocks_ids: Blocks | None = None
 
 
 class Load(Transfer, kw_only=True, gc=False):
@@ -143,21 +169,21 @@ class Store(Transfer, kw_only=True, gc=False):
 class Received(Event, kw_only=True, gc=False):
     kind = Kind.RECEIVED
     failed: bool = False
-    scheduler_step: int | None = None
+    scheduler_step: Count | None = None
 
 
 class Sent(Event, kw_only=True, gc=False):
     kind = Kind.SENT
-    scheduler_step: int | None = None
+    scheduler_step: Count | None = None
 
 
 class Plan(Event, kw_only=True, gc=False):
-    start: int | None = None
+    start: Count | None = None
     """None where the connector names blocks, but not whose tokens they are."""
-    count: int
-    blocks_ids: tuple[int, ...] | None = None
-    chunk_keys: tuple[str, ...] | None = None
-    transfer_id: int | None = None
+    count: Count
+    blocks_ids: Blocks | None = None
+    chunk_keys: Keys | None = None
+    transfer_id: Count | None = None
 
 
 class LoadPlan(Plan, kw_only=True, gc=False):
@@ -171,67 +197,67 @@ class StorePlan(Plan, kw_only=True, gc=False):
 
 class TransferEnd(Event, kw_only=True, gc=False):
     kind = Kind.TRANSFER_END
-    transfer_id: int
+    transfer_id: Count
     failed: bool = False
-    scheduler_step: int | None = None
+    scheduler_step: Count | None = None
 
 
 class Flush(Event, kw_only=True, gc=False):
     kind = Kind.FLUSH
-    transfer_id: int
+    transfer_id: Count
 
 
 class LoadError(Event, kw_only=True, gc=False):
     kind = Kind.LOAD_ERROR
-    blocks_ids: tuple[int, ...] = ()
+    blocks_ids: Blocks = ()
 
 
 class RankLookup(Event, kw_only=True, gc=False):
     kind = Kind.RANK_LOOKUP
-    total: int | None = None
-    matched: int
+    total: Count | None = None
+    matched: Count
 
 
 class Prefetch(Event, kw_only=True, gc=False):
     kind = Kind.PREFETCH
-    start: int
-    count: int
+    start: Count
+    count: Count
 
 
 class Lock(Event, kw_only=True, gc=False):
     kind = Kind.LOCK
-    locks: int
+    locks: Count
 
 
 class Unlock(Event, kw_only=True, gc=False):
     kind = Kind.UNLOCK
-    locks: int
+    locks: Count
 
 
 class Refcount(Event, kw_only=True, gc=False):
     kind = Kind.REFCOUNT
     chunk_key: str | None = None
-    refs: int | None = None
-    pins: int | None = None
+    refs: AnyCount | None = None
+    pins: AnyCount | None = None
 
 
 class Free(Event, kw_only=True, gc=False):
     kind = Kind.FREE
-    blocks_count: int | None = None
+    blocks_count: Count | None = None
     lease_expired: bool | None = None
 
 
 class Read(Event, kw_only=True, gc=False):
     kind = Kind.READ
-    blocks_count: int | None = None
+    blocks_count: Count | None = None
 
 
 class Stats(Event, kw_only=True, gc=False):
     kind = Kind.STATS
-    total: int | None = None
-    reported: int | None = None
-    from_connector: int | None = None
-    queried: int | None = None
+    total: Count | None = None
+    reported: AnyCount | None = None
+    from_connector: AnyCount | None = None
+    queried: Count | None = None
 
 
 class Key(Event, kw_only=True, gc=False):
@@ -244,40 +270,40 @@ class Key(Event, kw_only=True, gc=False):
 class Pool(Event, kw_only=True, gc=False):
     kind = Kind.POOL
     pool_tier: str = ""
-    pool_used: int | None = None
-    pool_free: int | None = None
-    pool_total: int | None = None
+    pool_used: AnyCount | None = None
+    pool_free: AnyCount | None = None
+    pool_total: Count | None = None
 
 
 class Index(Event, kw_only=True, gc=False):
     kind = Kind.INDEX
-    index_published: int | None = None
-    index_applied: int | None = None
-    index_declined: int | None = None
+    index_published: Count | None = None
+    index_applied: Count | None = None
+    index_declined: Count | None = None
 
 
 class Evict(Event, kw_only=True, gc=False):
     kind = Kind.EVICT
     chunk_key: str | None = None
-    count: int | None = None
-    bytes: int | None = None
+    count: Count | None = None
+    bytes: Count | None = None
 
 
 class Reset(Event, kw_only=True, gc=False):
     kind = Kind.RESET
     succeeded: bool | None = None
-    scheduler_step: int | None = None
+    scheduler_step: Count | None = None
 
 
 class CacheReset(Event, kw_only=True, gc=False):
     kind = Kind.CACHE_RESET
-    scheduler_step: int | None = None
+    scheduler_step: Count | None = None
 
 
 class Heartbeat(Event, kw_only=True, gc=False):
     kind = Kind.HEARTBEAT
-    recorder_recorded: int = 0
-    recorder_dropped: int = 0
+    recorder_recorded: Count = 0
+    recorder_dropped: Count = 0
     recorder_closed: bool = False
 
 

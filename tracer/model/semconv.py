@@ -17,15 +17,19 @@ SCOPE = "kvtrail"
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: its `key` on the wire, its Python `type`, and what it says in one sentence."""
+    """One attribute: its `key` on the wire, its Python `type`, and its meaning in one sentence. `name` is that of its field,
+    where this does not follow from the key."""
 
     key: str
     type: type
     brief: str
+    name: str = ""
 
     @property
     def field(self) -> str:
         """The attribute's name in events and in the api: `kvtrail.tokens.returned` is `returned`."""
+        if self.name:
+            return self.name
         name = self.key.removeprefix("kvtrail.").removeprefix("tokens.").replace(".", "_")
         return "is_async" if name == "async" else name  # `async` is a keyword
 
@@ -211,14 +215,14 @@ BRIEFS: dict[Kind, str] = {
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
 }
 
-REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.")
-EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.")
-EPOCH = Attribute("kvtrail.request.epoch", int, "Preemption epoch: how often the request had been preempted.")
+REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
+EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.", "external")
+EPOCH = Attribute("kvtrail.request.epoch", int, "Preemption epoch: how often the request had been preempted.", "epoch")
 REQUEST_SEQUENCE = Attribute("kvtrail.request.sequence", int, "Its number among the recorder's events of the request.")
-SEQUENCE = Attribute("kvtrail.recorder.sequence", int, "Number of this event among all of its recorder's.")
-CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced connector.")
+SEQUENCE = Attribute("kvtrail.recorder.sequence", int, "Number of this event among all of its recorder's.", "sequence")
+CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced connector.", "connector")
 CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "The traced connector among those of its process.")
-ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.")
+ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.", "role")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
 COMMON: tuple[Attribute, ...] = (
     REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
@@ -226,8 +230,8 @@ COMMON: tuple[Attribute, ...] = (
 )  # fmt: skip
 """Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
 
-RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.")
-ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.")
+RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.", "recorder")
+ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.", "engine")
 BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
 MODEL = Attribute("kvtrail.model", str, "The model's name, as vLLM was given it.")
 SERVED_MODEL = Attribute(
@@ -253,6 +257,7 @@ CAPABILITIES = Attribute(
     str,
     "JSON: by connector name, what rules may rely on in its spans (docs/connectors.md). Where it is absent, the connector's"
     " name decides.",
+    "capabilities",
 )
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,

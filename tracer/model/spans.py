@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 LATEST_NS = 2**63 - 2
 """Later times are cut to this one: it fits into a store's 64 bits, and no event may have it."""
 
 
-@dataclass(slots=True)
-class Span:
+class Span(Struct, gc=False):
     """One finished span. Ids are lower-case hex; times are Unix nanoseconds.
 
     `resource` is shared between the spans of a batch; treat it as read-only.
@@ -27,4 +27,4 @@ class Span:
     resource: Mapping[str, Any]
     scope: str = ""
     error: str | None = None
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = []

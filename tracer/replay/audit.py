@@ -15,7 +15,7 @@ from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.logs.reader import LogReader, files_of, readers
-from kvtrail.tracer.ingest.trace_file import Batch, TraceReader, by_time
+from kvtrail.tracer.ingest.trace_file import Decoded, TraceReader, by_time
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 
 REMEMBERED_FOREIGN = 100_000
@@ -129,7 +129,7 @@ def _audit(
         if isinstance(log, LogReader):
             spans = log.spans()
             while held := list(islice(spans, SETTLE_EVERY)):
-                batch = Batch()
+                batch = Decoded()
                 for span in held:
                     batch.add(span)
                 detector.feed(batch.events)
@@ -145,7 +145,7 @@ def _audit(
     return result
 
 
-def _count(batch: Batch, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
+def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
     """Count what is no event. `foreign` are the last foreign spans, by which one that is there twice is told."""
     unknown = sum(batch.unknown_spans.values())
     result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown

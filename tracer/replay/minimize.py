@@ -8,8 +8,10 @@ So what is wrong in it was wrong in the recording, and is never a hole that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from copy import copy
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event

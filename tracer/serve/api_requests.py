@@ -10,7 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from pydantic import BaseModel
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Severity, Witness
 from kvtrail.tracer.model.semconv import SCOPE
@@ -86,7 +86,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
-        lines = f"{otlp.spans_to_json_line(reader.spans_of(account))}\n"
+        lines = f"{otlp_json.spans_to_json_line(reader.spans_of(account))}\n"
         return _file(lines, account["request"], ending="jsonl", media_type="application/x-ndjson")
 
     @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")

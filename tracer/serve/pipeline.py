@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.savings import SavingsCounter
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
@@ -59,6 +58,7 @@ class Pipeline:
         self._metrics = metrics
         self._trace_file = None if trace_file is None else TraceWriter(trace_file)
         self._lock = threading.Lock()
+        self._decoder = ProtobufDecoder()
         # What the next commit writes: requests whose accounts changed, and findings.
         self._dirty: dict[tuple[str, str], None] = {}
         self._changed: dict[str, Finding] = {}
@@ -73,15 +73,16 @@ class Pipeline:
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
         )
 
-    def ingest(self, request: ExportTraceServiceRequest, *, transport: str) -> None:
-        """Process one batch. When this returns, it is stored.
+    def ingest(self, payload: bytes, *, transport: str) -> None:
+        """Process one batch: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored.
 
         Raises:
+            MalformedOtlp: the bytes are no such request.
             StoreError: nothing was stored, and the sender should try again.
         """
         started_s = time.perf_counter()
         with self._lock:
-            spans = list(otlp.spans(request))
+            spans = self._decoder.spans(payload)
             known = self._writer.known(spans)
             new = [span for span in spans if (span.trace_id, span.span_id) not in known]
             pairs = [(span, self._event(span)) for span in new]
@@ -95,7 +96,7 @@ class Pipeline:
             self._count(len(spans), pairs, transport, self.last_received_ns)
             if self._trace_file is not None and new:
                 try:
-                    self._trace_file.write(request)
+                    self._trace_file.write(payload)
                 except OSError as error:  # the batch is stored; only its copy is lost
                     logger.error("the trace file misses a batch: %s", error)
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)

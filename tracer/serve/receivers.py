@@ -15,39 +15,21 @@ import grpc
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from google.rpc.status_pb2 import Status
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
-    TraceServiceServicer,
-    add_TraceServiceServicer_to_server,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.ingest.protobuf import MalformedOtlp
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The largest request accepted, after decompression: the limit of the OpenTelemetry SDK's own exporters."""
+_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+_ACCEPTED = ExportTraceServiceResponse().SerializeToString()
 
 
 class PortTaken(RuntimeError):
     """A server could not listen; the text names the address and the option that changes it."""
-
-
-class _TraceService(TraceServiceServicer):
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-
-    def Export(  # the protocol's name
-        self, request: ExportTraceServiceRequest, context: grpc.ServicerContext
-    ) -> ExportTraceServiceResponse:
-        try:
-            self._pipeline.ingest(request, transport="grpc")
-        except StoreError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return ExportTraceServiceResponse()
 
 
 def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
@@ -56,12 +38,24 @@ def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
     Raises:
         PortTaken: the address is in use or does not belong to this machine.
     """
+
+    def export(payload: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            pipeline.ingest(payload, transport="grpc")
+        except MalformedOtlp as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except StoreError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return _ACCEPTED
+
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4, thread_name_prefix="otlp-grpc"),
         # Without so_reuseport a second tracer on the same port would silently receive half of the spans.
         options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.so_reuseport", 0)],
     )
-    add_TraceServiceServicer_to_server(_TraceService(pipeline), server)  # type: ignore[no-untyped-call]
+    # Without a deserializer the method gets the bytes.
+    methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError:
@@ -85,16 +79,15 @@ def http_routes(pipeline: Pipeline) -> APIRouter:
         try:
             body = _decompressed(await request.body(), request.headers.get("content-encoding", "").strip().lower())
             is_json = content_type == "application/json"
-            batch = otlp.from_json(json.loads(body)) if is_json else otlp.from_protobuf(body)
+            payload = otlp_json.to_protobuf(json.loads(body)) if is_json else body
+            await run_in_threadpool(pipeline.ingest, payload, transport="http")
         except (ValueError, RecursionError, OSError, zlib.error, EOFError) as error:
             return _refused(400, str(error), content_type)
-        try:
-            await run_in_threadpool(pipeline.ingest, batch, transport="http")
         except StoreError as error:
             return _refused(503, str(error), content_type)
         if content_type == "application/json":
             return Response("{}", media_type=content_type)
-        return Response(ExportTraceServiceResponse().SerializeToString(), media_type=content_type)
+        return Response(_ACCEPTED, media_type=content_type)
 
     return router
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.regression import as_pytest, slug
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import count, some
 
@@ -133,7 +133,7 @@ def write(checked: Checked, folder: Path) -> list[Path]:
     for each in checked.found:
         name = slug(each.failure.what)
         trace, test = folder / f"{name}.jsonl", folder / f"test_{name.replace('-', '_')}.py"
-        trace.write_text("".join(otlp.spans_to_json_lines(each.played.spans)), encoding="utf-8")
+        trace.write_text("".join(otlp_json.spans_to_json_lines(each.played.spans)), encoding="utf-8")
         test.write_text(_test(each), encoding="utf-8")
         files[each.failure.id] = (trace.name, test.name)
         written += [trace, test]

@@ -10,11 +10,11 @@ from msgspec.structs import asdict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
-from wire import as_request, encoded
+from wire import encoded
 
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, key_value
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.model.semconv import Kind
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
@@ -29,13 +29,13 @@ LOST = {"span_id", "trace_id", "external"}  # made by the encoder
 def test_any_value_survives(value: bool | int | str | float) -> None:
     read = KeyValue.FromString(key_value("key", value))
     assert read.key == "key"
-    assert otlp.value(read.value) == value
-    assert type(otlp.value(read.value)) is type(value)
+    assert protobuf.value(read.value) == value
+    assert type(protobuf.value(read.value)) is type(value)
 
 
 def test_a_story_survives_the_wire() -> None:
     told = history(STORY)
-    read = [decode.from_span(span) for span in otlp.spans(as_request(told))]
+    read = [decode.from_span(span) for span in protobuf.spans(encoded(told))]
     for before, after in zip(told, read, strict=True):
         assert after is not None
         assert {k: v for k, v in asdict(before).items() if k not in LOST} == {
@@ -47,7 +47,7 @@ def test_a_story_survives_the_wire() -> None:
 def test_sequence_numbers_of_any_size(sequence: int) -> None:
     (event,) = history("end")[-1:]
     event.sequence = sequence
-    (span,) = otlp.spans(as_request([event]))
+    (span,) = protobuf.spans(encoded([event]))
     assert span.attributes["kvtrail.recorder.sequence"] == sequence
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from memory import MemoryTransport, a_recorder, a_request, record
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S, until
 
 from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model.events import Heartbeat
 
 
@@ -216,7 +215,7 @@ def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.M
     recorder = a_recorder(transport)
     record(recorder, a_request(), 450)
     recorder.close(SLOW_S)
-    sizes = [len(list(otlp.spans(ExportTraceServiceRequest.FromString(each)))) for each in transport.payloads]
+    sizes = [len(list(protobuf.spans(each))) for each in transport.payloads]
     assert max(sizes) == 100
     assert len(transport.lookups()) == 450
 
@@ -263,7 +262,7 @@ def test_names_of_service_and_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = a_recorder(transport)
     record(recorder, a_request())
     recorder.close(SLOW_S)
-    (span, *_) = otlp.spans(ExportTraceServiceRequest.FromString(transport.payloads[0]))
+    (span, *_) = protobuf.spans(transport.payloads[0])
     assert span.resource["service.name"] == "my-vllm"
     assert span.resource["deployment.environment"] == "test"
 

@@ -11,7 +11,7 @@ from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate.redrive.redrive import Closeness
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
@@ -37,7 +37,7 @@ STALE = of_jobs(workload.stale_lookup())
 
 def recorded(played: Played, folder: Path, *, order: int | None = None) -> History:
     """The run as it comes out of a trace file."""
-    lines = [otlp.spans_to_json_line([span]) for span in played.spans]
+    lines = [otlp_json.spans_to_json_line([span]) for span in played.spans]
     if order is not None:
         random.Random(order).shuffle(lines)
     path = folder / f"trace-{order}.jsonl"

@@ -12,7 +12,7 @@ from recordings import STALE
 from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.run import play
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.audit import audit
 
 FAULTY = "Faulty:stale-lookup:OffloadConnector"
@@ -21,7 +21,7 @@ FAULTY = "Faulty:stale-lookup:OffloadConnector"
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    path.write_text(otlp.spans_to_json_line(play(STALE, configuration(FAULTY, {})).spans))
+    path.write_text(otlp_json.spans_to_json_line(play(STALE, configuration(FAULTY, {})).spans))
     return path
 
 

@@ -12,7 +12,7 @@ from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import Played, play
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 
 STALE = "Faulty:stale-lookup:OffloadConnector"
 
@@ -23,7 +23,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     played: Played = play(scenario_of("preemption-storm", 0), configuration(STALE, {"chunk_size": 256}))
     assert "stale-lookup" in {finding.rule for finding in played.findings}
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    path.write_text(otlp.spans_to_json_line(played.spans))
+    path.write_text(otlp_json.spans_to_json_line(played.spans))
     return path
 
 

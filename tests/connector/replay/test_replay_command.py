@@ -20,10 +20,10 @@ from click import unstyle
 from click.testing import CliRunner, Result
 from history import history
 from processes import until
-from wire import as_request
+from wire import encoded
 
 from kvtrail.__main__ import main
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nb: L 64 c0 h0 -> 0\nL 749 c336 h256 -> 256 cached\nA 256\nend"
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_text(otlp.to_json_line(as_request(history(text))) + "\n")
+    path.write_text(otlp_json.to_json_line(encoded(history(text))) + "\n")
     return path
 
 

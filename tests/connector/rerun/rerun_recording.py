@@ -13,7 +13,7 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check import profiles
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.spans import Span
 
@@ -48,7 +48,7 @@ def in_another_order(path: Path, into: Path, *, seed: int, drop: float = 0.0) ->
 
 
 def _write(path: Path, spans: Iterable[Span]) -> Path:
-    path.write_text("".join(otlp.spans_to_json_line([span]) + "\n" for span in spans))
+    path.write_text("".join(otlp_json.spans_to_json_line([span]) + "\n" for span in spans))
     return path
 
 

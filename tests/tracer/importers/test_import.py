@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from history import history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire import as_request
+from wire import encoded
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.ingest import decode, otlp
+from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.logs.lines import Lines
 from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
@@ -259,7 +259,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
     assert "1 requests: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
     result = run("import", "-", "-o", "-", text=text)
     lines = [line for line in result.stdout.splitlines() if line]
-    assert [len(list(otlp.spans(otlp.from_json(json.loads(line))))) for line in lines] == [3]
+    assert [len(list(otlp_json.spans(line))) for line in lines] == [3]
     assert "3 events" in run("audit", "-", text=text).output
 
 
@@ -277,7 +277,7 @@ def test_a_trace_beside_a_log_is_judged_as_alone(tmp_path: Path) -> None:
     """Though its lines come in any order, and the log's events are given up on early."""
     trace = tmp_path / "trace.jsonl"
     parts = history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend")
-    trace.write_text("\n".join(otlp.to_json_line(as_request([e])) for e in reversed(parts)))
+    trace.write_text("\n".join(otlp_json.to_json_line(encoded([e])) for e in reversed(parts)))
     result = audit([write(tmp_path, INCIDENT), trace])
     assert (result.verdicts[Verdict.OK], result.verdicts[Verdict.UNKNOWN]) == (1, 1)
 

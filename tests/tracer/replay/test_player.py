@@ -13,7 +13,7 @@ from history import history
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.ingest import otlp
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
@@ -78,7 +78,7 @@ def at_random(seed: int) -> list[Event]:
 
 
 def write(path: Path, events: Sequence[Event]) -> Path:
-    path.write_text("\n".join(otlp.spans_to_json_line([span_of(event)]) for event in events) + "\n")
+    path.write_text("\n".join(otlp_json.spans_to_json_line([span_of(event)]) for event in events) + "\n")
     return path
 
 

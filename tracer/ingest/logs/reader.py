@@ -15,9 +15,7 @@ from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
 from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.ingest.logs.story import Stories
 from kvtrail.tracer.ingest.logs.vllm import VLLM
-from kvtrail.tracer.ingest.messages import is_framed
-from kvtrail.tracer.ingest.quick import Quick
-from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace
+from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
@@ -146,8 +144,7 @@ def readers(paths: Iterable[Path]) -> list[TraceReader | LogReader]:
     paths, _ = files_of(paths)
     called = dict(zip(paths, names(paths), strict=True))
     logs = [path for path in paths if is_log(path)]
-    quick = Quick()
-    traces: list[TraceReader | LogReader] = [TraceReader(path, quick=quick) for path in paths if path not in logs]
+    traces: list[TraceReader | LogReader] = [TraceReader(path) for path in paths if path not in logs]
     return traces + [LogReader(path, engine=called[path]) for path in logs]
 
 

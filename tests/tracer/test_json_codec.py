@@ -1,20 +1,19 @@
-"""The quick way to read a line, the slower one and protobuf's: the same events, or none of them."""
+"""OTLP's JSON is read as Google's parser reads it, or not at all."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
 
 import collector
+import google_parser
 import pytest
 from history import history
-from wire import as_request
+from wire import encoded
 
-from kvtrail.tracer.ingest import decode, otlp, otlp_json
-from kvtrail.tracer.ingest.otlp_json import Odd
-from kvtrail.tracer.ingest.quick import Quick
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
@@ -42,7 +41,7 @@ sent
 """
 EVENTS = history(STORY)
 LINES = {
-    "ours": otlp.to_json_line(as_request(EVENTS)),
+    "ours": otlp_json.to_json_line(encoded(EVENTS)),
     "collector": collector.line(EVENTS),
     "mixed": collector.line(EVENTS, {**collector.foreign_span(1), "links": []}),
     "linked": collector.line(EVENTS, collector.foreign_span(1)),
@@ -53,13 +52,10 @@ _LAST = '"15"}},{"key":"kvtrail.succeeded","value":{"boolValue":false}}]'
 PIECES = ["", "", "0", '"', "}", "]", ",", "\\", "\\u0041", "-", "é", "null", "1e3", '"},{"key":"', "true", " "]
 
 
-def by_protobuf(line: str) -> list[Event] | None:
-    """The events by the way that protobuf's own parser guards; None where it refuses the line."""
-    try:
-        spans = otlp.spans(otlp.from_json(json.loads(line)))
-        return _sorted(event for span in spans if (event := _event(span)) is not None)
-    except (ValueError, RecursionError):
-        return None
+def by_google(line: str) -> list[Event] | None:
+    """The events of a line by Google's parser; None where it refuses the line."""
+    spans = google_parser.of_json(line)
+    return None if spans is None else _sorted(event for span in spans if (event := _event(span)) is not None)
 
 
 def _sorted(events: Iterable[Event]) -> list[Event]:
@@ -75,35 +71,28 @@ def _event(span: Span) -> Event | None:
 
 def as_read(line: str, path: Path) -> list[Event] | None:
     """The events as a file's reader has them."""
-    path.write_text(line + "\n" + LINES["ours"])  # a good line behind, for a file without one is none
-    reader = TraceReader(path)
-    batches = list(reader.batches())
-    return None if len(batches) == 1 else _sorted(batches[0].events)
-
-
-@pytest.mark.parametrize("name", ["ours", "collector", "mixed"])
-def test_it_reads_what_it_can_and_leaves_the_rest(name: str) -> None:
-    events, others = Quick().read(LINES[name])
-    assert events == [event for event in by_protobuf(LINES[name]) or () if event.error is None]
-    assert [span.name for span in others] == ["kv.alloc"] + ["llm_request"] * (name == "mixed")
+    path.write_text(line + "\n" + LINES["ours"])  # a good line behind, for a file without one is refused
+    messages = list(TraceReader(path).decoded())
+    return None if len(messages) == 1 else _sorted(messages[0].events)
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_reader_has_the_events_that_protobuf_has(name: str, tmp_path: Path) -> None:
-    told = as_read(LINES[name], tmp_path / "t")
-    assert told == by_protobuf(LINES[name])
-    assert len(told or ()) == len(EVENTS)
+def test_the_usual_form_is_read_without_googles_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = google_parser.of_json(LINES[name])
+    monkeypatch.setattr(otlp_json, "to_protobuf", None)
+    assert otlp_json.spans(LINES[name]) == expected
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_spans_read_without_protobuf_are_those_read_with_it(name: str) -> None:
-    data = json.loads(LINES[name])
-    assert otlp_json.spans(data) == list(otlp.spans(otlp.from_json(data)))
+def test_a_reader_has_the_events_that_google_has(name: str, tmp_path: Path) -> None:
+    events = as_read(LINES[name], tmp_path / "t")
+    assert events == by_google(LINES[name])
+    assert len(events or ()) == len(EVENTS)
 
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("seed", range(12))
-def test_a_damaged_line_is_read_as_protobuf_reads_it_or_not_at_all(name: str, seed: int, tmp_path: Path) -> None:
+def test_a_damaged_line_is_read_as_google_reads_it_or_not_at_all(name: str, seed: int, tmp_path: Path) -> None:
     rng = random.Random(f"{name}/{seed}")
     line = LINES[name]
     for _ in range(40):
@@ -111,7 +100,7 @@ def test_a_damaged_line_is_read_as_protobuf_reads_it_or_not_at_all(name: str, se
         length = rng.choice([0, 1, 1, 2, 12, 60, 900])
         put = rng.choice(PIECES)
         damaged = line[:at] + put + line[at + length :]
-        assert as_read(damaged, tmp_path / "t") == by_protobuf(damaged), (
+        assert as_read(damaged, tmp_path / "t") == by_google(damaged), (
             f"{line[at - 30 : at]}<{put}>{line[at + length :][:30]}"
         )
 
@@ -147,27 +136,28 @@ def test_a_damaged_line_is_read_as_protobuf_reads_it_or_not_at_all(name: str, se
         ('"attributes":[{"key":"kvtrail.connector', '"attributes":[],"attributes":[{"key":"kvtrail.connector'),
     ],
 )
-def test_what_is_odd_is_never_taken_for_something_else(old: str, new: str, tmp_path: Path) -> None:
+def test_what_differs_is_never_taken_for_something_else(old: str, new: str, tmp_path: Path) -> None:
     line = LINES["ours"].replace(old, new)
     assert line != LINES["ours"]
-    assert as_read(line, tmp_path / "t") == by_protobuf(line)
+    assert as_read(line, tmp_path / "t") == by_google(line)
 
 
 def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.quick._MOST_REMEMBERED", 3)
-    quick = Quick()
+    monkeypatch.setattr("kvtrail.tracer.ingest.protobuf._MOST_REMEMBERED", 3)
+    decoder = JsonDecoder()
     for number in range(20):
         events = history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
-        told, _ = quick.read(otlp.to_json_line(as_request(events)))
-        assert {event.recorder for event in told} == {f"rec-{number}"}
-        assert [e.numbers() for e in told] == [e.numbers() for e in events if e.error is None]
-    assert len(quick._fields) <= 3
-    assert len(quick._sections) <= 3
+        read = [_event(span) for span in decoder.spans(otlp_json.to_json_line(encoded(events)))]
+        assert [(e.recorder, e.numbers()) for e in read if e] == [(f"rec-{number}", e.numbers()) for e in events]
+    assert len(decoder._remembered) <= 3
 
 
-@pytest.mark.parametrize(
-    "line", ["", "{}", "null", '{"resourceSpans":[]}', '{"resourceSpans":[{"scopeSpans":[]}]}', "[1]"]
-)
-def test_a_line_without_spans_is_for_others(line: str) -> None:
-    with pytest.raises(Odd):
-        Quick().read(line)
+@pytest.mark.parametrize("line", ["", "null", "[1]", '{"resourceSpans":{}}'])
+def test_what_is_no_request_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"not an OTLP trace request|Expecting value"):
+        otlp_json.spans(line)
+
+
+@pytest.mark.parametrize("line", ["{}", '{"resourceSpans":[]}', '{"resourceSpans":[{"scopeSpans":[]}]}'])
+def test_a_request_may_be_empty(line: str) -> None:
+    assert otlp_json.spans(line) == []
