@@ -62,7 +62,7 @@ def _parts(batch: Batch) -> Iterator[Batch]:
     running = [{**account, "status": "running", "ended_ns": None} for account in batch.accounts]
     yield Batch(batch.spans[:third], running, lanes=batch.lanes)
     yield Batch(batch.spans[third : 2 * third], running, lanes=batch.lanes)
-    yield Batch(batch.spans[2 * third :], batch.accounts, batch.findings, batch.efficiency, batch.lanes)
+    yield Batch(batch.spans[2 * third :], batch.accounts, batch.findings, batch.savings, batch.lanes)
 
 
 def compare_writing(path: Path, spans: int, other: Path) -> None:

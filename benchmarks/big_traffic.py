@@ -41,25 +41,23 @@ def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
     """Batches of `of` requests, the oldest first. The last request began at `until_ns`, and nothing happens later."""
     dice = random.Random(1)
     count = max(1, spans // EVENTS)
-    efficiency, batch = SavingsCounter(), Batch()
+    savings, batch = SavingsCounter(), Batch()
     resources = [_resource(f"engine-{n}", MODELS[n % len(MODELS)]) for n in range(ENGINES)]
     for number in range(count):
         at_ns = until_ns - (count - 1 - number) * DAYS * 86_400 * S // count
         events = [event for event in _request(number, at_ns, dice) if event.end_ns <= until_ns]
         drifts = number % DRIFTING == 0 and len(events) > 6
-        _add(events, batch, efficiency, resources[number % ENGINES], drifts=drifts)
+        _add(events, batch, savings, resources[number % ENGINES], drifts=drifts)
         if len(batch.accounts) == of or number == count - 1:
-            yield replace(batch, efficiency=efficiency.cells)
-            efficiency.cells, batch = Counter(), Batch()
+            yield replace(batch, savings=savings.cells)
+            savings.cells, batch = Counter(), Batch()
 
 
-def _add(
-    events: list[Event], batch: Batch, efficiency: SavingsCounter, resource: dict[str, Any], *, drifts: bool
-) -> None:
+def _add(events: list[Event], batch: Batch, savings: SavingsCounter, resource: dict[str, Any], *, drifts: bool) -> None:
     account = Account(events[0].engine, events[0].request or "")
     for event in events:
         account.apply(event)
-        efficiency.enter(event, account)
+        savings.enter(event, account)
         span: Span = span_of(event)
         span.resource, span.trace_id, span.span_id = resource, event.trace_id, event.span_id
         batch.spans.append((span, event))

@@ -14,7 +14,7 @@ from kvtrail.dashboard.content.time_range import RANGES, TimeRange, time_range
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.savings import SavingsCounter, SavingsRow
 from kvtrail.tracer.model.words import NOTHING
-from kvtrail.tracer.serve.api_ranges import efficiency_report
+from kvtrail.tracer.serve.api_ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
 NOW_NS = START_NS + HOUR_NS
@@ -42,7 +42,7 @@ def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value
     listed = [SavingsRow(at_s=a, engine=e, connector=c, epoch=p, measures=m) for (a, e, c, p), m in rows.items()]
-    answer = efficiency_report(
+    answer = savings_report(
         listed, engine=asked.get("engine", ""), connector="", since_ns=START_NS, until_ns=NOW_NS, stretch_s=60
     )
     data: dict[str, Any] = json.loads(answer.model_dump_json())

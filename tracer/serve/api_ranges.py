@@ -36,7 +36,7 @@ class FindingsTrend(BaseModel):
     """The `rules`, `severities`, `connectors`, `engines` and `models` that have findings at all."""
 
 
-class EfficiencyReport(BaseModel):
+class SavingsReport(BaseModel):
     """What the offload did in a range of time. `detect.savings.Savings` explains the numbers of each part."""
 
     since_ns: int
@@ -98,19 +98,19 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     @api.get("/efficiency", summary="What the offload saved over a range of time")
     def efficiency(
         engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
-    ) -> EfficiencyReport:
+    ) -> SavingsReport:
         since, until = _range(since_ns, until_ns)
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
-        rows = reader.efficiency(since_ns=since, until_ns=until, stretch_s=stretch_s)
-        return efficiency_report(
+        rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
+        return savings_report(
             rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
         )
 
 
-def efficiency_report(
+def savings_report(
     rows: Iterable[SavingsRow], *, engine: str, connector: str, since_ns: int, until_ns: int, stretch_s: int
-) -> EfficiencyReport:
+) -> SavingsReport:
     """The report on the rows of a range. An empty engine or connector means all of them."""
     every = list(rows)
     rates = prefill_rates(every)  # an engine's own rate, whichever of its connectors is chosen
@@ -122,7 +122,7 @@ def efficiency_report(
             by_key.setdefault(key(row), []).append(row)
         return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
 
-    return EfficiencyReport(
+    return SavingsReport(
         since_ns=since_ns,
         until_ns=until_ns,
         step_s=stretch_s,

@@ -48,7 +48,7 @@ class Pipeline:
         max_requests: int = MOST_REQUESTS,
     ) -> None:
         """Reads the open requests back from the store, so that a restart does not look like a gap."""
-        self.efficiency = SavingsCounter()
+        self.savings = SavingsCounter()
         self.detector = Detector(max_requests=max_requests, listener=self._sum_up)
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
@@ -115,7 +115,7 @@ class Pipeline:
         with self._lock:
             self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
             self._take_findings(self.detector.tick())
-            if self._dirty or self.efficiency.cells:
+            if self._dirty or self.savings.cells:
                 self._commit([])
             if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
                 self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
@@ -150,14 +150,14 @@ class Pipeline:
                 self._reported.update(finding.id for finding in self.detector.feed([event]))
 
     def _sum_up(self, event: Event, account: Account) -> None:
-        """Enter an event into phases and efficiency. If it was read back, its sums are stored already."""
+        """Enter an event into phases and savings. If it was read back, its sums are stored already."""
         account.phases.enter(event)
         id_ = (event.trace_id, event.span_id)
         if id_ in self._read_back_ids:
             self._read_back_ids.discard(id_)
-            self.efficiency.recall(event, account)
+            self.savings.recall(event, account)
         else:
-            self.efficiency.enter(event, account)
+            self.savings.enter(event, account)
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""
@@ -180,15 +180,15 @@ class Pipeline:
                 accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings})
                 if account.started_ns:  # otherwise every event of it waits for one that is missing before it
                     lanes.append(lane_of(account, verdict=verdict, findings=findings))
-        batch = Batch(pairs, accounts, list(self._changed.values()), self.efficiency.cells, lanes)
+        batch = Batch(pairs, accounts, list(self._changed.values()), self.savings.cells, lanes)
         try:
             self._writer.write(batch)
         except StoreError:
             self._metrics.store_failures.inc()
             raise
-        self._metrics.count_facts(self.efficiency.facts)
-        self.efficiency.facts.clear()
-        self.efficiency.cells.clear()
+        self._metrics.count_facts(self.savings.facts)
+        self.savings.facts.clear()
+        self.savings.cells.clear()
         self.spans_stored += len(pairs)
         self._dirty.clear()
         self._changed.clear()

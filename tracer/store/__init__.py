@@ -28,14 +28,14 @@ class Batch:
         spans: new spans, each with its event if it is one of kvtrail's.
         accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
         findings: findings that are new or have changed.
-        efficiency: what to add to the sums of the offload's efficiency.
+        savings: what to add to the sums of the offload's savings.
         lanes: the requests of `accounts` as lanes of the live view.
     """
 
     spans: list[tuple[Span, Event | None]] = field(default_factory=list)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    efficiency: Mapping[Cell, int] = field(default_factory=dict)
+    savings: Mapping[Cell, int] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
 
 
@@ -111,7 +111,7 @@ class Reader(Protocol):
     def findings_places(self) -> dict[str, list[str]]:
         """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
 
-    def efficiency(
+    def savings(
         self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
     ) -> list[SavingsRow]:
         """The sums of a range of time by stretch, engine, connector and epoch.

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite import efficiency, findings, lanes, requests, spans
+from kvtrail.tracer.store.sqlite import findings, lanes, requests, savings, spans
 from kvtrail.tracer.store.sqlite.database import to_text
 from kvtrail.tracer.store.sqlite.spans import COLUMNS, span_of
 
@@ -64,7 +64,7 @@ class SqliteWriter:
             requests.put(self._db, batch.accounts)
             findings.put(self._db, batch.findings)
             lanes.put(self._db, batch.lanes)
-            efficiency.add(self._db, batch.efficiency)
+            savings.add(self._db, batch.savings)
 
     def open_spans(self) -> Iterable[Span]:
         # From the few open requests to their spans: in the order of span numbers, all spans would be read.
@@ -85,7 +85,7 @@ class SqliteWriter:
             dropped = spans.prune(self._db, before_ns=before_ns)
             lanes.prune(self._db, before_ns=before_ns)
             requests.prune(self._db, before_ns=before_ns)
-            efficiency.prune(self._db, before_ns=before_ns)
+            savings.prune(self._db, before_ns=before_ns)
         return dropped
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class SqliteWriter:
             )
             requests.upgrade(self._db)
             findings.upgrade(self._db)
-        for table in (spans, requests, findings, efficiency, lanes):
+        for table in (spans, requests, findings, savings, lanes):
             for statement in table.SCHEMA:
                 self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -122,5 +122,5 @@ class SqliteWriter:
             raise StoreError(f"cannot write to the store {self.path}: {error}") from error
 
 
-class SqliteReader(spans.SpanReader, findings.FindingReader, efficiency.EfficiencyReader, lanes.LaneReader):
+class SqliteReader(spans.SpanReader, findings.FindingReader, savings.SavingsReader, lanes.LaneReader):
     """The reading side: a `Reader`. Each part of it stands with its table."""

@@ -33,7 +33,7 @@ def feed(tracer: Tracer, text: str, **where: Any) -> None:
 
 def sums(reader: SqliteReader) -> dict[str, int]:
     summed: dict[str, int] = {}
-    for row in reader.efficiency(**EVER):
+    for row in reader.savings(**EVER):
         for measure, value in row.measures.items():
             summed[measure] = summed.get(measure, 0) + value
     return summed
@@ -143,14 +143,14 @@ def test_sums_of_a_batch_that_could_not_be_stored_are_not_lost(tmp_path: Path) -
 def test_long_windows_are_read_by_the_hour_and_agree_with_the_minutes(tmp_path: Path) -> None:
     writer, reader = SqliteWriter(tmp_path / "s.db"), SqliteReader(tmp_path / "s.db")
     start_s = 500_000 * 3600
-    writer.write(Batch(efficiency={Cell(start_s + 60 * n, "e", "c", 0, "lookups"): n for n in range(300)}))
-    writer.write(Batch(efficiency={Cell(start_s, "e", "c", 0, "lookups"): 5}))
-    short = reader.efficiency(since_ns=start_s * 10**9, until_ns=(start_s + 5 * 3600) * 10**9)
-    long = reader.efficiency(since_ns=start_s * 10**9, until_ns=(start_s + 48 * 3600) * 10**9)
+    writer.write(Batch(savings={Cell(start_s + 60 * n, "e", "c", 0, "lookups"): n for n in range(300)}))
+    writer.write(Batch(savings={Cell(start_s, "e", "c", 0, "lookups"): 5}))
+    short = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 5 * 3600) * 10**9)
+    long = reader.savings(since_ns=start_s * 10**9, until_ns=(start_s + 48 * 3600) * 10**9)
     assert (len(short), len(long)) == (300, 5)
     assert sum(row.measures["lookups"] for row in short) == sum(row.measures["lookups"] for row in long) == 44_855
     writer.prune(before_ns=(start_s + 3 * 3600) * 10**9)
-    assert [row.at_s for row in reader.efficiency(**EVER)] == [start_s + n * 3600 for n in (2, 3, 4)]
+    assert [row.at_s for row in reader.savings(**EVER)] == [start_s + n * 3600 for n in (2, 3, 4)]
 
 
 def test_findings_of_several_engines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The sums of the offload's efficiency in SQLite, by the minute and by the hour.
+"""The sums of what the offload saved, in SQLite, by the minute and by the hour.
 
 Both are written with the batch that they sum up. A range of a week therefore reads hours, and takes as long as six hours do.
 """
@@ -40,10 +40,10 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
         db.execute("DELETE FROM efficiency WHERE step_s = ? AND at_s < ?", (step_s, before_ns // 10**9 - step_s))
 
 
-class EfficiencyReader(Database):
-    """The part of `Reader` that is about efficiency."""
+class SavingsReader(Database):
+    """The part of `Reader` that is about savings."""
 
-    def efficiency(
+    def savings(
         self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
     ) -> list[SavingsRow]:
         step_s = interval_s(since_ns, until_ns)
