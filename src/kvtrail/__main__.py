@@ -1,7 +1,6 @@
-"""`kvtrail`: thin commands, each loaded only when it is called.
+"""`kvtrail`: the table of commands. A command's module is imported only when the command is called.
 
-Commands may live above the tracer (`demo` drives an engine, `dashboard` needs Streamlit); they are named here as text, so
-that nothing of them is imported by the sidecar.
+Some commands need more than the tracer does: `demo` drives an engine, `dashboard` needs Streamlit.
 """
 
 from __future__ import annotations
@@ -16,37 +15,37 @@ from kvtrail import __version__
 COMMANDS = {
     "serve": (
         "kvtrail.tracer.commands.serve:serve",
-        "Run the tracer: receive spans, judge them, serve api and metrics.",
+        "Run the tracer: receive spans, judge them, and serve the API and the metrics.",
     ),
-    "audit": ("kvtrail.tracer.commands.audit:audit", "Judge trace files, and explain what contradicts itself."),
+    "audit": ("kvtrail.tracer.commands.audit:audit", "Judge trace files and logs, and explain every contradiction."),
     "replay": (
         "kvtrail.connector.commands.replay:replay",
         "Step through a recorded history, with the account at each step.",
     ),
     "export": (
         "kvtrail.tracer.commands.export:export",
-        "Write a history as a file for ui.perfetto.dev and chrome://tracing.",
+        "Write a history as a timeline for ui.perfetto.dev and chrome://tracing.",
     ),
-    "import": ("kvtrail.tracer.commands.import_log:import_log", "Read the log of a vLLM server into a trace file."),
+    "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
     "minimize": (
         "kvtrail.tracer.commands.minimize:minimize",
-        "Reduce a trace that drifts to the fewest requests and events that show it.",
+        "Reduce a trace with drift to the fewest requests and events that still show it.",
     ),
     "test": (
         "kvtrail.connector.commands.write_test:write_test",
-        "Turn a recorded fault into a pytest file that stands alone.",
+        "Turn a recorded fault into a self-contained pytest file.",
     ),
     "check": (
         "kvtrail.connector.commands.check:check",
-        "Torture a connector on vLLM's scheduler; the rules are the judge.",
+        "Stress a connector on vLLM's scheduler, with the rules as the judge.",
     ),
-    "dashboard": ("kvtrail.dashboard.command:dashboard", "Show live request timelines in the browser."),
+    "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is called, and says what to install when that fails."""
+    """Imports a command's module when the command is called, and says what to install if that fails."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
