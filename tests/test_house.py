@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -30,6 +32,11 @@ ROOMS = {
 }  # fmt: skip
 """A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
 PURE = ["model", "detect"]
+WRITTEN = (".py", ".md", ".toml", ".yml", ".yaml", ".json", ".js", ".html", ".css", ".txt")
+UNWRITTEN = {
+    ".git", ".venv", ".cache", ".demo", ".hypothesis", ".mypy_cache", ".pytest_cache", ".ruff_cache", "__pycache__", "build",
+    "dist", "test-artifacts", "kvtrail-check",
+}  # fmt: skip
 SERVER_LIBRARIES = {"fastapi", "uvicorn", "grpc", "google", "prometheus_client", "opentelemetry", "sqlite3", "click"}
 
 
@@ -64,6 +71,35 @@ def test_vocabulary_and_detector_are_pure() -> None:
         for path in (ROOT / "tracer" / room).rglob("*.py"):
             foreign = {name.partition(".")[0] for name in imports_of(path)} & SERVER_LIBRARIES
             assert not foreign, f"{path} imports {foreign}"
+
+
+def test_nothing_calls_the_folders_by_their_bare_names() -> None:
+    """They are `kvtrail.connector`, `kvtrail.tracer`, `kvtrail.dashboard`: in code, commands, settings and documentation."""
+    bare = "|".join(PACKAGES)
+    inside = "|".join({path.stem for package in PACKAGES for path in (ROOT / package).iterdir()})
+    called = re.compile(
+        rf"^\W*(?:from|import) (?:{bare})[. ]|-m (?:{bare})\b|module_path\W+(?:{bare})\b|[`'\"](?:{bare})\.(?:{inside})\b",
+        re.MULTILINE,
+    )
+    for name in PACKAGES:
+        for text in (
+            f'"kv_connector_module_path": "{name}"',
+            f"`python -m {name}.x`",
+            f"    from {name}.model import events",
+        ):
+            assert called.search(text)
+    for path in written():
+        text = path.read_text(encoding="utf-8")
+        assert not (hit := called.search(text)), f"{path}: {hit and text[hit.start() : hit.end() + 40]!r}"
+
+
+def written() -> Iterator[Path]:
+    """The files that people write: code, documentation and settings."""
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in UNWRITTEN and not name.endswith(".egg-info")]
+        for name in files:
+            if name.endswith(WRITTEN) or "." not in name:
+                yield Path(folder, name)
 
 
 @pytest.mark.parametrize(
