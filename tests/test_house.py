@@ -85,7 +85,7 @@ def test_nothing_calls_the_folders_by_their_bare_names() -> None:
         for text in (
             f'"kv_connector_module_path": "{name}"',
             f"`python -m {name}.x`",
-            f"    from {name}.model import events",
+            f"    from {name}.model import e",
         ):
             assert called.search(text)
     for path in written():

@@ -2,7 +2,7 @@
 
 This is the reducing half of Zeller and Hildebrandt's ddmin ("Simplifying and isolating failure-inducing input", 2002): large
 pieces are left out before small ones, down to single items, until no single one can go. It shrinks both a recorded history
-(`replay.minimize`) and a failing workload (`connector.simulate.shrink`).
+(`replay.minimize`) and a failing workload (`kvtrail.connector.simulate.shrink`).
 """
 
 from __future__ import annotations
