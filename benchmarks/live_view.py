@@ -1,7 +1,7 @@
-"""How long an update of the live view blocks the browser's main thread, beside Altair with the same events.
+"""What an update of the live page costs the browser, beside Altair drawing the same events.
 
-A real Chromium opens the same page by turns with either, and a message that goes round in it without pause tells when the
-main thread did not get to it: that is what a person feels as a page that hangs.
+A Chromium opens the same page in turn with either. A message that circulates in the page shows when the main thread was
+blocked, which a person notices as a page that hangs.
 
     python benchmarks/live_view.py
 """
@@ -39,24 +39,28 @@ LISTEN = """() => {
 
 
 def updates(page: Page, url: str, *, kind: str, events: int, count: int) -> list[tuple[float, float]]:
-    """For each update, in milliseconds: the longest block, and the processor time of all that the main thread did. The
-    first updates, which load code, are left out."""
+    """For each update, in milliseconds: the longest block, and the processor time of the main thread.
+
+    The first updates, which load code, are left out.
+    """
     page.goto(f"{url}/?kind={kind}&events={events}")
     number = _wait_for(page, 3)
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     page.evaluate(LISTEN)
-    told = []
+    measured = []
     for _ in range(count + 1):
         number = _wait_for(page, number + 1)
-        gaps: list[float] = page.evaluate("() => { const told = window.gaps; window.gaps = []; return told; }")
+        gaps: list[float] = page.evaluate("() => { const gaps = window.gaps; window.gaps = []; return gaps; }")
         metrics = session.send("Performance.getMetrics")["metrics"]
-        told.append((max(gaps, default=0.0), 1000 * next(m["value"] for m in metrics if m["name"] == "TaskDuration")))
-    return [(block, after - before) for (_, before), (block, after) in pairwise(told)]
+        measured.append(
+            (max(gaps, default=0.0), 1000 * next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
+        )
+    return [(block, after - before) for (_, before), (block, after) in pairwise(measured)]
 
 
 def _wait_for(page: Page, least: int) -> int:
-    """The number of the update that is on the page, when it is at least this one."""
+    """Wait for this update; the number of the one that is on the page then."""
     script = "least => Number((document.body.innerText.match(/update (\\d+)/) ?? [0, 0])[1]) >= least"
     page.wait_for_function(script, arg=least, timeout=120_000)
     found = re.search(r"update (\d+)", page.inner_text("body"))
@@ -65,23 +69,25 @@ def _wait_for(page: Page, least: int) -> int:
 
 
 def measure(url: str, *, sizes: Sequence[int], rounds: int, count: int) -> None:
-    """Print lines for each number of events."""
-    print("milliseconds per update, median and quartiles: the longest main-thread block, and its processor time in all")
+    """Print the results for each number of events."""
+    print("milliseconds per update, median and quartiles: the longest block of the main thread, and its processor time")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for events in sizes:
-            told: dict[str, list[tuple[float, float]]] = {"component": [], "altair": []}
+            measured: dict[str, list[tuple[float, float]]] = {"component": [], "altair": []}
             ratios = []
             for _ in range(rounds):
-                for kind, held in told.items():
+                for kind, values in measured.items():
                     page = browser.new_page(viewport={"width": 1400, "height": 1000})
-                    held += updates(page, url, kind=kind, events=events, count=count)
+                    values += updates(page, url, kind=kind, events=events, count=count)
                     page.close()
-                ours, theirs = (statistics.median(block for block, _ in held[-count:]) for held in told.values())
+                ours, theirs = (
+                    statistics.median(block for block, _ in values[-count:]) for values in measured.values()
+                )
                 ratios.append(ours / theirs)
             print(f"{events:>7,} events, ratio {_spread(ratios, digits=3)}, {rounds} pairs")
-            for kind, held in told.items():
-                blocks, cpu = zip(*held, strict=True)
+            for kind, values in measured.items():
+                blocks, cpu = zip(*values, strict=True)
                 print(f"          {kind:<10} block {_spread(blocks):<24} processor {_spread(cpu)}", flush=True)
         browser.close()
 
@@ -92,7 +98,7 @@ def _spread(values: Sequence[float], *, digits: int = 0) -> str:
 
 
 def serve() -> subprocess.Popen[bytes]:
-    """Start the page's server."""
+    """Start Streamlit with the page."""
     options = [
         f"--server.port={PORT}",
         "--server.address=127.0.0.1",

@@ -1,4 +1,4 @@
-"""The page that `live_view.py` measures: the same moving events, drawn by the live view's component or by Altair."""
+"""The page that `live_view.py` measures: the same moving events, drawn by the live page's component or by Altair."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kvtrail.tracer.detect.phases import WORDS
 
 EVERY_S = 3
 OF_ONE = 5
-"""Events of a request."""
+"""Events per request."""
 LANES = 40
 WINDOW_US = 300 * 10**6
 
 
 @cache
 def columns(events: int) -> dict[str, Any]:
-    """So many segments of requests that follow each other on `LANES` lanes, microseconds within the window."""
+    """So many segments of requests that follow each other on `LANES` lanes, in microseconds after the range's beginning."""
     dice = random.Random(4)
     count = events // OF_ONE
     length = WINDOW_US * LANES // max(count, LANES)
@@ -39,12 +39,14 @@ def columns(events: int) -> dict[str, Any]:
 
 
 def answer(events: int, *, shift_us: int) -> dict[str, Any]:
-    """What the tracer would answer, with everything moved to the left."""
-    held = columns(events)
-    count, now_ns = held["count"], time.time_ns()
-    begins = [b - shift_us for b in held["begins"]]
-    ends = [c[-1] - shift_us for c in held["cuts"]]
-    segments = [(n, k, c[k] - shift_us, c[k + 1] - shift_us) for n, c in enumerate(held["cuts"]) for k in range(OF_ONE)]
+    """What the tracer would answer, with everything moved to the left by `shift_us`."""
+    known = columns(events)
+    count, now_ns = known["count"], time.time_ns()
+    begins = [b - shift_us for b in known["begins"]]
+    ends = [c[-1] - shift_us for c in known["cuts"]]
+    segments = [
+        (n, k, c[k] - shift_us, c[k + 1] - shift_us) for n, c in enumerate(known["cuts"]) for k in range(OF_ONE)
+    ]
     lane, phase, begin, end = (list(column) for column in zip(*segments, strict=True))
     return {
         "from_ns": now_ns - WINDOW_US * 1000, "to_ns": now_ns, "now_ns": now_ns, "phases": list(WORDS.values()),
@@ -62,13 +64,13 @@ def answer(events: int, *, shift_us: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def chart(told: dict[str, Any]) -> alt.Chart:
-    """The same segments as bars of Altair, which can be moved and zoomed as well."""
-    segments = told["segments"]
+def chart(shown: dict[str, Any]) -> alt.Chart:
+    """The same segments as Altair's bars, which can be moved and zoomed too."""
+    segments = shown["segments"]
     frame = pd.DataFrame(
         {
             "lane": [n % LANES for n in segments["lane"]],
-            "phase": [told["phases"][k] for k in segments["phase"]],
+            "phase": [shown["phases"][k] for k in segments["phase"]],
             "begin": segments["begin_us"],
             "end": segments["end_us"],
         }
@@ -81,11 +83,11 @@ def chart(told: dict[str, Any]) -> alt.Chart:
 def page(kind: str, events: int) -> None:
     """One update."""
     number = st.session_state["number"] = st.session_state.get("number", 0) + 1
-    told = answer(events, shift_us=number * 50_000)
+    data = answer(events, shift_us=number * 50_000)
     if kind == "component":
-        component()(key="live", data=payload(told, View(), is_away=False), on_view_change=lambda: None)
+        component()(key="live", data=payload(data, View(), is_away=False), on_view_change=lambda: None)
     else:
-        st.altair_chart(chart(told), key="chart")
+        st.altair_chart(chart(data), key="chart")
     st.markdown(f"update {number}")
 
 
