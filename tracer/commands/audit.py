@@ -9,9 +9,8 @@ import click
 
 from kvtrail.tracer.commands.options import rule_named
 from kvtrail.tracer.detect.rules import Rule
-from kvtrail.tracer.ingest.trace_file import UnusableTrace
 from kvtrail.tracer.replay.audit import audit as judge
-from kvtrail.tracer.reports import findings, terminal
+from kvtrail.tracer.reports import findings, output_file, terminal
 
 
 def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
@@ -62,7 +61,7 @@ def audit(
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
     A FILE may be a folder, and may be compressed with gzip or zstd; docs/traces.md says what is read. It may also be the log
-    of a vLLM server with LMCache: what the log shows is judged and retold, the rest is unknown.
+    of a vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule.
 
@@ -72,20 +71,13 @@ def audit(
 
     Example: kvtrail audit --explain stale-lookup
     """
-    try:
+    with output_file.or_exit(None, doing="the audit"):
         with terminal.progress(files) as on_bytes:
             result = judge(files, rules=rules, on_bytes=on_bytes)
-        text = (
-            json.dumps(result.as_dict(), indent=2)
-            if as_json
-            else findings.as_text(result, columns=terminal.width(), everything=everything)
-        )
-    except UnusableTrace as error:
-        click.echo(f"Error: {error}", err=True)
-        context.exit(2)
-    except Exception as error:  # a bug in kvtrail; exit code 1 would claim that there is drift
-        click.echo(f"Error: the audit failed: {type(error).__name__}: {error}", err=True)
-        context.exit(2)
+        if as_json:
+            text = json.dumps(result.as_dict(), indent=2)
+        else:
+            text = findings.as_text(result, columns=terminal.width(), everything=everything)
     terminal.echo(text)
     if result.stories and not as_json:
         terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())

@@ -11,7 +11,7 @@ import click
 from kvtrail.tracer.detect.rules import Rule, all_rules
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
-FORCE = click.option("--force", is_flag=True, help="Write over an output file that is there already.")
+FORCE = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
 
 
 def output_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:
