@@ -11,12 +11,13 @@ import importlib.util
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from memory import MemoryTransport
+from naming import naming
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
@@ -89,13 +90,10 @@ def copying(plain: Any) -> set[str]:
     return {call for call in (probe.load_call, probe.store_call) if call is not None}
 
 
-CALLS = [
-    (name, method)
-    for name in HERE
-    for method in [*OVERRIDDEN, *sorted(copying(plain_or_error(name)) & set(INTERFACE))]
-    if hasattr(plain_or_error(name), method)
-]
-"""Each connector with each of its methods that tracing overrides; only those with HMA have all of them."""
+def overridden(plain: type) -> list[str]:
+    """The methods of a connector that tracing overrides; only those with HMA have all of them."""
+    methods = [*OVERRIDDEN, *sorted(copying(plain) & set(INTERFACE))]
+    return [method for method in methods if hasattr(plain, method)]
 
 
 @pytest.fixture(params=HERE)
@@ -363,32 +361,36 @@ def test_tracing_overrides_plain_methods_of_the_interface_only() -> None:
     assert not set(PER_LAYER) & MIXED_IN
 
 
-@pytest.mark.parametrize("method", PER_LAYER)
-def test_per_layer_calls_are_the_plain_classs_functions(plain: type, cls: type, method: str) -> None:
+def test_per_layer_calls_are_the_plain_classs_functions(plain: type, cls: type) -> None:
     """Not a single Python call is added where vLLM calls once per layer."""
-    assert getattr(cls, method) is getattr(plain, method)
-    assert inspect.isfunction(getattr(cls, method))
+    for method in PER_LAYER:
+        assert getattr(cls, method) is getattr(plain, method), method
+        assert inspect.isfunction(getattr(cls, method)), method
 
 
-@pytest.mark.parametrize("method", CLASS_METHODS)
-def test_class_methods_answer_the_same(plain: type, cls: type, method: str) -> None:
+def test_class_methods_answer_the_same(plain: type, cls: type) -> None:
     """The traced class says what the plain class says: layout, graph mode, statistics and metrics."""
-    given = arguments(method)
-    of_plain = outcome(lambda: getattr(plain, method)(**given))
-    assert outcome(lambda: getattr(cls, method)(**given)) == of_plain
+
+    def ask(of: Any, method: str, given: dict[str, Any]) -> Any:
+        return outcome(lambda: getattr(of, method)(**given))
+
+    for method in CLASS_METHODS:
+        given = arguments(method)
+        assert ask(cls, method, given) == ask(plain, method, given), method
 
 
-@pytest.mark.parametrize("name_of", PROPERTIES)
-def test_properties_answer_the_same(plain: type, cls: type, name_of: str) -> None:
+def test_properties_answer_the_same(plain: type, cls: type) -> None:
     """Properties, asked of objects with the same state."""
 
-    def ask(of: Any) -> Any:
+    def ask(of: Any, name_of: str) -> Any:
         asked: Any = of.__new__(of)
         vars(asked).update(_role=KVConnectorRole.WORKER, _kv_transfer_config=vllm_config().kv_transfer_config)
         vars(asked).update(_connectors=[])
         return getattr(asked, name_of)
 
-    assert outcome(lambda: ask(cls)) == outcome(lambda: ask(plain))
+    for name_of in PROPERTIES:
+        of_plain = outcome(partial(ask, plain, name_of))
+        assert outcome(partial(ask, cls, name_of)) == of_plain, name_of
 
 
 def test_each_class_has_a_probe(plain: type) -> None:
@@ -408,52 +410,49 @@ def test_the_constructor_hands_on_its_arguments(plain: type, memory: MemoryTrans
     assert all(these is those for these, those in zip(stub.created_with, given, strict=True))
 
 
-@pytest.mark.parametrize(("name", "method"), CALLS)
-@pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
-def test_overridden_methods_pass_and_answer_the_same(
-    plain: type, memory: MemoryTransport | None, method: str, by_name: bool
-) -> None:
+def test_overridden_methods_pass_and_answer_the_same(plain: type, memory: MemoryTransport | None) -> None:
     """Each overridden method calls the plain one exactly once, with the very same arguments, and gives its answer."""
-    expected = answers(method)
-    stub = Stub(plain, method, *expected)
-    on = stub.traced()
-    for number, answer in enumerate(expected):
-        given = arguments(method)
-        extra = {key: given[key] for key in given if key == "an_extra"}
-        positional = [] if by_name else [given[key] for key in given if key not in extra]
-        result = getattr(on, method)(*positional, **(given if by_name else extra))
-        assert (type(result), result) == (type(answer), answer)
-        assert len(stub.calls) == number + 1
-        assert same(stub.calls[number], given)
+    for method, by_name in itertools.product(overridden(plain), (False, True)):
+        with naming(method, "by name" if by_name else "by position"):
+            expected = answers(method)
+            stub = Stub(plain, method, *expected)
+            on = stub.traced()
+            for number, answer in enumerate(expected):
+                given = arguments(method)
+                extra = {key: given[key] for key in given if key == "an_extra"}
+                positional = [] if by_name else [given[key] for key in given if key not in extra]
+                result = getattr(on, method)(*positional, **(given if by_name else extra))
+                assert (type(result), result) == (type(answer), answer)
+                assert len(stub.calls) == number + 1
+                assert same(stub.calls[number], given)
 
 
-@pytest.mark.parametrize(("name", "method"), CALLS)
-@pytest.mark.parametrize("error_class", [ValueError, KeyboardInterrupt])
-def test_overridden_methods_raise_the_same(
-    plain: type, memory: MemoryTransport | None, method: str, error_class: type[BaseException]
-) -> None:
+def test_overridden_methods_raise_the_same(plain: type, memory: MemoryTransport | None) -> None:
     """The very exception of the plain method comes out, with nothing chained to it; and the next call is served."""
-    error, answer = error_class("the connector's own"), answers(method)[0]
-    stub = Stub(plain, method, error, answer)
-    on = stub.traced()
-    given = arguments(method)
-    with pytest.raises(error_class) as caught:
-        getattr(on, method)(**given)
-    assert caught.value is error
-    assert (error.__cause__, error.__context__) == (None, None)
-    assert same(stub.calls[0], given)
-    assert getattr(on, method)(**given) == answer
+    for method, error_class in itertools.product(overridden(plain), (ValueError, KeyboardInterrupt)):
+        with naming(method, error_class.__name__):
+            error, answer = error_class("the connector's own"), answers(method)[0]
+            stub = Stub(plain, method, error, answer)
+            on = stub.traced()
+            given = arguments(method)
+            with pytest.raises(error_class) as caught:
+                getattr(on, method)(**given)
+            assert caught.value is error
+            assert (error.__cause__, error.__context__) == (None, None)
+            assert same(stub.calls[0], given)
+            assert getattr(on, method)(**given) == answer
 
 
-@pytest.mark.parametrize(("name", "method"), CALLS)
-def test_calls_during_construction_are_the_plain_classs(plain: type, method: str) -> None:
+def test_calls_during_construction_are_the_plain_classs(plain: type) -> None:
     """A connector may call its own methods in its constructor, and in `__del__` after a constructor that failed: tracing
     has not begun then, and must not be in the way."""
-    answer = answers(method)[0]
-    stub = Stub(plain, method, answer)
-    cls = traced(stub.cls)
-    unfinished: Any = cls.__new__(cls)  # type: ignore[call-overload]  # not of `type`
-    assert getattr(unfinished, method)(**arguments(method)) == answer
+    for method in overridden(plain):
+        with naming(method):
+            answer = answers(method)[0]
+            stub = Stub(plain, method, answer)
+            cls = traced(stub.cls)
+            unfinished: Any = cls.__new__(cls)  # type: ignore[call-overload]  # not of `type`
+            assert getattr(unfinished, method)(**arguments(method)) == answer
 
 
 def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypatch: pytest.MonkeyPatch) -> None:
