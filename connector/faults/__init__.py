@@ -7,46 +7,18 @@ OffloadingConnector.
 
 from __future__ import annotations
 
+import re
+
 from kvtrail.connector.faults import lookups, plans, reports, transfers
+from kvtrail.connector.faults.base import Fault
 
 FAULTS: dict[str, type] = {
-    "stale-lookup": lookups.StaleLookup,
-    "over-report": lookups.OverReport,
-    "full-hit": lookups.FullHit,
-    "alloc-mismatch": lookups.AllocMismatch,
-    "async-declaration": lookups.AsyncDeclaration,
-    "phantom-hit": lookups.PhantomHit,
-    "reset-hit": lookups.ResetHit,
-    "resume-point": plans.ResumePoint,
-    "plan-blocks": plans.PlanBlocks,
-    "load-range": plans.LoadRange,
-    "unselected-load": plans.UnselectedLoad,
-    "store-gap": plans.StoreGap,
-    "store-short": plans.StoreShort,
-    "untold-blocks": plans.UntoldBlocks,
-    "retried-lookup": plans.RetriedLookup,
-    "store-uncomputed": plans.StoreUncomputed,
-    "evicted-hit": plans.EvictedHit,
-    "block-reuse": transfers.BlockReuse,
-    "load-store-overlap": transfers.LoadStoreOverlap,
-    "stray-completion": transfers.StrayCompletion,
-    "stuck-load": transfers.StuckLoad,
-    "stuck-promotion": transfers.StuckPromotion,
-    "late-free": transfers.LateFree,
-    "failed-load-resume": transfers.FailedLoadResume,
-    "idle-preemption": transfers.IdlePreemption,
-    "short-load": reports.ShortLoad,
-    "block-shortage": reports.BlockShortage,
-    "rank-disagreement": reports.RankDisagreement,
-    "wasted-prefetch": reports.WastedPrefetch,
-    "lock-leak": reports.LockLeak,
-    "double-free": reports.DoubleFree,
-    "statistics": reports.Statistics,
-    "key-mismatch": reports.KeyMismatch,
-    "index-drift": reports.IndexDrift,
-    "late-read": reports.LateRead,
+    re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
+    for module in (lookups, plans, transfers, reports)
+    for name, cls in vars(module).items()
+    if isinstance(cls, type) and issubclass(cls, Fault) and cls.__module__ == module.__name__ and name[0] != "_"
 }
-"""The faults by name; the name is that of the rule which finds it."""
+"""The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 
 
 def inject(fault: type, cls: type) -> type:

@@ -11,7 +11,7 @@ from kvtrail.connector.known.probe import probe_for
 class StaleLookup(Fault):
     """LMCache #2158: after the first lookup of an epoch the matched length is remembered and handed out as it is.
 
-    https://github.com/LMCache/LMCache/issues/2158. The first answer subtracts the computed tokens; the remembered one
+    The first answer subtracts the computed tokens; the remembered one
     does not, so that the second lookup of a request that waits after a preemption promises tokens vLLM already has.
     """
 
@@ -75,10 +75,7 @@ class PhantomHit(Fault):
 
 
 class ResetHit(Fault):
-    """vLLM #57727: a reset is answered with yes, and clears nothing.
-
-    https://github.com/vllm-project/vllm/issues/57727.
-    """
+    """vLLM #57727: a reset is answered with yes, and clears nothing."""
 
     def reset_cache(self) -> bool:
         return True

@@ -10,10 +10,7 @@ from kvtrail.connector.faults.base import BLOCK_SIZE, Answer, Fault
 
 
 class ResumePoint(Fault):
-    """RBLN #1009: a match below the connector's granularity moves the beginning after the lookup.
-
-    https://github.com/RBLN-SW/vllm-rbln/pull/1009.
-    """
+    """RBLN #1009: a match below the connector's granularity moves the beginning after the lookup."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         loaded = {copy.request_id for copy in plan.loads}
@@ -23,10 +20,7 @@ class ResumePoint(Fault):
 
 
 class PlanBlocks(Fault):
-    """vLLM #52170's kind: after a preemption the connector goes on with the block table from before it.
-
-    https://github.com/vllm-project/vllm/issues/52170.
-    """
+    """vLLM #52170's kind: after a preemption the connector goes on with the block table from before it."""
 
     def prepare(self) -> None:
         self._first_tables: dict[str, list[int]] = {}
@@ -42,17 +36,6 @@ class PlanBlocks(Fault):
             plan.stores[number] = replace(copy, blocks=stale + copy.blocks[len(stale) :])
 
 
-class UntoldBlocks(Fault):
-    """dynamo #8490: blocks that a running request needs are taken, and the connector is not told.
-
-    https://github.com/ai-dynamo/dynamo/pull/8490.
-    """
-
-    def alter_plan(self, plan: Any, output: Any) -> None:
-        running = output.scheduled_cached_reqs
-        running.new_block_ids = [None] * len(running.new_block_ids)
-
-
 class LoadRange(Fault):
     """A load reaches a block further than was allocated for it."""
 
@@ -62,10 +45,7 @@ class LoadRange(Fault):
 
 
 class UnselectedLoad(Fault):
-    """LMCache #4355: the load is planned with what the lookup had answered, though 0 tokens were allocated.
-
-    https://github.com/LMCache/LMCache/pull/4355.
-    """
+    """LMCache #4355: the load is planned with what the lookup had answered, though 0 tokens were allocated."""
 
     def prepare(self) -> None:
         self._answers: dict[str, int] = {}
@@ -86,21 +66,23 @@ class StoreGap(Fault):
 
 
 class StoreShort(Fault):
-    """vLLM #53498: a request's first chunk is stored, and the rest never.
-
-    https://github.com/vllm-project/vllm/issues/53498.
-    """
+    """vLLM #53498: a request's first chunk is stored, and the rest never."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copies in (plan.stores, plan.present):
             copies[:] = [copy for copy in copies if not copy.start]
 
 
-class RetriedLookup(Fault):
-    """LMCache #4508: every lookup with a hit moves the store's watermark by the hit.
+class UntoldBlocks(Fault):
+    """dynamo #8490: blocks that a running request needs are taken, and the connector is not told."""
 
-    https://github.com/LMCache/LMCache/issues/4508.
-    """
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        running = output.scheduled_cached_reqs
+        running.new_block_ids = [None] * len(running.new_block_ids)
+
+
+class RetriedLookup(Fault):
+    """LMCache #4508: every lookup with a hit moves the store's watermark by the hit."""
 
     def prepare(self) -> None:
         self._watermarks: Counter[str] = Counter()
@@ -122,10 +104,7 @@ class StoreUncomputed(Fault):
 
 
 class EvictedHit(Fault):
-    """vLLM #42289: a chunk is evicted between the lookup that found it and the load.
-
-    https://github.com/vllm-project/vllm/pull/42289.
-    """
+    """vLLM #42289: a chunk is evicted between the lookup that found it and the load."""
 
     reports_more = True
 

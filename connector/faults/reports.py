@@ -25,10 +25,7 @@ class _Reporting(Fault):
 
 
 class ShortLoad(_Reporting):
-    """LMCache #1770: a load brings less than was promised, and no error is reported.
-
-    https://github.com/LMCache/LMCache/issues/1770.
-    """
+    """LMCache #1770: a load brings less than was promised, and no error is reported."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         for copy in plan.loads[:1]:
@@ -46,10 +43,7 @@ class BlockShortage(_Reporting):
 
 
 class RankDisagreement(_Reporting):
-    """LMCache #1467: a rank has lost a chunk, and the others' answer is taken.
-
-    https://github.com/LMCache/LMCache/issues/1467.
-    """
+    """LMCache #1467: a rank has lost a chunk, and the others' answer is taken."""
 
     def hit(self, request: Any, matched: int) -> None:
         poorest = matched - self.chunk_size
@@ -57,30 +51,21 @@ class RankDisagreement(_Reporting):
 
 
 class WastedPrefetch(_Reporting):
-    """LMCache #3490: the prefetch takes the whole hit, computed or not.
-
-    https://github.com/LMCache/LMCache/issues/3490.
-    """
+    """LMCache #3490: the prefetch takes the whole hit, computed or not."""
 
     def hit(self, request: Any, matched: int) -> None:
         self.probe_events.append(ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched)))
 
 
 class LockLeak(_Reporting):
-    """LMCache #1075: every lookup locks what it finds, and nothing unlocks it.
-
-    https://github.com/LMCache/LMCache/pull/1075.
-    """
+    """LMCache #1075: every lookup locks what it finds, and nothing unlocks it."""
 
     def hit(self, request: Any, matched: int) -> None:
         self.probe_events.append(ProbeEvent(Kind.LOCK, request.request_id, (matched // self.chunk_size,)))
 
 
 class DoubleFree(_Reporting):
-    """LMCache #3381: a lookup's pin is given back twice.
-
-    https://github.com/LMCache/LMCache/issues/3381.
-    """
+    """LMCache #3381: a lookup's pin is given back twice."""
 
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
@@ -88,10 +73,7 @@ class DoubleFree(_Reporting):
 
 
 class Statistics(Fault):
-    """LMCache #2912: the external tokens are of this admission, the cached ones of another.
-
-    https://github.com/LMCache/LMCache/issues/2912.
-    """
+    """LMCache #2912: the external tokens are of this admission, the cached ones of another."""
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
         self._asked = request
@@ -103,10 +85,7 @@ class Statistics(Fault):
 
 
 class KeyMismatch(_Reporting):
-    """LMCache #2511: a chunk's key depends on the process that makes it.
-
-    https://github.com/LMCache/LMCache/issues/2511.
-    """
+    """LMCache #2511: a chunk's key depends on the process that makes it."""
 
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
@@ -114,20 +93,14 @@ class KeyMismatch(_Reporting):
 
 
 class IndexDrift(_Reporting):
-    """llm-d #663: an index loses announced blocks whose parent it does not know.
-
-    https://github.com/llm-d/llm-d-kv-cache/pull/663.
-    """
+    """llm-d #663: an index loses announced blocks whose parent it does not know."""
 
     def hit(self, request: Any, matched: int) -> None:
         self.probe_events.append(ProbeEvent(Kind.INDEX, None, (matched, matched - 1, 0)))
 
 
 class LateRead(_Reporting):
-    """aws-do-eks #84: a request's blocks are read after their lease.
-
-    https://github.com/aws-samples/aws-do-eks/pull/84.
-    """
+    """aws-do-eks #84: a request's blocks are read after their lease."""
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         for kind, values in ((Kind.FREE, (len(block_ids[0]), True)), (Kind.READ, (len(block_ids[0]),))):

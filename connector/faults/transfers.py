@@ -9,20 +9,14 @@ from kvtrail.connector.faults.base import Fault
 
 class BlockReuse(Fault):
     """vLLM #52360: stores that are under way are not waited for when their blocks are given to others. For the
-    OffloadingConnector.
-
-    https://github.com/vllm-project/vllm/issues/52360.
-    """
+    OffloadingConnector."""
 
     def alter_plan(self, plan: Any, output: Any) -> None:
         plan.jobs_to_flush = set()
 
 
 class LoadStoreOverlap(Fault):
-    """vLLM #46014: a load is issued for a request whose store has not ended. For the OffloadingConnector.
-
-    https://github.com/vllm-project/vllm/issues/46014.
-    """
+    """vLLM #46014: a load is issued for a request whose store has not ended. For the OffloadingConnector."""
 
     _number = 10**6
 
@@ -34,10 +28,7 @@ class LoadStoreOverlap(Fault):
 
 
 class StrayCompletion(Fault):
-    """vLLM #51595: two report the same load as finished.
-
-    https://github.com/vllm-project/vllm/pull/51595.
-    """
+    """vLLM #51595: two report the same load as finished."""
 
     _again: frozenset[str] = frozenset()
 
@@ -55,10 +46,7 @@ class StuckLoad(Fault):
 
 
 class StuckPromotion(Fault):
-    """vLLM #27074's kind: the loaded request needs one more block, and all others are held by nobody who will run.
-
-    https://github.com/vllm-project/vllm/issues/27074.
-    """
+    """vLLM #27074's kind: the loaded request needs one more block, and all others are held by nobody who will run."""
 
     def alter_report(self, report: Any) -> None:
         if report.finished_recving:
@@ -92,10 +80,7 @@ class FailedLoadResume(Fault):
 
 
 class IdlePreemption(Fault):
-    """vLLM #49674: the blocks of a preempted request are fenced, and the next one is preempted instead.
-
-    https://github.com/vllm-project/vllm/issues/49674.
-    """
+    """vLLM #49674: the blocks of a preempted request are fenced, and the next one is preempted instead."""
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)

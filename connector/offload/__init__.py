@@ -1,8 +1,8 @@
 """OffloadConnector: real offload of KV blocks to host memory, correct by construction.
 
-`scheduler` decides, `plan` carries the decision to the workers, `host_memory` copies; `index` is the LRU, `config` the
-checked configuration. This file is vLLM's interface to them, without tracing: `connector.OffloadConnector` is this class
-traced, in the same way as any other connector.
+`scheduler` decides, `plan` carries the decision to the workers, `host_memory` copies; `config` is the checked configuration.
+This file is vLLM's interface to them and knows nothing of tracing: `connector.OffloadConnector` is this class traced, in the
+same way as any other connector.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         config = from_vllm(vllm_config, kv_cache_config)
-        self._chunk_size = config.chunk_size
+        self.chunk_size = config.chunk_size
+        """Tokens per chunk."""
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = OffloadScheduler(config, drafts=vllm_config.speculative_config is not None)
         else:
@@ -98,25 +99,20 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Copy from KV blocks into host memory."""
         self._memory.store(copies)
 
-    # What a probe may read.
+    # What a probe reads.
 
     @property
     def last_matched(self) -> int:
-        """Length of the stored prefix that the last lookup found, in tokens."""
+        """Tokens of the stored prefix that the last lookup matched."""
         return self._scheduler.last_matched
 
-    @property
-    def chunk_size(self) -> int:
-        """Tokens per chunk."""
-        return self._chunk_size
-
     def last_keys(self) -> tuple[str, ...]:
-        """Keys of the chunks that the last lookup found."""
+        """Keys of the chunks that the last lookup matched."""
         return self._scheduler.last_keys()
 
     def take_evicted(self) -> list[tuple[str, int, int]]:
         """The chunks that left host memory since the last call: key, tokens and bytes of each."""
-        return self._scheduler.take_evicted() if self._scheduler.has_evicted else []
+        return self._scheduler.take_evicted()
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy of a plan moves on this worker."""

@@ -1,4 +1,4 @@
-"""The OffloadConnector's configuration, checked at start-up: what is wrong is said in one sentence, before a model loads."""
+"""The OffloadConnector's configuration, checked at start-up: an error is one sentence, before a model loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_CHUNK_SIZE = 256
 DEFAULT_HOST_BYTES = 4 * 1024**3
 KEYS = ("chunk_size", "cpu_bytes_to_use")
 SHARED_KEYS = ("kvtrail",)
-"""Read by `kvtrail.connector.settings`, and therefore allowed beside ours."""
+"""Read by `kvtrail.connector.settings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class OffloadConfig:
         """Check `kv_connector_extra_config` against the KV cache's layout.
 
         Raises:
-            ValueError: an unknown key, a number that is none, a chunk that is no multiple of a block, or a budget that
-                holds no chunk; one sentence names the key, the value and the reason.
+            ValueError: an unknown key, a value that is not a positive integer, a chunk that is not a multiple of a block,
+                or a budget that holds no chunk; one sentence names the key, the value and the reason.
         """
         if unknown := sorted(set(given) - {*KEYS, *SHARED_KEYS}):
             raise ValueError(f"OffloadConnector: unknown key {unknown[0]!r}; known: {', '.join((*KEYS, *SHARED_KEYS))}")

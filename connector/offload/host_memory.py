@@ -21,7 +21,7 @@ class HostMemory:
         self._block_bytes = 0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Take the layers' KV caches and make room for their chunks; layers that share a tensor are kept once.
+        """Allocate host memory for the layers' KV caches; layers that share a tensor share a slot.
 
         Raises:
             ValueError: a layer whose layout is unknown, by name and shape.

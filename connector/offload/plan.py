@@ -1,4 +1,4 @@
-"""What the scheduler's side tells the workers to copy in one step."""
+"""What the workers copy in one step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Copy:
         slot: the chunk's slot in host memory.
         first: number of the first block inside the chunk.
         blocks: the KV blocks, in the order of their tokens.
-        key: the chunk's key, shortened hex; for those who watch.
+        key: the chunk's key, shortened hex; for the probe.
     """
 
     request_id: str
@@ -32,8 +32,8 @@ class Copy:
 
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
-    """The copies of one step. All loads come before the forward pass, all stores after it. What is `present` is stored
-    already, and nobody copies it."""
+    """The copies of one step. All loads come before the forward pass, all stores after it. `present` chunks are stored
+    already and are not copied."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)

@@ -1,32 +1,68 @@
-"""The scheduler's side of the OffloadConnector: what is held, what is new, what is to be copied.
+"""The scheduler's side of the OffloadConnector: which chunks are held, what a lookup matches, what workers copy.
 
-Why the accounting holds: nothing is remembered that could grow old. A lookup always walks the index and always
-subtracts the computed tokens that it was asked about; between the lookup of a scheduling pass and the allocation that
-follows it nothing can be evicted, because stores are planned only at the end of the pass; and the block tables are the
-scheduler's own. Workers run steps in order, loads before the forward pass and stores after it, so a slot that is given
-to another chunk is read for the last time before it is written.
+Why the accounting is right: nothing is remembered that could become stale. A lookup always walks the index and always
+subtracts the computed tokens that it was asked about. Between the lookup of a scheduling pass and the allocation that
+follows it nothing is evicted, because stores are planned at the end of the pass. The block tables are the scheduler's
+own. Workers run steps in order, loads before the forward pass and stores after it, so a slot that is given to another
+chunk is read for the last time before it is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.index import ChunkIndex
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
+
+
+class ChunkIndex:
+    """Chunk keys -> slots of host memory, least recently used first. Slots are numbered from 0."""
+
+    def __init__(self, slots: int) -> None:
+        self._slot: OrderedDict[bytes, int] = OrderedDict()
+        self._free = list(range(slots - 1, -1, -1))
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slot
+
+    def longest_prefix(self, keys: Iterable[bytes]) -> int:
+        """How many of the keys, from the first on, are held without a gap. Does not count as use."""
+        return len(list(takewhile(self._slot.__contains__, keys)))
+
+    def use(self, key: bytes) -> int:
+        """The slot of a chunk that is held, which becomes the most recently used."""
+        self._slot.move_to_end(key)
+        return self._slot[key]
+
+    def add(self, key: bytes) -> tuple[int, bytes | None]:
+        """A slot for a chunk that is not held, and the key of the chunk that was evicted for it, if any."""
+        assert key not in self._slot, "a chunk is stored once"
+        evicted = None
+        if self._free:
+            slot = self._free.pop()
+        else:
+            evicted, slot = self._slot.popitem(last=False)
+        self._slot[key] = slot
+        return slot, evicted
+
+    def clear(self) -> None:
+        """Forget all chunks."""
+        self._free.extend(self._slot.values())
+        self._slot.clear()
 
 
 @dataclass(slots=True)
 class _Tracked:
-    """A live request: vLLM's object, how much of it was matched, asked and stored.
+    """A live request: vLLM's object, and how much of it was matched, computed and stored.
 
     Attributes:
         matched: tokens of the longest stored prefix at the last lookup.
         computed: computed tokens that the last lookup was asked about.
-        stored: tokens from its start that have been stored, or were there already, in this epoch.
+        stored: tokens from its start that were stored in this epoch, or were held already.
         epoch: the preemption epoch that `stored` belongs to.
     """
 
@@ -38,13 +74,13 @@ class _Tracked:
 
 
 class OffloadScheduler:
-    """Bookkeeping of one engine. Every count is in tokens."""
+    """The state of one engine. Every count is in tokens."""
 
     def __init__(self, config: OffloadConfig, *, drafts: bool) -> None:
         """`drafts`: the engine runs speculative tokens, so a step's last tokens may still be rejected."""
         self._config = config
         self._drafts = drafts
-        self._index: ChunkIndex[bytes] = ChunkIndex(config.slots)
+        self._index = ChunkIndex(config.slots)
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
         self._evicted: list[tuple[str, int, int]] = []
@@ -95,7 +131,7 @@ class OffloadScheduler:
             )
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
-        """Plan the stores of this step, and hand out its plan."""
+        """Plan the stores of this step, and return its plan."""
         computed_before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         running = scheduler_output.scheduled_cached_reqs
         computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
@@ -106,7 +142,7 @@ class OffloadScheduler:
         return plan
 
     def finished(self, request: Any) -> None:
-        """Forget a request; what is stored of it stays."""
+        """Forget a request; its chunks stay."""
         self._tracked.pop(request.request_id, None)
 
     def reset(self) -> None:
@@ -119,11 +155,6 @@ class OffloadScheduler:
         """The chunks that left since the last call: key, tokens and bytes of each."""
         evicted, self._evicted = self._evicted, []
         return evicted
-
-    @property
-    def has_evicted(self) -> bool:
-        """Whether `take_evicted` would give any."""
-        return bool(self._evicted)
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -171,5 +202,5 @@ class OffloadScheduler:
 
 
 def short(key: bytes) -> str:
-    """A chunk's key as it is told: enough of it to be unique."""
+    """A chunk's key as it is recorded: enough of it to be unique."""
     return key.hex()[:16]

@@ -2,8 +2,4 @@
 
 from kvtrail.connector.known import KnownConnector
 
-CONNECTOR = KnownConnector(
-    __name__,
-    classes=("HiSparseConnector",),
-    compared_by_name=True,
-)
+CONNECTOR = KnownConnector(__name__, classes=("HiSparseConnector",), compared_by_name=True)

@@ -2,11 +2,4 @@
 
 from kvtrail.connector.known import KnownConnector
 
-CONNECTOR = KnownConnector(
-    __name__,
-    classes=(
-        "MooncakeConnector",
-        "MooncakeStoreConnector",
-    ),
-    compared_by_name=True,
-)
+CONNECTOR = KnownConnector(__name__, classes=("MooncakeConnector", "MooncakeStoreConnector"), compared_by_name=True)

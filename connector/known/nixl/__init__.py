@@ -3,11 +3,5 @@
 from kvtrail.connector.known import KnownConnector
 
 CONNECTOR = KnownConnector(
-    __name__,
-    classes=(
-        "NixlConnector",
-        "NixlPullConnector",
-        "NixlPushConnector",
-    ),
-    compared_by_name=True,
+    __name__, classes=("NixlConnector", "NixlPullConnector", "NixlPushConnector"), compared_by_name=True
 )

@@ -15,7 +15,7 @@ class OffloadProbe(Probe):
         return connector.chunk_size  # type: ignore[no-any-return]  # the connector is known by name only
 
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        return connector._scheduler.last_matched, connector.answered_from_memory
+        return connector.last_matched, connector.answered_from_memory
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         return connector.last_keys()  # type: ignore[no-any-return]  # the connector is known by name only

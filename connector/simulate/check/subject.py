@@ -32,9 +32,8 @@ class Subject:
         """The `kv_transfer_config`."""
         own = configuration(self.name, self.extra)
         if "connectors" in self.extra:
-            return {
-                key: value for key, value in own.items() if key != "kv_connector_module_path"
-            }  # its children are traced
+            del own["kv_connector_module_path"]  # its children are traced instead
+            return own
         if not self.beside:
             return own
         first = configuration("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000})
