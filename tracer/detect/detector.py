@@ -284,7 +284,7 @@ class Detector:
             account = request.account = self._open_account(key)
             request.checked = False
         kind = event.kind
-        for tally, judge in self._request_rules.get(kind, ()):
+        for tally, judge in self._request_rules[account.complete].get(kind, ()):
             judgement = judge(event, account)
             if judgement is _OK:
                 tally.ok += 1
@@ -322,7 +322,7 @@ class Detector:
 
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
         """Judge the event whose turn it is, and enter it into its engine's state."""
-        for tally, judge in self._engine_rules.get(event.kind, ()):
+        for tally, judge in self._engine_rules[engine.complete].get(event.kind, ()):
             judgement = judge(event, engine)
             if judgement is _OK:
                 tally.ok += 1
@@ -331,7 +331,7 @@ class Detector:
             elif judgement is not None:
                 self._record(tally, judgement, touched)
         if event.request is None:  # request rules that need the event alone judge it all the same
-            for tally, judge_request in self._request_rules.get(event.kind, ()):
+            for tally, judge_request in self._request_rules[False].get(event.kind, ()):
                 judgement = judge_request(event, Account(event.engine, "", complete=False))
                 if judgement is not None:
                     self._record(tally, judgement, touched)

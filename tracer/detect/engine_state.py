@@ -76,8 +76,8 @@ class Engine:
     preemptions: list[Preempt] = field(default_factory=list)
     """Preemptions one after the other, with no request scheduled between."""
 
-    def holds(self, connector_id: str, keys: Iterable[str]) -> list[str]:
-        """Which of the keys the connector's store does not hold."""
+    def missing_keys(self, connector_id: str, keys: Iterable[str]) -> list[str]:
+        """The keys that the connector's store does not hold."""
         held = self.keys.get(connector_id, set())
         return [key for key in keys if key not in held]
 

@@ -56,6 +56,11 @@ class Witness:
     epoch: int
     numbers: dict[str, Any]
 
+    def __format__(self, spec: str) -> str:
+        """As explanations name it: `L1 (12:00:01.250)`, with `epoch` `L1 (12:00:01.250, epoch 0)`, with `time` the time."""
+        at = clock(self.at_ns)
+        return at if spec == "time" else f"{self.label} ({at}, epoch {self.epoch})" if spec else f"{self.label} ({at})"
+
 
 @dataclass(slots=True)
 class Finding:

@@ -1,8 +1,7 @@
-"""The rules: one file each. Adding a rule means adding a file here (and its tests and documentation).
+"""The rules, one file each, and the rule set that applies them.
 
-A rule file defines one rule with a docstring that begins with its title, states the invariant as a formula and names its
-source. It judges one event at a time, against the request's account or the engine as it stood before that event, or is asked
-about requests that wait.
+A rule file defines one rule whose docstring begins with its title, states the invariant as a formula and names its source. To
+add a rule, add such a file, an incident and two look-alikes (tests/incidents), and a fault (connector/faults).
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
@@ -28,16 +27,30 @@ E = TypeVar("E", bound=Event, contravariant=True)
 
 
 class Rule(ABC):
-    """An invariant and the words for its breach."""
+    """An invariant, and the words for its breach.
+
+    The docstring's first line is its title. The events that it judges are its type parameter: `RequestRule[Alloc]` judges
+    allocations, `EngineRule[Index | Pool]` two kinds of events.
+    """
 
     id: ClassVar[str]
     severity: ClassVar[Severity]
-    kinds: ClassVar[frozenset[Kind]]
-    """The kinds of events that this rule judges."""
-    hint: ClassVar[str]
-    """What usually causes the drift, and what to do about it."""
     classes: ClassVar[tuple[str, ...]]
     """The classes of the taxonomy of drift that it decides: C1, C2, ..."""
+    hint: ClassVar[str]
+    """What usually causes the drift, and what to do about it."""
+    needs_history: ClassVar[bool] = True
+    """Whether an incomplete history makes each of its judgements `unknown`. If False, the rule decides this itself."""
+    explanation: ClassVar[str] = ""
+    """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
+    kinds: ClassVar[frozenset[Kind]] = frozenset()
+    """The kinds of the events that it judges; derived from its type parameter."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        parameters = [each for base in getattr(cls, "__orig_bases__", ()) for each in get_args(base)]
+        events = [event for each in parameters for event in get_args(each) or (each,)]
+        cls.kinds = frozenset(event.kind for event in events if isinstance(event, type) and issubclass(event, Event))
 
     @property
     def title(self) -> str:
@@ -66,39 +79,66 @@ class Rule(ABC):
             hint=self.hint,
         )
 
-    @abstractmethod
     def explain(self, finding: Finding) -> str:
         """The contradiction in sentences, from the finding's data alone."""
+        return self.template(finding).format(*finding.witness, **{**finding.numbers, **self.values(finding)})
+
+    def template(self, finding: Finding) -> str:
+        """The explanation's format string, for a rule that has several. No text of an event may be part of it."""
+        return self.explanation
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        """Values for the explanation that are not among the finding's numbers."""
+        return {}
 
 
 class RequestRule(Rule, Generic[E]):
-    """Judges the events of a request, in their order, by its account."""
+    """Judges the events of a request, in order, by its account."""
 
     @abstractmethod
     def judge(self, event: E, account: Account) -> Judgement:
-        """Judge one event of the rule's kinds; `account` is the request's as it stood before the event.
+        """Judge one event; `account` is the request's as it was before the event.
 
-        A rule that leans on the account's history must answer `Verdict.UNKNOWN` when `account.complete` is False.
+        Returns `Verdict.OK`, a `Drift`, `Verdict.UNKNOWN` if the recorded events cannot decide it, or None if the rule
+        does not apply to the event.
         """
 
 
 class EngineRule(Rule, Generic[E]):
-    """Judges the events of an engine, in their order, by what is known of it across its requests."""
+    """Judges the events of an engine, in order, by its state across requests."""
 
     @abstractmethod
     def judge(self, event: E, engine: Engine) -> Judgement:
-        """Judge one event of the rule's kinds; `engine` is as it stood before the event. It must answer `Verdict.UNKNOWN`
-        where it leans on history and `engine.complete` is False."""
+        """Judge one event, as `RequestRule.judge` does; `engine` is as it was before the event."""
 
 
 class DeadlineRule(Rule):
-    """Judges what has not happened: asked from time to time about every request that waits for something."""
+    """Judges what has not happened. The detector asks it from time to time about the requests that wait."""
 
-    kinds: ClassVar[frozenset[Kind]] = frozenset()
+    after_s: ClassVar[float]
+    """How long a request may wait, in seconds."""
 
     @abstractmethod
+    def pending(self, account: Account) -> tuple[int, Drift] | None:
+        """Since when the request waits, in Unix nanoseconds, and the drift if it waits too long; None if it does not wait."""
+
     def overdue(self, account: Account, now_ns: int) -> Drift | None:
         """The drift, if the request has waited too long at `now_ns`."""
+        if not account.complete or (pending := self.pending(account)) is None:
+            return None
+        since_ns, drift = pending
+        waited_s = (now_ns - since_ns) / 1e9
+        if waited_s < self.after_s:
+            return None
+        return replace(drift, numbers={"waited_s": round(waited_s, 1), **drift.numbers})
+
+
+Judge = Callable[[Any, Any], Judgement]
+
+
+def _unknown(judge: Judge) -> Judge:
+    """A rule's judge for an incomplete history."""
+    return lambda event, state: None if judge(event, state) is None else Verdict.UNKNOWN
 
 
 @dataclass(slots=True)
@@ -115,24 +155,26 @@ class RuleSet:
     """The rules that judge, by kind of event, and how often each gave which verdict.
 
     Attributes:
-        for_requests, for_engines: for each kind of event, the rules that judge it and their tallies.
+        for_requests, for_engines: by whether the history is complete, then by kind of event: the rules' judges with their
+            tallies.
         deadlines: the rules that judge what has not happened.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.for_requests: dict[Kind, list[tuple[Tally, Callable[[Any, Account], Judgement]]]] = {}
-        self.for_engines: dict[Kind, list[tuple[Tally, Callable[[Any, Engine], Judgement]]]] = {}
+        self.for_requests: tuple[dict[Kind, list[tuple[Tally, Judge]]], ...] = ({}, {})
+        self.for_engines: tuple[dict[Kind, list[tuple[Tally, Judge]]], ...] = ({}, {})
         self.deadlines: list[tuple[Tally, DeadlineRule]] = []
         self._tallies = [Tally(rule) for rule in rules]
         for tally in self._tallies:
             rule = tally.rule
-            for kind in rule.kinds:
-                if isinstance(rule, RequestRule):
-                    self.for_requests.setdefault(kind, []).append((tally, rule.judge))
-                elif isinstance(rule, EngineRule):
-                    self.for_engines.setdefault(kind, []).append((tally, rule.judge))
             if isinstance(rule, DeadlineRule):
                 self.deadlines.append((tally, rule))
+            elif isinstance(rule, RequestRule | EngineRule):
+                incomplete, complete = self.for_requests if isinstance(rule, RequestRule) else self.for_engines
+                for kind in rule.kinds:
+                    complete.setdefault(kind, []).append((tally, rule.judge))
+                    judge = _unknown(rule.judge) if rule.needs_history else rule.judge
+                    incomplete.setdefault(kind, []).append((tally, judge))
 
     @property
     def verdicts(self) -> Counter[tuple[str, Verdict]]:

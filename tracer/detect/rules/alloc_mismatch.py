@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Alloc
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class AllocMismatch(RequestRule[Alloc]):
@@ -22,11 +21,11 @@ class AllocMismatch(RequestRule[Alloc]):
     id = "alloc-mismatch"
     severity = Severity.CRASH
     classes = ("C1",)
-    kinds = frozenset({Kind.ALLOC})
     hint = (
         "Something between lookup and allocation changed the number: a scheduler plug-in, a wrapper around the"
         " connector, or a lookup made for another request under the same id."
     )
+    needs_history = False
 
     def judge(self, event: Alloc, account: Account) -> Judgement:
         if event.matched is not None and event.computed is not None:
@@ -50,18 +49,14 @@ class AllocMismatch(RequestRule[Alloc]):
             return Verdict.OK
         return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])
 
-    def explain(self, finding: Finding) -> str:
-        n = finding.numbers
-        if "at_most" in n:
-            (alloc,) = finding.witness
+    def template(self, finding: Finding) -> str:
+        if "at_most" in finding.numbers:
             return (
-                f"At {alloc.label} ({clock(alloc.at_ns)}) {n['allocated']} external tokens were allocated. The connector held"
-                f" {n['matched']} tokens of the request, of which vLLM had {n['computed']} computed, so at most"
-                f" max(0, {n['matched']} - {n['computed']}) = {n['at_most']} could be loaded, and it refused."
+                "At {0} {allocated} external tokens were allocated. The connector held {matched} tokens of the request, of"
+                " which vLLM had {computed} computed, so at most max(0, {matched} - {computed}) = {at_most} could be loaded,"
+                " and it refused."
             )
-        lookup, alloc = finding.witness
         return (
-            f"Let {lookup.label} = the lookup at {clock(lookup.at_ns)}, the last before the allocation, which returned"
-            f" {n['returned']} tokens. At {alloc.label} ({clock(alloc.at_ns)}) the scheduler allocated {n['allocated']}"
-            " external tokens."
+            "Let {0.label} = the lookup at {0:time}, the last before the allocation, which returned {returned} tokens. At {1}"
+            " the scheduler allocated {allocated} external tokens."
         )

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Alloc, Event, Lookup, Received, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import Alloc, Lookup, Received, Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 def synchronous_load(account: Account) -> Alloc | None:
@@ -16,7 +15,7 @@ def synchronous_load(account: Account) -> Alloc | None:
     return taken[0] if lookup is not None and not lookup.is_async and lookup.returned else None
 
 
-class AsyncDeclaration(RequestRule[Event]):
+class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
     """What a lookup declares about the load, synchronous or not, is not what happens.
 
     Invariant: an answer of 0 tokens is synchronous; a request with an asynchronous load runs only after the load was
@@ -30,10 +29,10 @@ class AsyncDeclaration(RequestRule[Event]):
     id = "async-declaration"
     severity = Severity.CRASH
     classes = ("C20",)
-    kinds = frozenset({Kind.LOOKUP, Kind.SCHEDULE, Kind.RECEIVED})
     hint = "The flag is a constant of the connector. Make it depend on whether there is anything to load, and how."
+    needs_history = False
 
-    def judge(self, event: Event, account: Account) -> Judgement:
+    def judge(self, event: Lookup | Received | Schedule, account: Account) -> Judgement:
         if isinstance(event, Lookup):
             if not event.is_async or event.returned is None:
                 return None
@@ -43,7 +42,6 @@ class AsyncDeclaration(RequestRule[Event]):
                 return Verdict.UNKNOWN
             alloc = synchronous_load(account)
             return None if alloc is None else Drift({"allocated": alloc.allocated, "async": False}, [alloc, event])
-        assert isinstance(event, Schedule)
         loading = account.evidence.loading
         if loading is None or event.epoch != account.epoch or account.evidence.load_failed:
             return None
@@ -51,21 +49,19 @@ class AsyncDeclaration(RequestRule[Event]):
             return Verdict.UNKNOWN
         return Drift({"allocated": loading.allocated, "begins": event.computed}, [loading, event])
 
-    def explain(self, finding: Finding) -> str:
-        *before, last = finding.witness
-        if not before:
-            return (
-                f"At {last.label} ({clock(last.at_ns)}) the connector answered that there is nothing to load, and that it"
-                " loads it asynchronously."
-            )
-        n = finding.numbers
-        if n.get("async") is False:
-            return (
-                f"At {before[0].label} ({clock(before[0].at_ns)}) {n['allocated']} tokens were allocated for a load that the"
-                f" lookup had declared synchronous. At {last.label} ({clock(last.at_ns)}) its end is reported as that of an"
-                " asynchronous one: the request may have run without it."
-            )
-        return (
-            f"At {before[0].label} ({clock(before[0].at_ns)}) {n['allocated']} tokens began to load asynchronously. At"
-            f" {last.label} the request runs from token {n['begins']}, and the load has not been received."
-        )
+    def template(self, finding: Finding) -> str:
+        match finding.numbers.get("async"):
+            case True:
+                return (
+                    "At {0} the connector answered that there is nothing to load, and that it loads it asynchronously."
+                )
+            case False:
+                return (
+                    "At {0} {allocated} tokens were allocated for a load that the lookup had declared synchronous. At {1} its"
+                    " end is reported as that of an asynchronous one: the request may have run without it."
+                )
+            case _:
+                return (
+                    "At {0} {allocated} tokens began to load asynchronously. At {1.label} the request runs from token"
+                    " {begins}, and the load has not been received."
+                )

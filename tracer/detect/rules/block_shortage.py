@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Transfer
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import Load, Store
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 from kvtrail.tracer.model.semconv import Kind
 
 
-class BlockShortage(RequestRule[Transfer]):
+class BlockShortage(RequestRule[Load | Store]):
     """A transfer named fewer KV blocks than its tokens fill.
 
     Invariant: n <= b * s, where n are the tokens of a load or store, b the distinct blocks it names and s the tokens that
@@ -20,15 +22,19 @@ class BlockShortage(RequestRule[Transfer]):
     id = "block-shortage"
     severity = Severity.WRONG_OUTPUT
     classes = ("C4", "C5")
-    kinds = frozenset({Kind.LOAD, Kind.STORE})
     hint = (
         "The connector's own list of a request's blocks has some twice, and is out of step with vLLM's. LMCache, 0.3.10 to"
         " 0.5.6 at least, keeps vLLM's own list when a request is resumed after a preemption; in the process of a single"
         " device vLLM's worker appends to the same list. Empty the store; until the connector copies the list, avoid"
         " preemptions."
     )
+    needs_history = False
+    explanation = (
+        "At {0:epoch} the connector was to {what} the tokens {start} to {end}, which fill {need_blocks} blocks of"
+        " {block_size}. It named {blocks_count} different blocks, so the KV of some tokens was taken for that of others."
+    )
 
-    def judge(self, event: Transfer, account: Account) -> Judgement:
+    def judge(self, event: Load | Store, account: Account) -> Judgement:
         if event.blocks_count is None or not event.block_size:
             return None
         if event.count <= event.blocks_count * event.block_size:
@@ -42,12 +48,6 @@ class BlockShortage(RequestRule[Transfer]):
         }
         return Drift(numbers, [event])
 
-    def explain(self, finding: Finding) -> str:
-        (transfer,) = finding.witness
-        n = finding.numbers
-        what = "load" if transfer.kind == Kind.LOAD else "store"
-        return (
-            f"At {transfer.label} ({clock(transfer.at_ns)}, epoch {transfer.epoch}) the connector was to {what} the tokens"
-            f" {n['start']} to {n['start'] + n['count']}, which fill {n['need_blocks']} blocks of {n['block_size']}. It"
-            f" named {n['blocks_count']} different blocks, so the KV of some tokens was taken for that of others."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        what = "load" if finding.witness[0].kind == Kind.LOAD else "store"
+        return {"what": what, "end": finding.numbers["start"] + finding.numbers["count"]}

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Event, Refcount, Unlock
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import Refcount, Unlock
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
-class DoubleFree(RequestRule[Event]):
+class DoubleFree(RequestRule[Refcount | Unlock]):
     """Something was given back more often than it was taken.
 
     Invariant: references >= 0 and pins >= 0 of every chunk; unlocked <= locked of every request.
@@ -20,27 +21,25 @@ class DoubleFree(RequestRule[Event]):
     id = "double-free"
     severity = Severity.WRONG_OUTPUT
     classes = ("C14",)
-    kinds = frozenset({Kind.REFCOUNT, Kind.UNLOCK})
     hint = "Two paths give the same thing back: an error path and the regular one, or two that each believe to own it."
+    needs_history = False
 
-    def judge(self, event: Event, account: Account) -> Judgement:
+    def judge(self, event: Refcount | Unlock, account: Account) -> Judgement:
         if isinstance(event, Refcount):
             counts = {"references": event.refs, "pins": event.pins}
             negative = {name: count for name, count in counts.items() if count is not None and count < 0}
             return Drift({"key": event.chunk_key, **negative}, [event]) if negative else Verdict.OK
-        assert isinstance(event, Unlock)
+        if not account.complete:
+            return Verdict.UNKNOWN
         held = account.evidence.locks
-        if event.locks <= held:
-            return Verdict.OK if account.complete else Verdict.UNKNOWN
-        return Drift({"held": held, "unlocked": event.locks}, [event]) if account.complete else Verdict.UNKNOWN
+        return Verdict.OK if event.locks <= held else Drift({"held": held, "unlocked": event.locks}, [event])
 
-    def explain(self, finding: Finding) -> str:
-        (event,) = finding.witness
+    def template(self, finding: Finding) -> str:
+        if "unlocked" in finding.numbers:
+            return "At {0} {unlocked} chunks were unlocked for the request, of which {held} were locked."
+        return "At {0} chunk {chunk} had {counts}."
+
+    def values(self, finding: Finding) -> dict[str, Any]:
         n = finding.numbers
-        if "unlocked" in n:
-            return (
-                f"At {event.label} ({clock(event.at_ns)}) {n['unlocked']} chunks were unlocked for the request, of which"
-                f" {n['held']} were locked."
-            )
         counts = " and ".join(f"{n[name]} {name}" for name in ("references", "pins") if name in n)
-        return f"At {event.label} ({clock(event.at_ns)}) chunk {n['key'] or '(unnamed)'} had {counts}."
+        return {"chunk": n.get("key") or "(unnamed)", "counts": counts}

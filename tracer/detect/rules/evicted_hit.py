@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, Event, LoadPlan, Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class EvictedHit(EngineRule[Alloc | LoadPlan]):
@@ -22,7 +21,6 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
     id = "evicted-hit"
     severity = Severity.WRONG_OUTPUT
     classes = ("C7",)
-    kinds = frozenset({Kind.ALLOC, Kind.LOAD_PLAN})
     hint = "Pin at the lookup what the load will need, or look again when blocks have been allocated."
 
     def judge(self, event: Alloc | LoadPlan, engine: Engine) -> Judgement:
@@ -35,30 +33,27 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
             witness = [event] if lookup is None else [lookup, event]
         if not keys:
             return None
-        if not engine.complete or event.connector_id in engine.partial:
+        if event.connector_id in engine.partial:
             return Verdict.UNKNOWN
-        missing = engine.holds(event.connector_id, keys)
+        missing = engine.missing_keys(event.connector_id, keys)
         if not missing:
             return Verdict.OK
         return Drift({"key": missing[0], "missing": len(missing), "count": count}, witness)
 
-    def explain(self, finding: Finding) -> str:
-        *lookups, last = finding.witness
-        n = finding.numbers
-        missing = f"does not hold {n['missing']} of the chunks any more, the first with key {n['key']}."
-        if lookups:
+    def template(self, finding: Finding) -> str:
+        if len(finding.witness) > 1:
             return (
-                f"At {lookups[0].label} ({clock(lookups[0].at_ns)}) the connector found the request's chunks. At {last.label}"
-                f" ({clock(last.at_ns)}) blocks were allocated to load {n['count']} tokens of them, and the store {missing}"
+                "At {0} the connector found the request's chunks. At {1} blocks were allocated to load {count} tokens of"
+                " them, and the store does not hold {missing} of the chunks any more, the first with key {key}."
             )
         return (
-            f"At {last.label} ({clock(last.at_ns)}) the connector plans to load {n['count']} tokens from a store that"
-            f" {missing}"
+            "At {0} the connector plans to load {count} tokens from a store that does not hold {missing} of the chunks"
+            " any more, the first with key {key}."
         )
 
 
 def _loaded(lookup: Lookup, alloc: Alloc) -> tuple[str, ...]:
-    """Of the claimed keys, those that an allocation will load for certain: what lies before them may be computed already."""
+    """The claimed keys that an allocation will certainly load: the chunks before them may be computed already."""
     if not lookup.chunk_keys or not alloc.allocated:
         return ()
     if not alloc.chunk_size:

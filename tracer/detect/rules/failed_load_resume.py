@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class FailedLoadResume(EngineRule[Schedule]):
@@ -22,26 +21,20 @@ class FailedLoadResume(EngineRule[Schedule]):
     id = "failed-load-resume"
     severity = Severity.WRONG_OUTPUT
     classes = ("C8",)
-    kinds = frozenset({Kind.SCHEDULE})
     hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
+    explanation = (
+        "At {0} the load of block {block} was reported as failed; it holds this request's tokens from {first_invalid} on. At"
+        " {1} the request runs from token {begins}, and nobody has computed the block since."
+    )
 
     def judge(self, event: Schedule, engine: Engine) -> Judgement:
         if not engine.invalid:
             return None
         table, size = engine.tables.get(event.request or ""), event.block_size
-        if not engine.complete or table is None or not size:
+        if table is None or not size:
             return Verdict.UNKNOWN
         for position, block in enumerate(table[: -(-event.computed // size)]):
             if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
                 numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
                 return Drift(numbers, [engine.invalid[block], event])
         return Verdict.OK
-
-    def explain(self, finding: Finding) -> str:
-        error, step = finding.witness
-        n = finding.numbers
-        return (
-            f"At {error.label} ({clock(error.at_ns)}) the load of block {n['block']} was reported as failed; it holds this"
-            f" request's tokens from {n['first_invalid']} on. At {step.label} ({clock(step.at_ns)}) the request runs from"
-            f" token {n['begins']}, and nobody has computed the block since."
-        )

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.contract import Breach, breach
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class FullHit(RequestRule[Lookup]):
@@ -21,8 +22,13 @@ class FullHit(RequestRule[Lookup]):
     id = "full-hit"
     severity = Severity.CRASH
     classes = ("C2",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = "Cap the answer at N - 1 - c for a synchronous load, after rounding to chunks."
+    needs_history = False
+    explanation = (
+        "At {0:epoch} {computed} tokens were computed and the connector promised to load {returned} more within the step:"
+        " {computed} + {returned} = {total}, which is the whole request. At most {at_most} may be cached, since the last"
+        " token has to be run to get logits."
+    )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
         answer = event.answer
@@ -37,12 +43,5 @@ class FullHit(RequestRule[Lookup]):
                 numbers = {"total": event.total, "computed": event.computed, "returned": answer}
                 return Drift(numbers, [event], healed=event.refused is not None)
 
-    def explain(self, finding: Finding) -> str:
-        (lookup,) = finding.witness
-        n = finding.numbers
-        return (
-            f"At {lookup.label} ({clock(lookup.at_ns)}, epoch {lookup.epoch}) {n['computed']} tokens were computed and"
-            f" the connector promised to load {n['returned']} more within the step: {n['computed']} + {n['returned']}"
-            f" = {n['total']}, which is the whole request. At most {n['total'] - 1} may be cached, since the last token"
-            " has to be run to get logits."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"at_most": finding.numbers["total"] - 1}

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Preempt
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 IN_VAIN = 3
 """So many preemptions that give nothing back, one after the other, are no accident."""
@@ -25,8 +26,11 @@ class IdlePreemption(EngineRule[Preempt]):
     id = "idle-preemption"
     severity = Severity.WASTED_WORK
     classes = ("C15",)
-    kinds = frozenset({Kind.PREEMPT})
     hint = "The freed blocks are fenced for stores that are under way. Wait for them, rather than preempt the next."
+    explanation = (
+        "Between {first} and {last} {preempted} requests were preempted in a row, and the pool still has {free} free blocks:"
+        " their work is lost for nothing."
+    )
 
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
@@ -40,10 +44,5 @@ class IdlePreemption(EngineRule[Preempt]):
             return None
         return Drift({"free": event.blocks_free, "preempted": len(row)}, row)
 
-    def explain(self, finding: Finding) -> str:
-        first, last = finding.witness[0], finding.witness[-1]
-        n = finding.numbers
-        return (
-            f"Between {first.label} ({clock(first.at_ns)}) and {last.label} ({clock(last.at_ns)}) {n['preempted']} requests"
-            f" were preempted in a row, and the pool still has {n['free']} free blocks: their work is lost for nothing."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"first": finding.witness[0], "last": finding.witness[-1]}

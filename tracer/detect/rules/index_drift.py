@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
-from kvtrail.tracer.model.events import Event, Index, Pool
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
+from kvtrail.tracer.model.events import Index, Pool
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 from kvtrail.tracer.model.semconv import Kind
 
 
-class IndexDrift(EngineRule[Event]):
+class IndexDrift(EngineRule[Index | Pool]):
     """Counts that must add up do not: of an index that follows KV events, or of a pool.
 
     Invariant: applied + declined = published, of an index; free + used = total and both >= 0, of a pool.
@@ -20,14 +20,13 @@ class IndexDrift(EngineRule[Event]):
     id = "index-drift"
     severity = Severity.LEAK
     classes = ("C25", "C14", "C13")
-    kinds = frozenset({Kind.INDEX, Kind.POOL})
     hint = "Events were dropped because their parent was unknown, or something was counted to the wrong tier or twice."
+    needs_history = False
 
-    def judge(self, event: Event, engine: Engine) -> Judgement:
+    def judge(self, event: Index | Pool, engine: Engine) -> Judgement:
         if isinstance(event, Index):
             first, second, whole = event.index_applied, event.index_declined, event.index_published
         else:
-            assert isinstance(event, Pool)
             first, second, whole = event.pool_used, event.pool_free, event.pool_total
         if first is None or second is None or whole is None:
             return Verdict.UNKNOWN
@@ -35,11 +34,10 @@ class IndexDrift(EngineRule[Event]):
             return Verdict.OK
         return Drift({"first": first, "second": second, "whole": whole}, [event])
 
-    def explain(self, finding: Finding) -> str:
-        (event,) = finding.witness
-        n = finding.numbers
-        what = ("used", "free", "in the pool") if event.kind == Kind.POOL else ("applied", "declined", "published")
-        text = f"At {event.label} ({clock(event.at_ns)}) {n['first']} were {what[0]} and {n['second']} {what[1]}"
+    def template(self, finding: Finding) -> str:
+        n, is_pool = finding.numbers, finding.witness[0].kind == Kind.POOL
+        names = ("used", "free", "in the pool") if is_pool else ("applied", "declined", "published")
+        text = f"At {{0}} {{first}} were {names[0]} and {{second}} {names[1]}"
         if min(n["first"], n["second"]) < 0:
-            return f"{text}; {what[2]} are {n['whole']}. No count can be below 0."
-        return f"{text}, which is {n['first'] + n['second']}; {what[2]} are {n['whole']}."
+            return f"{text}; {names[2]} are {{whole}}. No count can be below 0."
+        return f"{text}, which is {n['first'] + n['second']}; {names[2]} are {{whole}}."

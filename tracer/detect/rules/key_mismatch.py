@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Key
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class KeyMismatch(EngineRule[Key]):
@@ -21,8 +22,11 @@ class KeyMismatch(EngineRule[Key]):
     id = "key-mismatch"
     severity = Severity.WASTED_WORK
     classes = ("C23",)
-    kinds = frozenset({Kind.KEY})
     hint = "Python's hash differs between processes without PYTHONHASHSEED, and between versions with it: use a stable hash."
+    needs_history = False
+    explanation = (
+        "At {0} the chunk after {before} got the key {other}. At {1} the same tokens after the same chunk got {key}."
+    )
 
     def judge(self, event: Key, engine: Engine) -> Judgement:
         if event.chunk_content is None:
@@ -32,15 +36,8 @@ class KeyMismatch(EngineRule[Key]):
             return None
         if known.chunk_key == event.chunk_key:
             return Verdict.OK
-        first, second = sorted(
-            (known, event), key=lambda key: key.start_ns
-        )  # of two recorders, the later may come first
+        first, second = sorted((known, event), key=lambda key: key.start_ns)  # from two recorders, in either order
         return Drift({"key": second.chunk_key, "other": first.chunk_key, "parent": event.chunk_parent}, [first, second])
 
-    def explain(self, finding: Finding) -> str:
-        first, second = finding.witness
-        n = finding.numbers
-        return (
-            f"At {first.label} ({clock(first.at_ns)}) the chunk after {n['parent'] or 'the beginning'} got the key"
-            f" {n['other']}. At {second.label} ({clock(second.at_ns)}) the same tokens after the same chunk got {n['key']}."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"before": finding.numbers["parent"] or "the beginning"}

@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
-from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
-
-AFTER_S = 600.0
-"""How long a connector may keep the blocks of a finished request: longer than the longest lease, 480 s in NIXL's."""
+from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
 class LateFree(DeadlineRule):
@@ -24,33 +21,27 @@ class LateFree(DeadlineRule):
     severity = Severity.LEAK
     classes = ("C13",)
     hint = "The reader never came, or its notification was lost. Free when the lease ends, and count it."
+    after_s = 600.0
+    """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 
-    def __init__(self, after_s: float = AFTER_S) -> None:
-        self.after_s = after_s
-
-    def overdue(self, account: Account, now_ns: int) -> Drift | None:
-        if account.ended_ns is None or not account.complete:
-            return None
+    def pending(self, account: Account) -> tuple[int, Drift] | None:
         evidence = account.evidence
-        waited_s = (now_ns - account.ended_ns) / 1e9
-        if waited_s < self.after_s:
+        if account.ended_ns is None:
             return None
         if evidence.end is not None:
-            return Drift({"waited_s": round(waited_s, 1)}, [evidence.end])
+            return account.ended_ns, Drift({}, [evidence.end])
         if evidence.loading is not None and not evidence.load_failed:
-            return Drift({"waited_s": round(waited_s, 1), "loading": evidence.loading.allocated}, [evidence.loading])
+            return account.ended_ns, Drift({"loading": evidence.loading.allocated}, [evidence.loading])
         return None
 
-    def explain(self, finding: Finding) -> str:
-        (end,) = finding.witness
-        n = finding.numbers
-        if "loading" in n:
+    def template(self, finding: Finding) -> str:
+        if "loading" in finding.numbers:
             return (
-                f"At {end.label} ({clock(end.at_ns)}) {n['loading']} tokens began to load asynchronously, and the request"
-                f" ended before they had come. {n['waited_s']} seconds after its end the load has not been"
-                " reported as over, and until then the scheduler keeps the blocks."
+                "At {0} {loading} tokens began to load asynchronously, and the request ended before they had come. {waited_s}"
+                " seconds after its end the load has not been reported as over, and until then the scheduler keeps the"
+                " blocks."
             )
         return (
-            f"At {end.label} ({clock(end.at_ns)}) the request ended and the connector kept its blocks."
-            f" {n['waited_s']} seconds later they have not been given back."
+            "At {0} the request ended and the connector kept its blocks. {waited_s} seconds later they have not been given"
+            " back."
         )

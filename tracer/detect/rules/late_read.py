@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import Read
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
-class LateRead(RequestRule[Event]):
+class LateRead(RequestRule[Read]):
     """A request's blocks were read after they had been given back.
 
     Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed.
@@ -19,21 +20,19 @@ class LateRead(RequestRule[Event]):
     id = "late-read"
     severity = Severity.WRONG_OUTPUT
     classes = ("C16",)
-    kinds = frozenset({Kind.READ})
     hint = "The lease is shorter than the reader's queue: make it longer, and let the reader check what it has read."
+    needs_history = False
+    explanation = (
+        "At {0} the request's blocks were given back: {why}. At {1}, {late_s} seconds later, another instance read"
+        " them."
+    )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
+    def judge(self, event: Read, account: Account) -> Judgement:
         freed = account.evidence.freed
         if freed is None:
             return Verdict.OK if account.complete else Verdict.UNKNOWN
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
         return Drift({"late_s": late_s, "expired": bool(freed.lease_expired)}, [freed, event])
 
-    def explain(self, finding: Finding) -> str:
-        freed, read = finding.witness
-        n = finding.numbers
-        why = "their lease had expired" if n["expired"] else "the request was over"
-        return (
-            f"At {freed.label} ({clock(freed.at_ns)}) the request's blocks were given back: {why}. At {read.label}"
-            f" ({clock(read.at_ns)}), {n['late_s']} seconds later, another instance read them."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"why": "their lease had expired" if finding.numbers["expired"] else "the request was over"}

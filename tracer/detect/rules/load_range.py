@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class LoadRange(RequestRule[LoadPlan]):
@@ -22,7 +21,6 @@ class LoadRange(RequestRule[LoadPlan]):
     id = "load-range"
     severity = Severity.WRONG_OUTPUT
     classes = ("C5",)
-    kinds = frozenset({Kind.LOAD_PLAN})
     hint = "Lookup and load disagree about chunks: one rounds up where the other rounds down, or a window is counted twice."
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
@@ -33,7 +31,7 @@ class LoadRange(RequestRule[LoadPlan]):
         if not account.complete or alloc is None or lookup is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN
         if not alloc.allocated:
-            return None  # unselected-load tells it
+            return None  # unselected-load judges it
         end, most = (event.start or 0) + event.count, lookup.computed + alloc.allocated
         numbers = {"computed": lookup.computed, "allocated": alloc.allocated, "end": end, "at_most": most}
         if event.start is not None and end > most + (most + 1 == lookup.total):
@@ -44,16 +42,13 @@ class LoadRange(RequestRule[LoadPlan]):
             return Drift({**numbers, "unclaimed": unclaimed}, [lookup, alloc, event])
         return Verdict.OK
 
-    def explain(self, finding: Finding) -> str:
-        lookup, alloc, plan = finding.witness
-        n = finding.numbers
-        if "unclaimed" in n:
+    def template(self, finding: Finding) -> str:
+        if "unclaimed" in finding.numbers:
             return (
-                f"At {plan.label} ({clock(plan.at_ns)}) the connector plans to load the chunk with key {n['unclaimed'][0]}."
-                f" It was not among those that the lookup at {lookup.label} ({clock(lookup.at_ns)}) claimed."
+                "At {2} the connector plans to load the chunk with key {unclaimed[0]}. It was not among those that the lookup"
+                " at {0} claimed."
             )
         return (
-            f"At {lookup.label} {n['computed']} tokens were computed, and at {alloc.label} ({clock(alloc.at_ns)})"
-            f" {n['allocated']} external tokens were allocated: {n['at_most']} in all. At {plan.label} the connector"
-            f" plans to load up to token {n['end']}."
+            "At {0.label} {computed} tokens were computed, and at {1} {allocated} external tokens were allocated: {at_most}"
+            " in all. At {2.label} the connector plans to load up to token {end}."
         )

@@ -4,8 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class LoadStoreOverlap(RequestRule[LoadPlan]):
@@ -22,23 +21,13 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
     id = "load-store-overlap"
     severity = Severity.CRASH
     classes = ("C18",)
-    kinds = frozenset({Kind.LOAD_PLAN})
     hint = "The request was preempted and came back before its store had ended. Flush, and wait for the completion."
+    explanation = "Store {store} of the request began at {0:epoch} and has not ended. At {1:epoch} load {load} begins."
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         if event.transfer_id is None or not event.has(Capability.EXCLUSIVE_TRANSFERS):
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
         store = next((job for job in account.evidence.jobs.values() if isinstance(job, StorePlan)), None)
         if store is None:
             return Verdict.OK
         return Drift({"store": store.transfer_id, "load": event.transfer_id, "count": event.count}, [store, event])
-
-    def explain(self, finding: Finding) -> str:
-        store, load = finding.witness
-        n = finding.numbers
-        return (
-            f"Store {n['store']} of the request began at {store.label} ({clock(store.at_ns)}, epoch {store.epoch}) and has"
-            f" not ended. At {load.label} ({clock(load.at_ns)}, epoch {load.epoch}) load {n['load']} begins."
-        )

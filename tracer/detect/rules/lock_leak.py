@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class LockLeak(RequestRule[RequestEnd]):
@@ -22,30 +21,21 @@ class LockLeak(RequestRule[RequestEnd]):
     id = "lock-leak"
     severity = Severity.LEAK
     classes = ("C13",)
-    kinds = frozenset({Kind.REQUEST})
     hint = (
         "Every lookup locks and only a load unlocks: unlock also when nothing is allocated, and lock once per request."
+    )
+    explanation = (
+        "{locked} chunks were locked for the request, the last at {0}, and {unlocked} unlocked. At {1} it ended with {held}"
+        " still locked."
     )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
         evidence = account.evidence
         if evidence.locked_ever == 0:
             return None
-        if not account.complete or event.free_delayed:
+        if event.free_delayed:
             return Verdict.UNKNOWN
-        if evidence.locks <= 0 or evidence.lock is None:
+        held, locked = evidence.locks, evidence.locked_ever
+        if held <= 0 or evidence.lock is None:
             return Verdict.OK
-        numbers = {
-            "held": evidence.locks,
-            "locked": evidence.locked_ever,
-            "unlocked": evidence.locked_ever - evidence.locks,
-        }
-        return Drift(numbers, [evidence.lock, event])
-
-    def explain(self, finding: Finding) -> str:
-        lock, end = finding.witness
-        n = finding.numbers
-        return (
-            f"{n['locked']} chunks were locked for the request, the last at {lock.label} ({clock(lock.at_ns)}), and"
-            f" {n['unlocked']} unlocked. At {end.label} ({clock(end.at_ns)}) it ended with {n['held']} still locked."
-        )
+        return Drift({"held": held, "locked": locked, "unlocked": locked - held}, [evidence.lock, event])

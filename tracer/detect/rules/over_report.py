@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.stale_lookup import earlier_source
 from kvtrail.tracer.model.contract import Breach, breach, new_at_most
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class OverReport(RequestRule[Lookup]):
@@ -21,10 +22,14 @@ class OverReport(RequestRule[Lookup]):
     id = "over-report"
     severity = Severity.CRASH
     classes = ("C1",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = (
         "The connector counts tokens that vLLM has already computed, tokens that its store does not hold, or pads to a"
         " chunk beyond the request's end."
+    )
+    needs_history = False
+    explanation = (
+        "At {0:epoch} the request had {total} tokens, {computed} of them computed{held}, so between 0 and {at_most} can be"
+        " new. The connector answered {returned}."
     )
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
@@ -44,12 +49,6 @@ class OverReport(RequestRule[Lookup]):
         }
         return Drift(numbers, [event], healed=event.refused is not None)
 
-    def explain(self, finding: Finding) -> str:
-        (lookup,) = finding.witness
-        n = finding.numbers
-        held = "" if n["matched"] is None else f" and the store held {n['matched']} tokens of it"
-        return (
-            f"At {lookup.label} ({clock(lookup.at_ns)}, epoch {lookup.epoch}) the request had {n['total']} tokens,"
-            f" {n['computed']} of them computed{held}, so between 0 and {n['at_most']} can be new."
-            f" The connector answered {n['returned']}."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        matched = finding.numbers["matched"]
+        return {"held": "" if matched is None else f" and the store held {matched} tokens of it"}

@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class PhantomHit(EngineRule[Lookup]):
@@ -20,15 +19,18 @@ class PhantomHit(EngineRule[Lookup]):
     id = "phantom-hit"
     severity = Severity.WRONG_OUTPUT
     classes = ("C3",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
+    explanation = (
+        "At {0} the connector claimed {claimed} chunks ({matched} tokens). {missing} of them are not in its store, the first"
+        " with key {key}: never stored, or evicted since."
+    )
 
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:
             return None
-        if not engine.complete or event.connector_id in engine.partial:
+        if event.connector_id in engine.partial:
             return Verdict.UNKNOWN
-        missing = engine.holds(event.connector_id, event.chunk_keys)
+        missing = engine.missing_keys(event.connector_id, event.chunk_keys)
         if not missing:
             return Verdict.OK
         numbers = {
@@ -38,11 +40,3 @@ class PhantomHit(EngineRule[Lookup]):
             "matched": event.matched,
         }
         return Drift(numbers, [event])
-
-    def explain(self, finding: Finding) -> str:
-        (lookup,) = finding.witness
-        n = finding.numbers
-        return (
-            f"At {lookup.label} ({clock(lookup.at_ns)}) the connector claimed {n['claimed']} chunks ({n['matched']} tokens)."
-            f" {n['missing']} of them are not in its store, the first with key {n['key']}: never stored, or evicted since."
-        )

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Plan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import LoadPlan, StorePlan
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
-class PlanBlocks(RequestRule[Plan]):
+class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     """The connector plans to copy blocks that are not the request's.
 
     Invariant: the blocks of a plan for tokens [s, e) are T[s // b : ceil(e / b)], where T is the block table that the
@@ -22,17 +21,16 @@ class PlanBlocks(RequestRule[Plan]):
     id = "plan-blocks"
     severity = Severity.WRONG_OUTPUT
     classes = ("C4", "C5")
-    kinds = frozenset({Kind.LOAD_PLAN, Kind.STORE_PLAN})
     hint = (
         "The connector keeps a copy of the block table that went astray: appended to after a resumption instead of"
         " replaced, not extended when the request grew, or left from before a preemption."
     )
 
-    def judge(self, event: Plan, account: Account) -> Judgement:
+    def judge(self, event: LoadPlan | StorePlan, account: Account) -> Judgement:
         table, size = account.evidence.blocks, event.block_size
         if not event.blocks_ids:
             return None
-        if not account.complete or table is None or not size or event.epoch != account.epoch:
+        if table is None or not size or event.epoch != account.epoch:
             return Verdict.UNKNOWN
         if event.start is None:
             expected: tuple[int, ...] | None = None
@@ -42,25 +40,21 @@ class PlanBlocks(RequestRule[Plan]):
             sound = event.blocks_ids == expected
         if sound:
             return Verdict.OK
-        foreign = sorted(set(event.blocks_ids) - set(table))
         numbers = {
             "start": event.start,
             "count": event.count,
             "planned": list(event.blocks_ids),
             "expected": None if expected is None else list(expected),
-            "foreign": foreign,
+            "foreign": sorted(set(event.blocks_ids) - set(table)),
             "table_length": len(table),
         }
-        witness = [account.evidence.schedule, event] if account.evidence.schedule else [event]
-        return Drift(numbers, witness)
+        step = account.evidence.schedule
+        return Drift(numbers, [event] if step is None else [step, event])
 
     def explain(self, finding: Finding) -> str:
         plan, n = finding.witness[-1], finding.numbers
         tokens = f"{n['count']} tokens" if n["start"] is None else f"tokens {n['start']} to {n['start'] + n['count']}"
-        text = (
-            f"At {plan.label} ({clock(plan.at_ns)}, epoch {plan.epoch}) the connector told its workers to copy {tokens}"
-            f" in blocks {_some(n['planned'])}."
-        )
+        text = f"At {plan:epoch} the connector told its workers to copy {tokens} in blocks {_some(n['planned'])}."
         if n["foreign"]:
             return f"{text} The request's table of {n['table_length']} blocks does not hold {_some(n['foreign'])}."
         return f"{text} In the scheduler's table these tokens lie in blocks {_some(n['expected'])}."

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class RankDisagreement(RequestRule[Lookup]):
@@ -21,8 +22,8 @@ class RankDisagreement(RequestRule[Lookup]):
     id = "rank-disagreement"
     severity = Severity.CRASH
     classes = ("C11",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = "Each rank evicts by itself. Take the minimum over the ranks, and pin on all of them."
+    explanation = "At {1} the connector claimed {claimed} tokens, but {ranks}."
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
         if not account.evidence.rank_lookups:
@@ -31,8 +32,6 @@ class RankDisagreement(RequestRule[Lookup]):
         claimed = event.matched if event.matched is not None else event.answer and event.computed + event.answer
         if claimed is None:
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
         poorest = min(ranks.values(), key=lambda rank: rank.matched)
         if claimed <= poorest.matched:
             return Verdict.OK
@@ -43,7 +42,6 @@ class RankDisagreement(RequestRule[Lookup]):
         }
         return Drift(numbers, [poorest, event])
 
-    def explain(self, finding: Finding) -> str:
-        lookup, n = finding.witness[-1], finding.numbers
-        ranks = ", ".join(f"rank {rank} held {held}" for rank, held in n["by_rank"].items())
-        return f"At {lookup.label} ({clock(lookup.at_ns)}) the connector claimed {n['claimed']} tokens, but {ranks}."
+    def values(self, finding: Finding) -> dict[str, Any]:
+        by_rank = finding.numbers["by_rank"]
+        return {"ranks": ", ".join(f"rank {rank} held {held}" for rank, held in by_rank.items())}

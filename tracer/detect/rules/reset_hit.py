@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class ResetHit(EngineRule[Lookup]):
@@ -21,25 +20,20 @@ class ResetHit(EngineRule[Lookup]):
     id = "reset-hit"
     severity = Severity.WRONG_OUTPUT
     classes = ("C24",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = (
         "The reset reaches one tier, one rank or one process only: clear the index, the store behind it and all caches."
+    )
+    explanation = (
+        "At {0} the connector was told to forget everything, and said that it had. Nothing has been stored since. At {1} it"
+        " matched {matched} tokens."
     )
 
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         reset = engine.reset
         if reset is None or not reset.succeeded or event.matched is None or event.connector_id != reset.connector_id:
             return None
-        if not engine.complete or event.connector_id in engine.partial:
+        if event.connector_id in engine.partial:
             return Verdict.UNKNOWN
         if event.matched == 0:
             return Verdict.OK
         return Drift({"matched": event.matched, "returned": event.answer}, [reset, event])
-
-    def explain(self, finding: Finding) -> str:
-        reset, lookup = finding.witness
-        n = finding.numbers
-        return (
-            f"At {reset.label} ({clock(reset.at_ns)}) the connector was told to forget everything, and said that it had."
-            f" Nothing has been stored since. At {lookup.label} ({clock(lookup.at_ns)}) it matched {n['matched']} tokens."
-        )

@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class ResumePoint(RequestRule[Schedule]):
@@ -22,10 +21,13 @@ class ResumePoint(RequestRule[Schedule]):
     id = "resume-point"
     severity = Severity.CRASH
     classes = ("C4", "C2")
-    kinds = frozenset({Kind.SCHEDULE})
     hint = (
         "Something changed the computed tokens between lookup and first step: a match below the block size, a hit that"
         " was extended after the lookup, a load that failed without saying so."
+    )
+    explanation = (
+        "At {0} {computed} tokens were computed, and at {1.label} {allocated} external tokens were allocated, so the first"
+        " step must begin at {expected}. At {2} it begins at {begins}."
     )
 
     def judge(self, event: Schedule, account: Account) -> Judgement:
@@ -34,9 +36,8 @@ class ResumePoint(RequestRule[Schedule]):
             return None
         if not account.complete:
             return Verdict.UNKNOWN
-        alloc = max(
-            evidence.allocs.values(), key=lambda a: a.allocated, default=None
-        )  # of a MultiConnector, the chosen one
+        # of a MultiConnector, the allocation for the chosen child
+        alloc = max(evidence.allocs.values(), key=lambda a: a.allocated, default=None)
         lookup = None if alloc is None else account.last_lookup(alloc.connector_id)
         if alloc is None or lookup is None:
             return None
@@ -52,12 +53,3 @@ class ResumePoint(RequestRule[Schedule]):
             "begins": event.computed,
         }
         return Drift(numbers, [lookup, alloc, event])
-
-    def explain(self, finding: Finding) -> str:
-        lookup, alloc, step = finding.witness
-        n = finding.numbers
-        return (
-            f"At {lookup.label} ({clock(lookup.at_ns)}) {n['computed']} tokens were computed, and at {alloc.label}"
-            f" {n['allocated']} external tokens were allocated, so the first step must begin at {n['expected']}."
-            f" At {step.label} ({clock(step.at_ns)}) it begins at {n['begins']}."
-        )

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from kvtrail.tracer.detect.account import Account
+from typing import Any
+
+from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import hole
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):
@@ -24,29 +25,24 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     id = "retried-lookup"
     severity = Severity.WASTED_WORK
     classes = ("C6",)
-    kinds = frozenset({Kind.STORE_PLAN, Kind.STORE})
     hint = "The lookup adds to a counter. Set it at the allocation instead, or set it to a value rather than add to it."
+    explanation = (
+        "The lookup was asked {asked} times before blocks were allocated, and matched {matched} tokens each time. At {last}"
+        " the store begins at {begins}, though only {held} tokens are held: every repetition has moved the beginning."
+    )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
-        if isinstance(event, Store) and event.role != "scheduler":
+        if isinstance(event, Store) and event.role != SCHEDULER:
             return None
         asked = account.evidence.repeated_hits
         if asked < 2 or event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
         begins = hole(event, account)
         if begins is None:
             return Verdict.OK
         lookups = [lookup for lookup in account.evidence.recent_lookups if lookup.epoch == event.epoch][-1:]
-        return Drift(
-            {"asked": asked, "matched": account.matched, "begins": event.start, "held": begins}, [*lookups, event]
-        )
+        numbers = {"asked": asked, "matched": account.matched, "begins": event.start, "held": begins}
+        return Drift(numbers, [*lookups, event])
 
-    def explain(self, finding: Finding) -> str:
-        store, n = finding.witness[-1], finding.numbers
-        return (
-            f"The lookup was asked {n['asked']} times before blocks were allocated, and matched {n['matched']} tokens each"
-            f" time. At {store.label} ({clock(store.at_ns)}) the store begins at {n['begins']}, though only"
-            f" {n['held']} tokens are held: every repetition has moved the beginning."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"last": finding.witness[-1]}

@@ -4,8 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.contract import Breach, breach, new_at_most
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
@@ -40,12 +39,12 @@ class StaleLookup(RequestRule[Lookup]):
     id = "stale-lookup"
     severity = Severity.CRASH
     classes = ("C1",)
-    kinds = frozenset({Kind.LOOKUP})
     hint = (
         "A lookup result is remembered per request and reused after a preemption or a prefix-cache hit. Remember the"
         " matched length, never the difference, and subtract the current num_computed_tokens at every call."
         " LMCache: upgrade from 0.3.10 to 0.3.11 or later. Until then, --guard heal keeps the engine alive."
     )
+    needs_history = False
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
         answer = event.answer
@@ -55,14 +54,13 @@ class StaleLookup(RequestRule[Lookup]):
             return Verdict.OK if event.matched is not None else None
         source = earlier_source(event, account)
         if source is None and not event.cached:
-            return None  # too much, but not stale: over-report tells it
-        most = new_at_most(event.total, event.computed, event.matched)
+            return None  # too much, but not stale: over-report judges it
         numbers = {
             "total": event.total,
             "matched": event.matched,
             "computed": event.computed,
             "returned": answer,
-            "at_most": most,
+            "at_most": new_at_most(event.total, event.computed, event.matched),
             "need_to_load": None if event.matched is None else event.matched - event.computed,
         }
         return Drift(numbers, [event] if source is None else [source, event], healed=event.refused is not None)
@@ -70,30 +68,24 @@ class StaleLookup(RequestRule[Lookup]):
     def explain(self, finding: Finding) -> str:
         *earlier, last = finding.witness
         n = finding.numbers
-        text = []
+        before, ending = "", ", which it had remembered."
         if earlier:
             first = earlier[0]
-            found = first.numbers.get("matched")
-            held = "an unknown number of" if found is None else str(found)
+            matched = first.numbers.get("matched")
+            held = "an unknown number of" if matched is None else str(matched)
             answered = first.numbers.get("refused", first.numbers.get("returned"))
-            text.append(
-                f"Let {first.label} = the lookup at {clock(first.at_ns)} (epoch {first.epoch}) with"
-                f" {first.numbers['computed']} tokens computed, for which the store held {held} tokens and the"
-                f" connector answered {answered}."
+            before = (
+                f"Let {first.label} = the lookup at {first:time} (epoch {first.epoch}) with {first.numbers['computed']}"
+                f" tokens computed, for which the store held {held} tokens and the connector answered {answered}. "
             )
+            ending = f": the answer of {first.label}, handed out once more."
+            if n["returned"] == matched:
+                ending = f": the length matched at {first.label}, from which nothing was subtracted."
         if n["matched"] is None:
             bound = f"{n['total']} - {n['computed']} = {n['at_most']}"
         else:
             bound = f"max(0, {min(n['matched'], n['total'])} - {n['computed']}) = {n['at_most']}"
-        text.append(
-            f"At {last.label} ({clock(last.at_ns)}, epoch {last.epoch}) vLLM already had {n['computed']} of"
-            f" {n['total']} tokens computed, so at most {bound} can be new."
-            f" The connector answered {n['returned']}"
+        return (
+            f"{before}At {last:epoch} vLLM already had {n['computed']} of {n['total']} tokens computed, so at most {bound}"
+            f" can be new. The connector answered {n['returned']}{ending}"
         )
-        if earlier and n["returned"] == earlier[0].numbers.get("matched"):
-            text[-1] += f": the length matched at {earlier[0].label}, from which nothing was subtracted."
-        elif earlier:
-            text[-1] += f": the answer of {earlier[0].label}, handed out once more."
-        else:
-            text[-1] += ", which it had remembered."
-        return " ".join(text)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Stats
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class Statistics(RequestRule[Stats]):
@@ -23,8 +24,9 @@ class Statistics(RequestRule[Stats]):
     id = "statistics"
     severity = Severity.WRONG_METRICS
     classes = ("C9",)
-    kinds = frozenset({Kind.STATS})
     hint = "The two counters are of different admissions: one was kept over a preemption, the other was not."
+    needs_history = False
+    explanation = "At {0} the engine's statistics say: {counts}. But {broken}."
 
     def judge(self, event: Stats, account: Account) -> Judgement:
         broken = _broken(event, account)
@@ -32,11 +34,9 @@ class Statistics(RequestRule[Stats]):
             return Verdict.OK if event.reported is not None else None
         return Drift({**event.numbers(), "broken": broken}, [event])
 
-    def explain(self, finding: Finding) -> str:
-        (stats,) = finding.witness
-        n = finding.numbers
-        counts = ", ".join(f"{name.replace('_', ' ')} {n[name]}" for name in n if name != "broken")
-        return f"At {stats.label} ({clock(stats.at_ns)}) the engine's statistics say: {counts}. But {n['broken']}."
+    def values(self, finding: Finding) -> dict[str, Any]:
+        counts = {name: count for name, count in finding.numbers.items() if name != "broken"}
+        return {"counts": ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())}
 
 
 def _broken(event: Stats, account: Account) -> str | None:
@@ -50,10 +50,6 @@ def _broken(event: Stats, account: Account) -> str | None:
         return f"{external} of {cached} cached tokens cannot have come from the connector: {cached - external} would be local"
     if cached is not None and total is not None and cached > total:
         return f"{cached} of {total} tokens cannot be cached"
-    return _asked_wrongly(event, account)
-
-
-def _asked_wrongly(event: Stats, account: Account) -> str | None:
     evidence = account.evidence
     lookup = evidence.recent_lookups[-1] if evidence.recent_lookups else None
     if event.queried is None or lookup is None or not account.complete:

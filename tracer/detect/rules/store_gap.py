@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from kvtrail.tracer.detect.account import Account
+from typing import Any
+
+from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -36,13 +37,16 @@ class StoreGap(RequestRule[Store | StorePlan]):
     id = "store-gap"
     severity = Severity.WASTED_WORK
     classes = ("C21",)
-    kinds = frozenset({Kind.STORE_PLAN, Kind.STORE})
     hint = (
         "The store cursor was moved by something that stored nothing: a failed store, a hit counted twice, an eviction."
     )
+    explanation = (
+        "Up to token {hole_from} the request was stored or found in the store. At {last} the next store begins at {hole_to}:"
+        " tokens {hole_from} to {hole_to} are missing, and a lookup by prefix will never get past them."
+    )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
-        if isinstance(event, Store) and event.role != "scheduler":
+        if isinstance(event, Store) and event.role != SCHEDULER:
             return None
         if event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
@@ -52,15 +56,10 @@ class StoreGap(RequestRule[Store | StorePlan]):
         if begins is None:
             return Verdict.OK
         if account.evidence.repeated_hits > 1:
-            return None  # retried-lookup tells it
+            return None  # retried-lookup judges it
         before = account.evidence.store
         numbers = {"hole_from": begins, "hole_to": event.start, "matched": account.longest_match}
         return Drift(numbers, [event] if before is None else [before, event])
 
-    def explain(self, finding: Finding) -> str:
-        store, n = finding.witness[-1], finding.numbers
-        return (
-            f"Up to token {n['hole_from']} the request was stored or found in the store. At {store.label}"
-            f" ({clock(store.at_ns)}) the next store begins at {n['hole_to']}: tokens {n['hole_from']} to {n['hole_to']}"
-            " are missing, and a lookup by prefix will never get past them."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"last": finding.witness[-1]}

@@ -5,8 +5,7 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import held_until
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class StoreShort(RequestRule[RequestEnd]):
@@ -25,17 +24,19 @@ class StoreShort(RequestRule[RequestEnd]):
     id = "store-short"
     severity = Severity.WASTED_WORK
     classes = ("C21",)
-    kinds = frozenset({Kind.REQUEST})
     hint = (
         "The count of what is to be stored leaves out the tokens that were matched, or nothing is flushed at the end."
     )
+    explanation = (
+        "At {1} {computed} of the prompt's {prompt} tokens were computed, so that {wanted} could be stored. When the request"
+        " ended at {2.label}, {held} were; the last store is {0}."
+    )
 
     def judge(self, event: RequestEnd, account: Account) -> Judgement:
-        evidence = account.evidence
-        store, step, size = evidence.store, evidence.schedule, event.chunk_size
+        store, step, size = account.evidence.store, account.evidence.schedule, event.chunk_size
         if store is None or step is None or not size or not event.has(Capability.REPORTS_ALL_STORES):
             return None
-        if not account.complete or account.prompt is None:
+        if account.prompt is None:
             return Verdict.UNKNOWN
         reached = min(account.prompt, step.computed)
         wanted, held = reached // size * size, held_until(account)
@@ -43,12 +44,3 @@ class StoreShort(RequestRule[RequestEnd]):
             return Verdict.OK
         numbers = {"prompt": account.prompt, "computed": reached, "held": held, "wanted": wanted}
         return Drift(numbers, [store, step, event])
-
-    def explain(self, finding: Finding) -> str:
-        store, step, end = finding.witness
-        n = finding.numbers
-        return (
-            f"At {step.label} ({clock(step.at_ns)}) {n['computed']} of the prompt's {n['prompt']} tokens were computed, so"
-            f" that {n['wanted']} could be stored. When the request ended at {end.label}, {n['held']} were; the last store is"
-            f" {store.label} ({clock(store.at_ns)})."
-        )

@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
@@ -21,14 +20,17 @@ class StoreUncomputed(RequestRule[StorePlan]):
     id = "store-uncomputed"
     severity = Severity.WRONG_OUTPUT
     classes = ("C22",)
-    kinds = frozenset({Kind.STORE_PLAN})
     hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
+    explanation = (
+        "The step at {0} begins at {computed} and runs {scheduled} tokens, {drafted} of them speculative: {at_most} are sure."
+        " At {1.label} the connector stores up to {end}."
+    )
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:
         step = account.evidence.schedule
         if event.start is None or event.chunk_present:
             return None
-        if not account.complete or step is None or step.blocks_ids is None or event.epoch != account.epoch:
+        if step is None or step.blocks_ids is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN
         end, drafted = event.start + event.count, step.drafted or 0
         most = step.computed + step.scheduled - drafted
@@ -42,12 +44,3 @@ class StoreUncomputed(RequestRule[StorePlan]):
             "at_most": most,
         }
         return Drift(numbers, [step, event])
-
-    def explain(self, finding: Finding) -> str:
-        step, store = finding.witness
-        n = finding.numbers
-        return (
-            f"The step at {step.label} ({clock(step.at_ns)}) begins at {n['computed']} and runs {n['scheduled']} tokens,"
-            f" {n['drafted']} of them speculative: {n['at_most']} are sure. At {store.label} the connector stores up to"
-            f" {n['end']}."
-        )

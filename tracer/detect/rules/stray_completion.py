@@ -4,11 +4,10 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.async_declaration import synchronous_load
 from kvtrail.tracer.model.events import Event, Received, Sent, TransferEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
-class StrayCompletion(RequestRule[Event]):
+class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
     """A transfer is reported as finished that is not under way.
 
     Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
@@ -25,10 +24,9 @@ class StrayCompletion(RequestRule[Event]):
     id = "stray-completion"
     severity = Severity.CRASH
     classes = ("C17", "C14")
-    kinds = frozenset({Kind.RECEIVED, Kind.SENT, Kind.TRANSFER_END})
     hint = "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it."
 
-    def judge(self, event: Event, account: Account) -> Judgement:
+    def judge(self, event: Received | Sent | TransferEnd, account: Account) -> Judgement:
         if not account.complete:
             return Verdict.UNKNOWN
         evidence = account.evidence
@@ -37,33 +35,31 @@ class StrayCompletion(RequestRule[Event]):
                 return Verdict.OK
             if account.ended_ns is not None and evidence.end is None and evidence.received is None:
                 return None  # aborted while it was loading: the account closed it
-            if synchronous_load(account) is not None or _of_a_sibling(event, account, evidence.received_by):
-                return None  # async-declaration tells it; or another child waited for it
-            return self._drift("load", evidence.received, event)
+            if synchronous_load(account) is not None or _may_be_a_siblings(event, account, evidence.received_by):
+                return None  # async-declaration judges it; or another child waited for it
+            return _drift("load", evidence.received, event)
         if isinstance(event, Sent):
             if evidence.end is not None:
                 return Verdict.OK
-            if _of_a_sibling(event, account, evidence.sent_by):
+            if _may_be_a_siblings(event, account, evidence.sent_by):
                 return None
-            return self._drift("store", evidence.sent, event)
-        assert isinstance(event, TransferEnd)
+            return _drift("store", evidence.sent, event)
         if event.transfer_id in evidence.jobs:
             return Verdict.OK
         if event.transfer_id in evidence.ended_jobs:
-            return self._drift("transfer", None, event)
+            return _drift("transfer", None, event)
         return Verdict.UNKNOWN  # its plan was not seen
 
-    def _drift(self, what: str, before: Event | None, event: Event) -> Drift:
-        return Drift({"what": what, "repeated": before is not None}, [event] if before is None else [before, event])
-
-    def explain(self, finding: Finding) -> str:
-        last, n = finding.witness[-1], finding.numbers
-        text = f"At {last.label} ({clock(last.at_ns)}, epoch {last.epoch}) a {n['what']} was reported as finished"
-        if n["repeated"]:
-            return f"{text} that had been reported at {finding.witness[0].label} already."
-        return f"{text}, and none was under way."
+    def template(self, finding: Finding) -> str:
+        if finding.numbers["repeated"]:
+            return "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already."
+        return "At {0:epoch} a {what} was reported as finished, and none was under way."
 
 
-def _of_a_sibling(event: Event, account: Account, told_by: set[str]) -> bool:
-    """Whether a child of a MultiConnector may have heard of what another child waited for."""
-    return len(account.evidence.connectors) > 1 and event.connector_id not in told_by
+def _drift(what: str, before: Event | None, event: Event) -> Drift:
+    return Drift({"what": what, "repeated": before is not None}, [event] if before is None else [before, event])
+
+
+def _may_be_a_siblings(event: Event, account: Account, reported_by: set[str]) -> bool:
+    """Whether a child of a MultiConnector may have been passed the report that another child waited for."""
+    return len(account.evidence.connectors) > 1 and event.connector_id not in reported_by

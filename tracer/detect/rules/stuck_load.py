@@ -2,10 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
-from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
-
-AFTER_S = 120.0
-"""How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
+from kvtrail.tracer.model.findings import Drift, Severity
 
 
 class StuckLoad(DeadlineRule):
@@ -25,23 +22,15 @@ class StuckLoad(DeadlineRule):
     hint = (
         "The sender's lease ran out, a notification was lost, or an error was swallowed: report it as `failed_recving`."
     )
+    after_s = 120.0
+    """How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
+    explanation = (
+        "At {0:epoch} {allocated} tokens began to load asynchronously. {waited_s} seconds later the load is neither finished"
+        " nor failed, and the request waits."
+    )
 
-    def __init__(self, after_s: float = AFTER_S) -> None:
-        self.after_s = after_s
-
-    def overdue(self, account: Account, now_ns: int) -> Drift | None:
+    def pending(self, account: Account) -> tuple[int, Drift] | None:
         alloc = account.evidence.loading
-        if alloc is None or account.ended_ns is not None or not account.complete or account.evidence.load_failed:
+        if alloc is None or account.ended_ns is not None or account.evidence.load_failed:
             return None
-        waited_s = (now_ns - alloc.end_ns) / 1e9
-        if waited_s < self.after_s:
-            return None
-        return Drift({"allocated": alloc.allocated, "waited_s": round(waited_s, 1)}, [alloc])
-
-    def explain(self, finding: Finding) -> str:
-        (alloc,) = finding.witness
-        n = finding.numbers
-        return (
-            f"At {alloc.label} ({clock(alloc.at_ns)}, epoch {alloc.epoch}) {n['allocated']} tokens began to load"
-            f" asynchronously. {n['waited_s']} seconds later the load is neither finished nor failed, and the request waits."
-        )
+        return alloc.end_ns, Drift({"allocated": alloc.allocated}, [alloc])

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
-from kvtrail.tracer.model.findings import Drift, Finding, Severity, clock
-
-AFTER_S = 120.0
-"""How long a request whose load has been received may wait for its first step."""
+from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
 class StuckPromotion(DeadlineRule):
@@ -22,23 +21,18 @@ class StuckPromotion(DeadlineRule):
     severity = Severity.HANG
     classes = ("C12",)
     hint = "Requests with loaded blocks wait behind one that needs blocks, and each holds what the other waits for."
+    after_s = 120.0
+    """How long a request whose load has been received may wait for its first step."""
+    explanation = (
+        "At {received:epoch} the request's load was received. {waited_s} seconds later it has not run a step, and holds its"
+        " blocks."
+    )
 
-    def __init__(self, after_s: float = AFTER_S) -> None:
-        self.after_s = after_s
-
-    def overdue(self, account: Account, now_ns: int) -> Drift | None:
-        evidence = account.evidence
-        received = evidence.received
-        if received is None or evidence.schedule is not None or account.ended_ns is not None or not account.complete:
+    def pending(self, account: Account) -> tuple[int, Drift] | None:
+        received = account.evidence.received
+        if received is None or account.evidence.schedule is not None or account.ended_ns is not None:
             return None
-        waited_s = (now_ns - received.end_ns) / 1e9
-        if waited_s < self.after_s:
-            return None
-        return Drift({"waited_s": round(waited_s, 1)}, [*[*evidence.allocs.values()][-1:], received])
+        return received.end_ns, Drift({}, [*[*account.evidence.allocs.values()][-1:], received])
 
-    def explain(self, finding: Finding) -> str:
-        received = finding.witness[-1]
-        return (
-            f"At {received.label} ({clock(received.at_ns)}, epoch {received.epoch}) the request's load was received."
-            f" {finding.numbers['waited_s']} seconds later it has not run a step, and holds its blocks."
-        )
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"received": finding.witness[-1]}

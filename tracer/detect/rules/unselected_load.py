@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class UnselectedLoad(RequestRule[LoadPlan]):
@@ -22,20 +21,16 @@ class UnselectedLoad(RequestRule[LoadPlan]):
     id = "unselected-load"
     severity = Severity.CRASH
     classes = ("C19",)
-    kinds = frozenset({Kind.LOAD_PLAN})
     hint = "The load is planned at the lookup instead of at the allocation, or `num_external_tokens` is not looked at."
+    explanation = (
+        "At {0} the scheduler allocated 0 external tokens for this connector. At {1} it plans to load {count} tokens all the"
+        " same."
+    )
 
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         alloc = account.evidence.allocs.get(event.connector_id)
-        if not account.complete or alloc is None or event.epoch != account.epoch:
+        if alloc is None or event.epoch != account.epoch:
             return Verdict.UNKNOWN
         if alloc.allocated:
             return Verdict.OK
         return Drift({"allocated": 0, "count": event.count}, [alloc, event])
-
-    def explain(self, finding: Finding) -> str:
-        alloc, plan = finding.witness
-        return (
-            f"At {alloc.label} ({clock(alloc.at_ns)}) the scheduler allocated 0 external tokens for this connector."
-            f" At {plan.label} ({clock(plan.at_ns)}) it plans to load {finding.numbers['count']} tokens all the same."
-        )

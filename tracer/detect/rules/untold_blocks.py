@@ -1,16 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account, grows
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import Event, RequestEnd, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import RequestEnd, Schedule
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 NULL_BLOCK = 0
 """vLLM puts it where a sliding window has left a block behind."""
 
 
-class UntoldBlocks(RequestRule[Event]):
+class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
     """The scheduler uses blocks of which it has not told the connector.
 
     Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size and T
@@ -26,32 +27,22 @@ class UntoldBlocks(RequestRule[Event]):
     id = "untold-blocks"
     severity = Severity.CRASH
     classes = ("C4", "C5")
-    kinds = frozenset({Kind.SCHEDULE, Kind.REQUEST})
     hint = (
         "A block that was added in a decode step is missing from the scheduler's output, or the connector reckons with"
         " another block size than the scheduler."
     )
 
-    def judge(self, event: Event, account: Account) -> Judgement:
-        table = account.evidence.blocks
+    def judge(self, event: RequestEnd | Schedule, account: Account) -> Judgement:
+        evidence = account.evidence
+        table = evidence.blocks
         if isinstance(event, RequestEnd):
             if not event.blocks_ids or table is None:
                 return None
-            if not account.complete:
-                return Verdict.UNKNOWN
             untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
             return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else Verdict.OK
-        assert isinstance(event, Schedule)
-        if (
-            event.blocks_ids is None
-            or not event.block_size
-            or event.epoch < account.epoch
-            or account.evidence.has_groups
-        ):
+        if event.blocks_ids is None or not event.block_size or event.epoch < account.epoch or evidence.has_groups:
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
-        first = account.evidence.schedule is None or event.epoch > account.epoch
+        first = evidence.schedule is None or event.epoch > account.epoch
         added = event.blocks_ids
         held = [] if first or table is None else table
         length, end = len(held), event.computed + event.scheduled
@@ -62,16 +53,16 @@ class UntoldBlocks(RequestRule[Event]):
         numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end, "table_length": length}
         return Drift({**numbers, "room": length * event.block_size}, [event])
 
-    def explain(self, finding: Finding) -> str:
-        (last,) = finding.witness
-        n = finding.numbers
-        if "untold" in n:
-            blocks = ", ".join(map(str, n["untold"][:6]))
+    def template(self, finding: Finding) -> str:
+        if "untold" in finding.numbers:
             return (
-                f"At {last.label} ({clock(last.at_ns)}) the request ended with blocks of which the connector was never told:"
-                f" {blocks}. The table that it was told has {n['table_length']}."
+                "At {0} the request ended with blocks of which the connector was never told: {blocks}. The table that it was"
+                " told has {table_length}."
             )
         return (
-            f"The step at {last.label} ({clock(last.at_ns)}) begins at {n['computed']} and runs {n['scheduled']} tokens, up"
-            f" to {n['end']}. The blocks that the connector was told of, {n['table_length']} in all, hold {n['room']}."
+            "The step at {0} begins at {computed} and runs {scheduled} tokens, up to {end}. The blocks that the connector was"
+            " told of, {table_length} in all, hold {room}."
         )
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"blocks": ", ".join(map(str, finding.numbers.get("untold", ())[:6]))}

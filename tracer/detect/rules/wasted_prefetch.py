@@ -3,8 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Prefetch
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, clock
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class WastedPrefetch(RequestRule[Prefetch]):
@@ -21,23 +20,18 @@ class WastedPrefetch(RequestRule[Prefetch]):
     id = "wasted-prefetch"
     severity = Severity.WASTED_WORK
     classes = ("C10",)
-    kinds = frozenset({Kind.PREFETCH})
     hint = "The prefetch takes the whole hit. Begin it at the chunk that holds the first token that is not computed."
+    explanation = (
+        "At {0} {computed} tokens were computed and {matched} matched, so at most {at_most} are worth fetching. At {1.label}"
+        " {fetched} were fetched."
+    )
 
     def judge(self, event: Prefetch, account: Account) -> Judgement:
         lookup, size = account.last_lookup(event.connector_id), event.chunk_size
-        if lookup is None or lookup.matched is None or not size or not account.complete:
+        if lookup is None or lookup.matched is None or not size:
             return Verdict.UNKNOWN
         most = max(0, -(-lookup.matched // size) * size - lookup.computed // size * size)
         if event.count <= most:
             return Verdict.OK
         numbers = {"computed": lookup.computed, "matched": lookup.matched, "fetched": event.count, "at_most": most}
         return Drift(numbers, [lookup, event])
-
-    def explain(self, finding: Finding) -> str:
-        lookup, fetch = finding.witness
-        n = finding.numbers
-        return (
-            f"At {lookup.label} ({clock(lookup.at_ns)}) {n['computed']} tokens were computed and {n['matched']} matched, so"
-            f" at most {n['at_most']} are worth fetching. At {fetch.label} {n['fetched']} were fetched."
-        )
