@@ -181,9 +181,9 @@ def table(stores: Sequence[Path]) -> None:
         for same in zip(*asked, strict=True):
             cold: list[list[float]] = [[] for _ in stores]
             warm: list[list[float]] = [[] for _ in stores]
-            for rounds, held, is_cold in ((COLD, cold, True), (1, [[] for _ in stores], False), (WARM, warm, False)):
+            for rounds, results, is_cold in ((COLD, cold, True), (1, [[] for _ in stores], False), (WARM, warm, False)):
                 for _ in range(rounds):
-                    for store, one, times in zip(stores, same, held, strict=True):
+                    for store, one, times in zip(stores, same, results, strict=True):
                         if is_cold:
                             _forget(store)
                         times.append(_timed(one.ask))

@@ -86,15 +86,17 @@ def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
         print(f"milliseconds from an address to its content, medians of {ROUNDS} (longest in brackets)")
         print(f"{'':<24}{''.join(f'{store.stem:>22}' for store in stores)}  ratio")
         for same in zip(*asked, strict=True):
-            held: list[list[float]] = [[] for _ in stores]
+            results: list[list[float]] = [[] for _ in stores]
             for round_ in range(ROUNDS + 1):
-                for times, (name, url, text) in zip(held, same, strict=True):
-                    shot = folder / f"{name}.png" if folder and round_ == ROUNDS and times is held[0] else None
+                for times, (name, url, text) in zip(results, same, strict=True):
+                    shot = folder / f"{name}.png" if folder and round_ == ROUNDS and times is results[0] else None
                     took_ms = _opened(browser, url, text, shot)
                     if round_:  # the first round loads code
                         times.append(took_ms)
-            middle = [statistics.median(times) for times in held]
-            columns = "".join(f"{f'{m:,.0f} ({max(times):,.0f})':>22}" for m, times in zip(middle, held, strict=True))
+            middle = [statistics.median(times) for times in results]
+            columns = "".join(
+                f"{f'{m:,.0f} ({max(times):,.0f})':>22}" for m, times in zip(middle, results, strict=True)
+            )
             print(f"{same[0][0]:<24}{columns}{middle[0] / middle[-1]:>7.2f}", flush=True)
 
 

@@ -78,7 +78,7 @@ def test_a_folder_stands_for_its_trace_files(tmp_path: Path) -> None:
     (tmp_path / ".half").write_text(collector.line(EVENTS[4:]))
     (tmp_path / "README").write_text("what these are")
     result = audit([tmp_path])
-    assert result.unreadable == [(str(tmp_path / "README"), 0, "it is no trace file, and was passed over")]
+    assert result.unreadable == [(str(tmp_path / "README"), 0, "it is not a trace file, and was skipped")]
     assert load([tmp_path]).unreadable == tuple(result.unreadable)
     result.unreadable.clear()
     assert is_whole(result)

@@ -73,7 +73,7 @@ def minimize(
             file.writelines(f"{otlp_json.spans_to_json_line([span])}\n" for _, span in result.history.moments)
     columns = None if aside else terminal.width()
     lines = [
-        line for told in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(told, columns)
+        line for text in (*_summary(result, output), *_left_out(history, result)) for line in _wrapped(text, columns)
     ]
     text = "\n".join([finding_text(result.finding, columns=columns), "", *lines])
     click.echo(text, err=True) if aside else terminal.echo(text)
@@ -92,7 +92,7 @@ def _summary(result: Minimized, output: Path) -> Iterator[str]:
         f" {words.count(result.requests)} of {words.some(result.requests_before, 'request')};"
         f" {words.count(result.tries)} histories were judged."
     )
-    yield "It is a part of a recording, numbered anew, and every span says so; do not judge it together with the whole."
+    yield "It is a part of a recording, renumbered, and every span says so; do not judge it together with the whole."
     if output != STDOUT:
         yield f"Judge it with: kvtrail audit {output}"
 
@@ -119,4 +119,4 @@ def _named(findings: Sequence[Finding]) -> Iterator[str]:
         about = f"request {each.request}, epoch {each.epoch}" if each.request else f"engine {each.engine}"
         yield terminal.plain(f"  {each.id}  {each.rule} [{each.severity}]  {about}")
     if (more := len(findings) - MOST_NAMED) > 0:
-        yield f"  and {words.count(more)} more; kvtrail audit --json tells of all of them"
+        yield f"  and {words.count(more)} more; kvtrail audit --json lists all of them"

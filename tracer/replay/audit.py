@@ -95,7 +95,7 @@ def audit(
             result = _audit(opened, OfflineDetector(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
         except TooLate:
             result = _audit(readers(files), OfflineDetector(rules=rules), on_bytes)
-    result.unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
+    result.unreadable += [(str(path), 0, "it is not a trace file, and was skipped") for path in skipped]
     return result
 
 

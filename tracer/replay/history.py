@@ -1,4 +1,4 @@
-"""A recorded history, loaded whole and put in order."""
+"""A recorded history, read completely and put in order."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Moment = tuple[Event, Span]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What trace files tell together; the same for any order of files and lines.
+    """The content of trace files, independent of the order of files and lines.
 
     Attributes:
-        moments: each event once, with its span, in the order in which it happened: a recorder's by their numbers, several
-            recorders' among each other by time.
+        moments: each event once, with its span, in order: one recorder's by sequence number, those of several recorders by
+            time.
         foreign: spans that no kvtrail recorder wrote, by time.
-        repeated: spans that were there twice, and count once.
-        unknown: how many spans of our scope have a name that this kvtrail does not know, by name.
-        unknown_attributes: how many attributes of ours have such a name.
-        unreadable: (file, line, reason) of what could not be read; line 0 where a span, not a line, is at fault.
+        repeated: spans that occurred again, and are counted once.
+        unknown: spans in kvtrail's scope with names that this version does not know: how many, by name.
+        unknown_attributes: kvtrail's attributes that this version does not know: how many, by name.
+        unreadable: (file, line, reason) of what could not be read; line 0 if a span or a whole file is at fault.
     """
 
     moments: tuple[Moment, ...] = ()
@@ -46,32 +46,32 @@ class History:
         return [event for event, _ in self.moments]
 
     def resource(self, recorder: str) -> Mapping[str, Any]:
-        """What a recorder said of its engine; empty for one that is not there."""
+        """The resource of a recorder's spans, which describes its engine; empty if the recorder is not in the history."""
         return next((span.resource for event, span in self.moments if event.recorder == recorder), {})
 
 
 def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None) -> History:
-    """Read files, traces or logs, as one history; a folder stands for the trace files in it.
+    """Read traces and logs as one history. A folder means the trace files in it.
 
-    `on_bytes` hears how many bytes of the trace files were read since it was called last.
+    `on_bytes` is called with the number of bytes read from trace files since its last call.
 
     Raises:
-        UnusableTrace: a file cannot be read at all; the text names it and the reason.
+        UnusableTrace: a file cannot be read at all; the text names the file and the reason.
     """
-    told: dict[tuple[str, str], Moment] = {}
+    moments: dict[tuple[str, str], Moment] = {}
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
     unreadable: list[tuple[str, int, str]] = []
     unknown_attributes: Counter[str] = Counter()
     files, skipped = files_of(paths)
-    unreadable += [(str(path), 0, "it is no trace file, and was passed over") for path in skipped]
+    unreadable += [(str(path), 0, "it is not a trace file, and was skipped") for path in skipped]
     repeated = 0
     for reader in readers(files):
         if isinstance(reader, TraceReader):
             reader.on_bytes = on_bytes
         for span in reader.spans():
             key = (span.trace_id, span.span_id)
-            if key in told or key in foreign:
+            if key in moments or key in foreign:
                 repeated += 1
                 continue
             try:
@@ -80,7 +80,7 @@ def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
                 unreadable.append((str(reader.path), 0, str(malformed)))
                 continue
             if event is not None:
-                told[key] = (event, span)
+                moments[key] = (event, span)
                 unknown_attributes.update(decode.unknown_attributes(span))
             elif decode.is_ours(span):
                 unknown[span.name] += 1
@@ -88,7 +88,7 @@ def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
                 foreign[key] = span
         unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
     return History(
-        moments=tuple(in_order(told.values())),
+        moments=tuple(in_order(moments.values())),
         foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
         repeated=repeated,
         unknown=dict(sorted(unknown.items())),
@@ -98,19 +98,19 @@ def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
 
 
 def in_order(moments: Iterable[Moment]) -> Iterator[Moment]:
-    """The moments as they happened. A recorder's clock may be set back; its numbers never are."""
+    """The moments in the order in which they happened. A recorder's clock may jump back; its sequence numbers never do."""
     by_recorder: dict[tuple[str, str], list[Moment]] = {}
     for moment in moments:
         by_recorder.setdefault((moment[0].engine, moment[0].recorder), []).append(moment)
     streams = []
     for name in sorted(by_recorder):
-        held = sorted(by_recorder[name], key=lambda m: (m[0].sequence, m[0].span_id))
-        streams.append(_with_time(held))
+        ordered = sorted(by_recorder[name], key=lambda m: (m[0].sequence, m[0].span_id))
+        streams.append(_with_time(ordered))
     return (moment for _, moment in heapq.merge(*streams, key=lambda pair: pair[0]))
 
 
 def _with_time(moments: list[Moment]) -> Iterator[tuple[int, Moment]]:
-    """Each moment with a time that never runs back."""
+    """Each moment with a time that never decreases."""
     now = 0
     for moment in moments:
         now = max(now, moment[0].end_ns)

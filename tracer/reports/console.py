@@ -48,7 +48,7 @@ class Console:
             click.echo()
 
     def _do(self, key: str) -> str | None:
-        """Do what the key stands for; returns a message to show, if any."""
+        """Carry out a key's command; returns a message to show, if any."""
         player = self.player
         if key in _FORWARD:
             return None if player.forward() else "This is the last step."

@@ -58,8 +58,8 @@ def wrapped(text: str, columns: int | None, *, first: str = "", rest: str | None
 def progress(paths: Sequence[Path]) -> Iterator[Callable[[int], None] | None]:
     """A progress bar over the bytes of some files; call it with the number of bytes just read. None if the files are small or
     the error output is not a terminal."""
-    held = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
-    size = sum(file.stat().st_size for file in held)
+    files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     if size < BIG or not sys.stderr.isatty():
         yield None
         return

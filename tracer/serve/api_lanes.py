@@ -46,7 +46,7 @@ class LaneColumns(BaseModel):
     """Where spans are missing: `engine`, `begin_us`, `end_us`, `missing` (events)."""
     engines: list[str]
     connectors: list[str]
-    """All that were heard since this tracer started, and all of the window."""
+    """The engines heard since this tracer started, and the engines and connectors of the window."""
     heard_ns: int | None
     """When the latest event of any recorder happened."""
     known: int

@@ -123,4 +123,4 @@ class SqliteWriter:
 
 
 class SqliteReader(spans.SpanReader, findings.FindingReader, savings.SavingsReader, lanes.LaneReader):
-    """The reading side: a `Reader`. Each part of it stands with its table."""
+    """The reading side: a `Reader`. Each part of it is in the file of its table."""
