@@ -8,7 +8,7 @@ what each request loads and saves. For an LMCache with another layout nothing is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
@@ -25,7 +25,8 @@ class LMCacheProbe(Probe):
     def __init__(self) -> None:
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
-        self._saving: _Saving | None = None
+        self._saving: tuple[Any, Sequence[Moved]] = (None, ())
+        """The metadata of the current step, and what it asks to store."""
 
     def chunk_size(self, connector: Any) -> int | None:
         size = getattr(getattr(connector, "_lmcache_engine", None), "_lmcache_chunk_size", None)
@@ -61,22 +62,18 @@ class LMCacheProbe(Probe):
         self._note_saves(connector)
         try:
             engine = connector._lmcache_engine
+            size, failed = engine._block_size, getattr(engine, "_invalid_block_ids", ())
             spans = _to_load(connector._connector_metadata)
-            failed = getattr(engine, "_invalid_block_ids", ())
             if failed:
-                spans = [
-                    (r, start, _before_failed(r, start, end, engine._block_size, failed)) for r, start, end in spans
-                ]
-            return [_moved(r, start, end, engine._block_size) for r, start, end in spans if end > start]
+                spans = [(r, start, _before_failed(r, start, end, size, failed)) for r, start, end in spans]
+            return [_moved(r, start, end, size) for r, start, end in spans if end > start]
         except _OTHER_LAYOUT:
             return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
         """What LMCache was given to store. LMCache marks in its metadata what it has stored, so the plan is read before."""
-        saving, self._saving = self._saving, None
-        if saving is None or saving.metadata is not connector._connector_metadata:
-            return ()
-        return saving.moved
+        (metadata, moved), self._saving = self._saving, (None, ())
+        return moved if metadata is connector._connector_metadata else ()
 
     def _seen_before(self, spec: Any) -> bool | None:
         try:
@@ -87,22 +84,14 @@ class LMCacheProbe(Probe):
         return seen
 
     def _note_saves(self, connector: Any) -> None:
-        self._saving = None
+        self._saving = (None, ())
         try:
             engine, metadata = connector._lmcache_engine, connector._connector_metadata
-            if engine.lmcache_engine is None:
-                return  # it failed to start, and stores nothing
-            moved = [_moved(r, start, end, engine._block_size) for r, start, end in _to_save(engine, metadata)]
+            if engine.lmcache_engine is not None:  # else it failed to start, and stores nothing
+                saves = _to_save(engine, metadata)
+                self._saving = metadata, [_moved(r, start, end, engine._block_size) for r, start, end in saves]
         except _OTHER_LAYOUT:
-            return
-        self._saving = _Saving(metadata, moved)
-
-
-class _Saving(NamedTuple):
-    """What a step's metadata asks to save."""
-
-    metadata: Any
-    moved: list[Moved]
+            pass
 
 
 def _to_load(metadata: Any) -> list[tuple[Any, int, int]]:
