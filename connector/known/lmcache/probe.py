@@ -73,7 +73,7 @@ class LMCacheProbe(Probe):
     def stores(self, connector: Any) -> Sequence[Moved]:
         """What LMCache was given to store. LMCache marks in its metadata what it has stored, so the plan is read before."""
         (metadata, moved), self._saving = self._saving, (None, ())
-        return moved if metadata is connector._connector_metadata else ()
+        return moved if moved and metadata is connector._connector_metadata else ()
 
     def _seen_before(self, spec: Any) -> bool | None:
         try:
