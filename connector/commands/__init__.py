@@ -1,1 +1,4 @@
-"""The commands that run vLLM, one file each. What needs vLLM is loaded when it is asked for."""
+"""The commands that run vLLM, one file each.
+
+In: command lines. Out: reports, files and exit codes. vLLM is imported only when a command needs it.
+"""

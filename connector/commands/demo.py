@@ -27,7 +27,7 @@ PORT = click.IntRange(1, 65535)
     type=click.Choice([Guard.OBSERVE.value, Guard.HEAL.value]),
     default=Guard.OBSERVE.value,
     show_default=True,
-    help="What to do with an answer that breaks the lookup contract: record it, or replace it by a safe one.",
+    help="What to do with an answer that breaks the lookup contract: record it, or replace it with a safe one.",
 )
 @click.option(
     "--trace-file",
@@ -43,14 +43,14 @@ PORT = click.IntRange(1, 65535)
 )
 @click.option(
     "--grpc-port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     default=4317,
     show_default=True,
     help="The tracer's port for OTLP over gRPC.",
 )
 @click.option(
     "--http-port",
-    type=click.IntRange(1, 65535),
+    type=PORT,
     default=4318,
     show_default=True,
     help="The tracer's port for api and metrics.",
@@ -92,7 +92,7 @@ def demo(
         driver.run(options)
     except KeyboardInterrupt:
         click.echo("\nEnded; nothing is left running.")
-        raise SystemExit(130 if once else 0) from None  # Ctrl-C is how a demo ends that was not told to end by itself
+        raise SystemExit(130 if once else 0) from None  # without --once, Ctrl-C is how the demo ends
     except httpx.HTTPError as error:
         raise click.ClickException(
             f"the tracer does not answer ({type(error).__name__}); its log: {folder}/tracer.log"

@@ -232,8 +232,10 @@ def _run_again(
                 request=request,
                 progress=lambda done, of: say(f"running again: call {done:,} of {of:,}"),
             )
-        text = report.as_text(result, columns=terminal.width())
-        terminal.echo(json.dumps(result.as_dict(), indent=2) if as_json else text)
+        if as_json:
+            terminal.echo(json.dumps(report.as_dict(result), indent=2))
+        else:
+            terminal.echo(report.as_text(result, columns=terminal.width()))
         for file, line, reason in history.unreadable:
             click.echo(f"{file}:{line}: not read: {reason}", err=True)
         if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):

@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent, with their logs in files and their deaths in plain words."""
+"""Child processes that never outlive their parent. Their logs go to files."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PATIENCE_S = 5.0
-"""How long a child may take to end after it was asked to."""
+"""Seconds that a child may take to end after SIGTERM."""
 
 
 class ChildDied(RuntimeError):
-    """A child ended that should not have; the text says which, how, and where its log is."""
+    """A child ended unexpectedly; the text says which, how, and where its log is."""
 
 
 class Child:
-    """A process in a session of its own, so that a Ctrl-C reaches the parent alone, which ends its children in order."""
+    """A process in a session of its own, so that Ctrl-C reaches only the parent, which ends its children in order."""
 
     def __init__(
-        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], talks: bool = False
+        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], piped: bool = False
     ) -> None:
-        """`talks`: its standard output is read by the parent instead of going to the log."""
+        """`piped`: the parent reads its standard output, which otherwise goes to the log."""
         self.name = name
         self.log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if talks else file,
+                stdout=subprocess.PIPE if piped else file,
                 stderr=file,
                 env=dict(env),
                 start_new_session=True,
@@ -38,7 +38,7 @@ class Child:
             )
 
     def check(self) -> None:
-        """Raises ChildDied when the process has ended."""
+        """Raises ChildDied if the process has ended."""
         code = self.process.poll()
         if code is not None:
             how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -52,7 +52,7 @@ class Child:
         return lines[-1] if lines else "(empty)"
 
     def end(self) -> None:
-        """Ask it to end, then make it."""
+        """End it with SIGTERM, and if that does not help with SIGKILL."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -66,5 +66,5 @@ class Child:
 
 
 def _die_with_parent() -> None:
-    """Linux: even a parent that was killed takes its children along (prctl PR_SET_PDEATHSIG)."""
+    """On Linux the children end even when the parent is killed (prctl PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -31,7 +31,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `kvtrail demo` can be told; see its --help."""
+    """The options of `kvtrail demo`; see its --help."""
 
     once: bool
     bug: str
@@ -42,7 +42,7 @@ class Options:
     http_port: int
     dashboard_port: int
     metrics_port: int
-    """0: vLLM's own metrics are not served."""
+    """0 does not serve vLLM's own metrics."""
 
     @property
     def api(self) -> str:
@@ -76,7 +76,9 @@ def run(options: Options) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DemoError(f"another demo works in {options.folder}; choose another folder with --folder") from None
+            raise DemoError(
+                f"another demo is running in {options.folder}; choose another folder with --folder"
+            ) from None
         _run(options)
 
 
@@ -106,7 +108,7 @@ def _run(options: Options) -> None:
 
 
 class _Engine:
-    """The engine's process, and what it tells."""
+    """The engine's process, and the lines that it reports."""
 
     def __init__(self, child: Child, watched: list[Child], *, quiet: bool) -> None:
         self.child = child
@@ -116,26 +118,26 @@ class _Engine:
         self._lines: Iterator[bytes] = iter(child.process.stdout)
 
     def one_round(self) -> dict[str, list[int]] | None:
-        """Follow a round, with progress; the tokens it generated, or None when the engine died in it."""
+        """Wait for a round, with a progress bar; the tokens that it generated, or None if the engine died."""
         ready = self._next("ready")
         if ready is None:
             return None
         if self._quiet:
-            told = self._next("round")
+            ended = self._next("round")
         else:
             with click.progressbar(length=ready["requests"], label="  requests served", show_pos=True) as bar:
-                told = self._next("round", lambda done: bar.update(done - bar.pos))
-        return None if told is None else told["tokens"]
+                ended = self._next("round", lambda done: bar.update(done - bar.pos))
+        return None if ended is None else ended["tokens"]
 
     def _next(self, kind: str, progress: Callable[[int], None] | None = None) -> dict[str, Any] | None:
         for line in self._lines:
             for other in self._watched:
                 other.check()
-            told: dict[str, Any] = json.loads(line)
-            if told["kind"] == kind:
-                return told
-            if told["kind"] == "progress" and progress is not None:
-                progress(told["done"])
+            report: dict[str, Any] = json.loads(line)
+            if report["kind"] == kind:
+                return report
+            if report["kind"] == "progress" and progress is not None:
+                progress(report["done"])
         return None
 
 
@@ -188,7 +190,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
         ["-m", "kvtrail.connector.demo.engine", order.to_json()],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
-        talks=True,
+        piped=True,
     )
     stack.callback(child.end)
     return _Engine(child, watched, quiet=plain)
@@ -228,13 +230,13 @@ def _compare(tokens: dict[str, list[int]], plain: _Engine) -> None:
 
 
 def _died(engine: _Engine) -> ChildDied:
-    """Why an engine stopped telling before its round had ended."""
+    """Why an engine stopped reporting before its round had ended."""
     engine.child.process.wait(READY_WITHIN_S)
     try:
         engine.child.check()
     except ChildDied as died:
         return died
-    return ChildDied(f"the {engine.child.name} stopped telling; its log: {engine.child.log}")
+    return ChildDied(f"the {engine.child.name} stopped reporting; its log: {engine.child.log}")
 
 
 def _report_findings(options: Options) -> None:
@@ -257,7 +259,7 @@ def _go_on(engine: _Engine, watched: list[Child], *, dies: bool) -> None:
     click.echo("The workload repeats gently" if repeating else once, nl=False)
     click.echo(" until Ctrl-C.")
     if repeating:
-        # Its progress is of no interest any more, but a full pipe would stop it.
+        # Nobody needs its progress any more, but a full pipe would block it.
         threading.Thread(target=lambda: [None for _ in engine._lines], daemon=True).start()
         watched = [*watched, engine.child]
     while True:

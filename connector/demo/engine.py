@@ -1,7 +1,7 @@
-"""The demo's engine, a process of its own, since the bug that it may be given kills it.
+"""The demo's engine, in a process of its own because an injected bug kills it.
 
-`python -m kvtrail.connector.demo.engine` takes an `Order` as JSON, tells its progress as JSON lines on standard output,
-and runs until it is done, or until its standard input closes.
+`python -m kvtrail.connector.demo.engine` takes an `Order` as JSON, reports its progress as JSON lines on standard output, and
+runs until it is done or its standard input closes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvtrail.connector.simulate import tiny_model
 GENTLY_S = 5.0
 """Pause between two rounds."""
 PASSES = 2
-"""How often a round asks the same."""
+"""How often a round sends the same prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run.
+    """What the engine runs.
 
     Attributes:
         model: folder for the model.
         bug: a fault of `kvtrail.connector.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
-        plain: without any connector: the tokens to compare with.
-        rounds: how often; 0 is until standard input closes.
-        metrics_port: where vLLM's own metrics are served, as `vllm serve` does; 0 is nowhere.
+        plain: run without any connector, for the tokens to compare with.
+        rounds: how many; 0 goes on until standard input closes.
+        metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
     """
 
     model: str
@@ -63,18 +63,18 @@ class Order:
 
 
 def main() -> None:
-    """Run an order. A round's second pass must load from the host, since vLLM's own prefix cache is reset."""
+    """Run an order. vLLM's prefix cache is reset before each pass, so the second pass of a round loads from the host."""
     order = Order(**json.loads(sys.argv[1]))
-    tell = _Teller()
+    report = _Report()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     llm = tiny_model.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
     if order.metrics_port:
-        from prometheus_client import start_http_server  # vLLM brings it, and counts in its registry
+        from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
 
         start_http_server(order.metrics_port, "127.0.0.1")
     number = 0
     jobs = _jobs(order, number)
-    tell(kind="ready", requests=len(jobs) * PASSES)
+    report(kind="ready", requests=len(jobs) * PASSES)
     while order.rounds == 0 or number < order.rounds:
         number += 1
         tokens = {}
@@ -83,22 +83,22 @@ def main() -> None:
             named = [
                 workload.Job(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs
             ]
-            tokens.update(workload.run(llm, named, partial(_served, tell, part * len(jobs))))
+            tokens.update(workload.run(llm, named, partial(_served, report, part * len(jobs))))
         if not order.plain:
             _flush()
-        tell(kind="round", number=number, tokens=tokens)
+        report(kind="round", number=number, tokens=tokens)
         if order.rounds == 0:
             time.sleep(GENTLY_S)
         jobs = _jobs(order, number)
 
 
 def _jobs(order: Order, rounds_before: int) -> list[workload.Job]:
-    """What a round asks. The bug shows where prompts are new: a request whose prefix is loaded at once is not preempted."""
+    """The jobs of a round. The bug needs new prompts: a request whose prefix is loaded at once is not preempted."""
     return workload.stale_lookup(seed=rounds_before) if order.bug else workload.shared_prefixes()
 
 
-def _served(tell: _Teller, before: int, now: int) -> None:
-    tell(kind="progress", done=before + now)
+def _served(report: _Report, before: int, now: int) -> None:
+    report(kind="progress", done=before + now)
 
 
 def _flush() -> None:
@@ -108,8 +108,8 @@ def _flush() -> None:
         recorder.flush()
 
 
-class _Teller:
-    """Writes to what standard output was; standard output itself now goes where errors go, since vLLM logs to it."""
+class _Report:
+    """Writes JSON lines to standard output. What else is printed there, such as vLLM's log, goes to standard error."""
 
     def __init__(self) -> None:
         self._channel = os.fdopen(os.dup(1), "w")
@@ -120,7 +120,7 @@ class _Teller:
 
 
 def _end_with_parent() -> None:
-    """Standard input closes when the parent goes away, however it went."""
+    """Standard input closes when the parent ends, however it ends."""
     sys.stdin.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What the demo asks the engine: prompts that share prefixes, more of them than the block pool holds."""
+"""The demo's workload: prompts that share prefixes, more than the block pool holds."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def shared_prefixes(*, seed: int = 0, prefixes: int = 3, requests: int = 24) -> 
 
 
 def stale_lookup(*, seed: int = 0) -> list[Job]:
-    """LMCache #2158's workload: long prompts all at once, so that one is preempted in the middle of its chunked prefill,
-    finds its blocks again in the prefix cache, and waits several scheduling rounds to be admitted."""
+    """The workload of LMCache #2158: long prompts all at once, so that one is preempted in the middle of its chunked prefill,
+    finds its blocks again in the prefix cache, and waits several scheduling steps to be admitted."""
     rng = random.Random(seed)
     return [Job(f"bug-{n:02d}", _tokens(rng, rng.randrange(700, 800)), 40) for n in range(8)]
 
 
 def run(llm: Any, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> dict[str, list[int]]:
-    """Run the jobs to their ends, greedily; returns each job's generated tokens, by its id."""
+    """Run the jobs to their ends with greedy sampling; returns the generated tokens by job id."""
     from vllm import SamplingParams
 
     engine = llm.llm_engine

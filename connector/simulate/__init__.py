@@ -1,4 +1,4 @@
-"""vLLM's real scheduler without a GPU: made-up workers and models, and runs that are recorded and judged in this process.
+"""The simulator: vLLM's real scheduler without a GPU, with fake workers and models, recorded and judged in this process.
 
-In: a scenario, a recorded history, or a random generator. Out: events, findings, and comparisons. Needs vLLM.
+In: a scenario, a recorded history, or a seed. Out: events, findings, and comparisons. Needs vLLM.
 """

@@ -1,7 +1,7 @@
-"""What a run on the bare scheduler depends on, as data: the same scenario runs in the same way, whoever wrote it.
+"""A scenario: everything that a run on the bare scheduler depends on, as data. The same scenario always runs in the same way.
 
-A prompt is a list of segments, not of tokens: prompts that begin with the same segments share a prefix, and a scenario with
-thousands of tokens is still read at a glance.
+A prompt is a list of segments, not of tokens: prompts that begin with the same segments share a prefix, and a scenario of
+thousands of tokens stays readable.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Self
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
 
 Segment = tuple[str, int]
-"""A seed, and how many tokens are drawn from it: segments of the same seed begin with the same tokens."""
+"""A seed, and the number of tokens drawn from it: segments of the same seed begin with the same tokens."""
 FIRST_TOKEN = 3
-"""Smaller ids have a meaning of their own in the tiny model."""
+"""Smaller ids are special tokens of the tiny model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Arrival:
         id: unique in its scenario.
         prompt: its segments.
         max_tokens: how many tokens it generates.
-        at_step: it is there before this scheduling step.
-        priority: smaller is sooner, where the scheduler's policy is `priority`.
-        output: what it generates, as segments; tokens beyond them are made up.
+        at_step: it arrives before this scheduling step.
+        priority: smaller goes first, if the scheduler's policy is `priority`.
+        output: what it generates; further tokens are drawn at random.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A request whose client goes away before a step."""
+    """A request is aborted before a step."""
 
     id: str
     at_step: int
@@ -55,9 +55,9 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """vLLM's prefix cache is reset before a step; with `running`, what runs is preempted for it; with `connector`, the
-    connector is told to forget as well; with neither, nothing happens while a request holds blocks. `prefix_cache` is off
-    where only the connector forgets."""
+    """vLLM's prefix cache is reset before a step. `running` preempts running requests for it; `connector` resets the
+    connector's cache as well; with neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
+    connector's cache is reset."""
 
     at_step: int
     running: bool = False
@@ -67,13 +67,13 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How the made-up workers behave.
+    """How the fake workers behave.
 
     Attributes:
         latest_steps: a transfer ends within so many steps; the order is random. 0: at once.
-        load_failures: the share of loads that fail, and are reported.
+        load_failures: the share of loads that fail and are reported.
         seed: of their choices.
-        ends: the step in which a transfer ends, where that is laid down; see `job` and `wait`.
+        ends: the steps in which certain transfers end; see `job` and `wait`.
     """
 
     latest_steps: int = 4
@@ -83,12 +83,12 @@ class Workers:
 
 
 def job(number: Hashable) -> str:
-    """What `Workers.ends` calls a numbered transfer."""
+    """The name of a numbered transfer in `Workers.ends`."""
     return f"#{number}"
 
 
 def wait(request_id: str, number: int) -> str:
-    """What `Workers.ends` calls the end of a request's load, or the return of its blocks; `number` from 0."""
+    """The name in `Workers.ends` of the end of a request's load or of holding its blocks; `number` counts from 0."""
     return f"{request_id}/{number}"
 
 
@@ -100,11 +100,11 @@ class Scenario:
         arrivals, aborts, resets: what happens, by scheduling step.
         num_blocks: KV blocks of the pool, the null block included.
         block_size: tokens per block.
-        drafts: speculative tokens of a step; a random part of them is rejected.
+        drafts: speculative tokens per step; a random part of them is rejected.
         settings: further vLLM engine arguments.
         workers: of the connector.
-        seed: of what the model answers.
-        most_steps: the run ends here, whatever is still open; a request may wait for ever.
+        seed: of the model's tokens.
+        most_steps: the run ends here, even if requests are unfinished.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -119,7 +119,7 @@ class Scenario:
     most_steps: int = 20_000
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data, without what is as it is by default."""
+        """JSON-ready data, without fields that have their default."""
         return _sparse(self)
 
     @classmethod
@@ -169,7 +169,7 @@ def _sparse(thing: Any) -> dict[str, Any]:
             kept[each.name] = [_sparse(item) for item in value]
         elif isinstance(value, Workers):
             if value != Workers():
-                kept[each.name] = {name: told for name, told in asdict(value).items() if told or name == "latest_steps"}
+                kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}
         elif value != each.default and value not in ((), {}):
             kept[each.name] = dict(value) if isinstance(value, Mapping) else value
     return kept

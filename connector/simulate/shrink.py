@@ -18,9 +18,9 @@ Fails = Callable[[Scenario], bool]
 def shrink(
     scenario: Scenario, fails: Fails, *, seconds: float, on_try: Callable[[Scenario], None] = lambda smallest: None
 ) -> Scenario:
-    """The smallest scenario found in `seconds` for which `fails` holds, as it does for the one that is given.
+    """The smallest scenario found in `seconds` for which `fails` holds, as it does for the given one.
 
-    `on_try` hears, before each try, the smallest so far.
+    `on_try` is called with the smallest so far, before each try.
     """
     until = time.monotonic() + seconds
     smallest = scenario
@@ -85,7 +85,7 @@ def _shorter(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
-    """Everything as early as the first of it."""
+    """All requests at once, or everything earlier."""
     at_once = tuple(replace(arrival, at_step=0) for arrival in scenario.arrivals)
     by = min(each.at_step for each in scenario.arrivals)
     by = min([by, *(each.at_step for each in scenario.resets), *(each.at_step for each in scenario.aborts)])
@@ -102,7 +102,7 @@ def _sooner(scenario: Scenario, fails: Fails) -> Scenario:
 
 
 def _plain_names(scenario: Scenario, fails: Fails) -> Scenario:
-    """Requests named by their number, and segments by letters, as long as it fails all the same: names are seeds."""
+    """Requests and segments with plain names, if it still fails: names are seeds."""
     names: dict[str, str] = {}
     ids = {arrival.id: f"r-{number}" for number, arrival in enumerate(scenario.arrivals)}
 

@@ -1,4 +1,4 @@
-"""Workloads, each kind made to reach other corners: a profile draws a scenario from a random generator."""
+"""Profiles: kinds of workloads, each for other corner cases. A profile draws a scenario from a random generator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Segment, Workers
 
 MAX_LENGTH = 1024
-"""The tiny model's; prompts and outputs of a scenario stay below it."""
+"""Tokens of a request at most, in the tiny model."""
 BLOCK_SIZE = 32
 
 
@@ -28,7 +28,7 @@ def preemption_storm(rng: random.Random) -> Scenario:
 
 
 def retry(rng: random.Random) -> Scenario:
-    """Requests with a stored prefix wait for the blocks of two that are about to end: they are looked up again and again."""
+    """Requests with a stored prefix wait for blocks until two others end, and are looked up again and again."""
     head = _segment(rng, "head", 64 * rng.randrange(1, 5))
     arrivals: list[Arrival] = []
     resets: list[Reset] = []
@@ -43,7 +43,7 @@ def retry(rng: random.Random) -> Scenario:
 
 
 def abort(rng: random.Random) -> Scenario:
-    """Clients that go away at any moment: while queued, in a prefill, while a load is under way, after a preemption."""
+    """Clients that disconnect at any moment: while queued, in a prefill, during a load, after a preemption."""
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
     gone = rng.sample(scenario.arrivals, k=12)
     aborts = tuple(Abort(each.id, each.at_step + rng.randrange(40)) for each in gone)
@@ -51,15 +51,15 @@ def abort(rng: random.Random) -> Scenario:
 
 
 def asynchronous(rng: random.Random) -> Scenario:
-    """Transfers that end late and out of order, while blocks are scarce. It differs where loads run between steps."""
+    """Transfers that end late and out of order while blocks are scarce; for connectors that load between steps."""
     scenario = _crowd(rng, requests=24, prompts=(100, 700), outputs=(5, 60), pool=(48, 64), pace=3)
     resets = tuple(Reset(step) for step in range(40, 400, 40))
     return replace(scenario, resets=resets, workers=replace(scenario.workers, latest_steps=rng.choice([0, 8, 25])))
 
 
 def load_failure(rng: random.Random) -> Scenario:
-    """Some loads fail, and are reported; vLLM computes those tokens itself. Before each wave somebody asks for a part of what
-    it shares, so that some loads begin behind what vLLM has, and fail there."""
+    """Some loads fail and are reported; vLLM computes those tokens itself. Before each wave a request computes a part of the
+    shared prefix, so that some loads begin, and fail, behind what vLLM has."""
     scenario = _waves(rng)
     heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
     parts = [
@@ -75,7 +75,7 @@ def load_failure(rng: random.Random) -> Scenario:
 
 
 def reset(rng: random.Random) -> Scenario:
-    """Caches that are reset, vLLM's and the connector's, at rest and under way."""
+    """Resets of vLLM's cache and the connector's, at rest and while requests run."""
     scenario = _waves(rng)
     extra = tuple(Reset(rng.randrange(300), connector=True) for _ in range(4))
     return replace(
@@ -84,13 +84,13 @@ def reset(rng: random.Random) -> Scenario:
 
 
 def spec_decode(rng: random.Random) -> Scenario:
-    """Speculative tokens, of which some are rejected: their KV must not be stored before that is known."""
+    """Speculative tokens, some of them rejected: their KV must not be stored before that is known."""
     scenario = _crowd(rng, requests=20, prompts=(100, 500), outputs=(20, 80), pool=(64, 100), pace=4)
     return replace(scenario, drafts=rng.choice([1, 3]))
 
 
 def multi(rng: random.Random) -> Scenario:
-    """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked, and then not chosen."""
+    """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked but not chosen."""
     return _with(_waves(rng), disable_hybrid_kv_cache_manager=True)
 
 
@@ -137,8 +137,8 @@ def _crowd(
     pool: tuple[int, int],
     pace: int,
 ) -> Scenario:
-    """Requests that begin with one of a few prefixes, one every `pace` steps on average; some prompts are prefixes in
-    whole, so that they are full hits the second time, and some come again."""
+    """Requests that begin with one of a few prefixes, one every `pace` steps on average. Some prompts are nothing but a
+    prefix, so that they are full hits the second time, and some prompts are repeated."""
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(3)]
     arrivals: list[Arrival] = []
     at_step = 0
@@ -159,7 +159,7 @@ def _crowd(
 
 
 def _waves(rng: random.Random) -> Scenario:
-    """The same prefixes again and again, while vLLM forgets its own cache in between: each wave loads from the connector."""
+    """Waves of the same prefixes, with vLLM's cache reset in between: each wave loads from the connector."""
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 12)) for n in range(2)]
     arrivals: list[Arrival] = []
     resets: list[Reset] = []
@@ -179,7 +179,7 @@ def _waves(rng: random.Random) -> Scenario:
 
 
 def _growing(rng: random.Random) -> Scenario:
-    """Many short prompts with long outputs, that grow together until the pool is empty."""
+    """Many short prompts with long outputs, which grow until the pool is empty."""
     arrivals = tuple(Arrival(f"r-{n}", (_fresh(rng, 40),), 300) for n in range(16))
     return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6), most_steps=500), max_num_batched_tokens=48)
 

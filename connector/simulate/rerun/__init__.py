@@ -1,5 +1,4 @@
-"""A recorded history run again against a connector: the same calls on its scheduler's side, and what it answers this time.
+"""Re-run: the recorded calls again, on the scheduler's side of a connector.
 
-`calls` makes calls of a history, `environment` the connector and what it had in its store, `stand_ins` vLLM's objects;
-`runner` makes the calls, `judge` says which rules the answers break, and `rerun` does it all.
+In: a history and a connector class. Out: for each call, whether the answer is the recorded one, and what a difference means.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -108,19 +108,3 @@ class Rerun:
     def differs(self) -> bool:
         """Whether there is a difference that is not a fix."""
         return any(count for meaning, count in self.meanings.items() if meaning is not Meaning.FIX)
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        first = self.first
-        return {
-            "against": self.against,
-            "connector": self.connector,
-            "engine": self.engine,
-            "outcomes": {outcome.value: self.outcomes[outcome] for outcome in Outcome},
-            "meanings": {meaning.value: self.meanings[meaning] for meaning in Meaning},
-            "reproduced": [call.number for call in self.reproduced],
-            "first_divergence": None if first is None else first.number,
-            "died_at": self.died_at,
-            "notes": list(self.notes),
-            "calls": [asdict(call) for call in self.calls],
-        }

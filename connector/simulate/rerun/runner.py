@@ -256,7 +256,7 @@ class Runner:
         if not self._environment.same_connector:
             return f"{self._recorded.connector} was recorded, and another connector plans in its own way"
         if (event.request, event.epoch) not in self._recorded.in_detail:
-            return "its steps are not recorded (level basic), so they were made up from what was stored"
+            return "its steps are not recorded (level basic), so they are inferred from what was stored"
         return self._forks.why_not(event)
 
     def _not_made(self, call: Call) -> Made:
