@@ -85,7 +85,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     tiny_model.prepare_environment()  # before torch is loaded
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from kvtrail.connector.demo.workload import Job
+    from kvtrail.connector.demo.workload import DemoRequest
     from kvtrail.connector.recording.recorder import recorders
     from kvtrail.connector.registration import resolve
     from kvtrail.connector.tracing.traced import Tracing, TracingHMA
@@ -105,7 +105,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
             for connector in connectors:
                 connector.__class__ = kinds[side]
             llm.reset_prefix_cache()
-            named = [Job(f"{number}-{side}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
+            named = [DemoRequest(f"{number}-{side}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
             gc.collect()
             started, cpu_started = time.perf_counter(), time.process_time()
             tokens = workload.run(llm, named)

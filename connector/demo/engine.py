@@ -81,7 +81,8 @@ def main() -> None:
         for part in range(PASSES):
             llm.reset_prefix_cache()
             named = [
-                workload.Job(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs
+                workload.DemoRequest(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step)
+                for j in jobs
             ]
             tokens.update(workload.run(llm, named, partial(_served, report, part * len(jobs))))
         if not order.plain:
@@ -92,7 +93,7 @@ def main() -> None:
         jobs = _jobs(order, number)
 
 
-def _jobs(order: Order, rounds_before: int) -> list[workload.Job]:
+def _jobs(order: Order, rounds_before: int) -> list[workload.DemoRequest]:
     """The jobs of a round. The bug needs new prompts: a request whose prefix is loaded at once is not preempted."""
     return workload.stale_lookup(seed=rounds_before) if order.bug else workload.shared_prefixes()
 

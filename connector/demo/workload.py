@@ -11,7 +11,7 @@ from kvtrail.connector.simulate.tiny_model import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DemoRequest:
     """One request: its id, its prompt as token ids, how many tokens to generate, and after which step it arrives."""
 
     id: str
@@ -20,24 +20,28 @@ class Job:
     arrives_at_step: int = 0
 
 
-def shared_prefixes(*, seed: int = 0, prefixes: int = 3, requests: int = 24) -> list[Job]:
+def shared_prefixes(*, seed: int = 0, prefixes: int = 3, requests: int = 24) -> list[DemoRequest]:
     """Requests that begin with one of a few prefixes of 512 tokens, arriving faster than they can be served."""
     rng = random.Random(seed)
     heads = [_tokens(rng, 512) for _ in range(prefixes)]
     return [
-        Job(f"demo-{n:02d}", heads[n % prefixes] + _tokens(rng, rng.randrange(60, 300)), 40, arrives_at_step=4 * n)
+        DemoRequest(
+            f"demo-{n:02d}", heads[n % prefixes] + _tokens(rng, rng.randrange(60, 300)), 40, arrives_at_step=4 * n
+        )
         for n in range(requests)
     ]
 
 
-def stale_lookup(*, seed: int = 0) -> list[Job]:
+def stale_lookup(*, seed: int = 0) -> list[DemoRequest]:
     """The workload of LMCache #2158: long prompts all at once, so that one is preempted in the middle of its chunked prefill,
     finds its blocks again in the prefix cache, and waits several scheduling steps to be admitted."""
     rng = random.Random(seed)
-    return [Job(f"bug-{n:02d}", _tokens(rng, rng.randrange(700, 800)), 40) for n in range(8)]
+    return [DemoRequest(f"bug-{n:02d}", _tokens(rng, rng.randrange(700, 800)), 40) for n in range(8)]
 
 
-def run(llm: Any, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> dict[str, list[int]]:
+def run(
+    llm: Any, jobs: Sequence[DemoRequest], progress: Callable[[int], None] = lambda done: None
+) -> dict[str, list[int]]:
     """Run the jobs to their ends with greedy sampling; returns the generated tokens by job id."""
     from vllm import SamplingParams
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.scenario import Reset, Scenario, tokens
+from kvtrail.connector.simulate.scenario import CachesReset, Scenario, tokens
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import Rule
@@ -141,7 +141,7 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
             return
 
 
-def _reset(scheduler: Any, reset: Reset) -> None:
+def _reset(scheduler: Any, reset: CachesReset) -> None:
     if reset.prefix_cache:
         scheduler.reset_prefix_cache(reset_running_requests=reset.running, reset_connector=reset.connector)
     else:

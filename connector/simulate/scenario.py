@@ -54,7 +54,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class CachesReset:
     """vLLM's prefix cache is reset before a step. `running` preempts running requests for it; `connector` resets the
     connector's cache as well; with neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
     connector's cache is reset."""
@@ -109,7 +109,7 @@ class Scenario:
 
     arrivals: tuple[Arrival, ...]
     aborts: tuple[Abort, ...] = ()
-    resets: tuple[Reset, ...] = ()
+    resets: tuple[CachesReset, ...] = ()
     num_blocks: int = 64
     block_size: int = BLOCK_SIZE
     drafts: int = 0
@@ -133,7 +133,7 @@ class Scenario:
             known = dict(data)
             known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
             known["aborts"] = tuple(Abort(**each) for each in known.get("aborts", ()))
-            known["resets"] = tuple(Reset(**each) for each in known.get("resets", ()))
+            known["resets"] = tuple(CachesReset(**each) for each in known.get("resets", ()))
             known["workers"] = _workers(known.get("workers", {}))
             return cls(**known)
         except (TypeError, KeyError) as wrong:

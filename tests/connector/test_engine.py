@@ -12,7 +12,7 @@ import torch
 from memory import MemoryTransport
 
 from kvtrail.connector.demo import workload
-from kvtrail.connector.demo.workload import Job
+from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy
 from kvtrail.connector.recording import exporter
@@ -60,12 +60,12 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Copy]]:
     return log
 
 
-def rounds(llm: Any, jobs: list[Job] = JOBS, count: int = 2, **reset: bool) -> list[Tokens]:
+def rounds(llm: Any, jobs: list[DemoRequest] = JOBS, count: int = 2, **reset: bool) -> list[Tokens]:
     """Several rounds with vLLM's own prefix cache emptied before each."""
     told = []
     for number in range(count):
         assert llm.reset_prefix_cache(**reset)
-        named = [Job(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
+        named = [DemoRequest(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
         told.append({k.partition("-")[2]: v for k, v in workload.run(llm, named).items()})
     return told
 
@@ -133,10 +133,10 @@ def test_small_chunks_are_loaded_in_parts(
 def test_chunks_are_saved_during_prefill_and_decode(engine: Callable[..., Any], copied: dict[str, list[Copy]]) -> None:
     """A prompt of 200 tokens and 120 generated: the chunk of 256 fills during decode, and is stored then."""
     llm = engine("OffloadConnector")
-    job = Job("decode", tuple(range(3, 203)), 120)
+    job = DemoRequest("decode", tuple(range(3, 203)), 120)
     (first,) = rounds(llm, [job], count=1)
     assert [(c.start, c.count) for c in copied["store"]] == [(0, 256)]
-    longer = Job("longer", (*job.prompt, *first["decode"][:80]), 8)
+    longer = DemoRequest("longer", (*job.prompt, *first["decode"][:80]), 8)
     copied["load"].clear()
     rounds(llm, [longer], count=1)
     assert [(c.start, c.count) for c in copied["load"]] == [(0, 256)]
@@ -146,7 +146,7 @@ def test_a_full_hit_leaves_the_last_token_to_be_computed(
     engine: Callable[..., Any], copied: dict[str, list[Copy]]
 ) -> None:
     llm = engine("OffloadConnector")
-    job = Job("full", tuple(3 + n % 500 for n in range(512)), 10)
+    job = DemoRequest("full", tuple(3 + n % 500 for n in range(512)), 10)
     first, second = rounds(llm, [job])
     assert first == second
     assert [(c.start, c.count) for c in copied["load"]] == [(0, 256), (256, 255)]

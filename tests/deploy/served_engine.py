@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import start_http_server
 
-from kvtrail.connector.demo.workload import Job, shared_prefixes
+from kvtrail.connector.demo.workload import DemoRequest, shared_prefixes
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate.stages import BareScheduler
 
@@ -44,7 +44,7 @@ def begun(folder: Path) -> BareScheduler:
     return bare
 
 
-def steps(bare: BareScheduler, jobs: list[Job], name: str) -> None:
+def steps(bare: BareScheduler, jobs: list[DemoRequest], name: str) -> None:
     """Serve the jobs to their ends."""
     waiting = sorted(jobs, key=lambda job: job.arrives_at_step)[::-1]
     step = 0

@@ -86,7 +86,7 @@ def drive_whole(folder: Path) -> None:
     for part in range(2):
         llm.reset_prefix_cache()
         jobs = workload.shared_prefixes(requests=12)
-        workload.run(llm, [workload.Job(f"whole-{part}-{n:02d}", j.prompt, 12) for n, j in enumerate(jobs)])
+        workload.run(llm, [workload.DemoRequest(f"whole-{part}-{n:02d}", j.prompt, 12) for n, j in enumerate(jobs)])
     for each in recorder.recorders():
         each.flush()
         each.close()

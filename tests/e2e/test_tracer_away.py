@@ -59,7 +59,9 @@ def two_rounds(pipe: Connection, folder: Path, connector: dict[str, Any] | None)
         tokens = {}
         for part in range(3):
             llm.reset_prefix_cache()
-            named = [workload.Job(f"{number}{part}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
+            named = [
+                workload.DemoRequest(f"{number}{part}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs
+            ]
             tokens.update({k.partition("-")[2]: v for k, v in workload.run(llm, named).items()})
         for recorder in recorders():
             recorder.flush(1.0)

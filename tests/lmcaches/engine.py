@@ -28,7 +28,7 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
     try:
         for number in range(task["passes"]):
             llm.reset_prefix_cache()  # what comes again must come from LMCache
-            named = [workload.Job(f"{number}-{j.id}", *astuple(j)[1:]) for j in workload.stale_lookup()]
+            named = [workload.DemoRequest(f"{number}-{j.id}", *astuple(j)[1:]) for j in workload.stale_lookup()]
             tokens.append({name[2:]: generated for name, generated in workload.run(llm, named).items()})
     except Exception as died:
         return {"error": f"{type(died).__name__}: {died}"}

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Segment, Workers
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, Workers
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
@@ -31,14 +31,14 @@ def retry(rng: random.Random) -> Scenario:
     """Requests with a stored prefix wait for blocks until two others end, and are looked up again and again."""
     head = _segment(rng, "head", 64 * rng.randrange(1, 5))
     arrivals: list[Arrival] = []
-    resets: list[Reset] = []
+    resets: list[CachesReset] = []
     for number in range(6):
         at_step = number * 80
         for which, length, output in (("first", 990, 24 + number), ("second", 990, 30)):
             arrivals.append(Arrival(f"{which}-{number}", (_fresh(rng, length),), output, at_step))
         wait = rng.randrange(20, 44)
         arrivals.append(Arrival(f"waits-{number}", (head, _fresh(rng, 600)), 3, at_step + wait))
-        resets.append(Reset(at_step + 79))
+        resets.append(CachesReset(at_step + 79))
     return Scenario(arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=64, seed=rng.randrange(10**6))
 
 
@@ -53,7 +53,7 @@ def abort(rng: random.Random) -> Scenario:
 def asynchronous(rng: random.Random) -> Scenario:
     """Transfers that end late and out of order while blocks are scarce; for connectors that load between steps."""
     scenario = _crowd(rng, requests=24, prompts=(100, 700), outputs=(5, 60), pool=(48, 64), pace=3)
-    resets = tuple(Reset(step) for step in range(40, 400, 40))
+    resets = tuple(CachesReset(step) for step in range(40, 400, 40))
     return replace(scenario, resets=resets, workers=replace(scenario.workers, latest_steps=rng.choice([0, 8, 25])))
 
 
@@ -77,9 +77,9 @@ def load_failure(rng: random.Random) -> Scenario:
 def reset(rng: random.Random) -> Scenario:
     """Resets of vLLM's cache and the connector's, at rest and while requests run."""
     scenario = _waves(rng)
-    extra = tuple(Reset(rng.randrange(300), connector=True) for _ in range(4))
+    extra = tuple(CachesReset(rng.randrange(300), connector=True) for _ in range(4))
     return replace(
-        scenario, resets=(*scenario.resets, *extra, Reset(rng.randrange(300), prefix_cache=False, connector=True))
+        scenario, resets=(*scenario.resets, *extra, CachesReset(rng.randrange(300), prefix_cache=False, connector=True))
     )
 
 
@@ -99,7 +99,7 @@ def mixed(rng: random.Random) -> Scenario:
     scenario = _crowd(rng, requests=40, prompts=(30, 800), outputs=(1, 80), pool=(48, 100), pace=4)
     aborts = tuple(Abort(a.id, a.at_step + rng.randrange(60)) for a in rng.sample(scenario.arrivals, k=4))
     resets = tuple(
-        Reset(rng.randrange(300), running=rng.random() < 0.3, connector=rng.random() < 0.3) for _ in range(5)
+        CachesReset(rng.randrange(300), running=rng.random() < 0.3, connector=rng.random() < 0.3) for _ in range(5)
     )
     arrivals = tuple(replace(each, priority=rng.randrange(3)) for each in scenario.arrivals)
     scenario = replace(scenario, arrivals=arrivals, aborts=aborts, resets=resets)
@@ -162,14 +162,14 @@ def _waves(rng: random.Random) -> Scenario:
     """Waves of the same prefixes, with vLLM's cache reset in between: each wave loads from the connector."""
     heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 12)) for n in range(2)]
     arrivals: list[Arrival] = []
-    resets: list[Reset] = []
+    resets: list[CachesReset] = []
     for wave in range(8):
         at_step = wave * 40
         for number in range(rng.randrange(1, 4)):
             tail = () if wave > 4 and rng.random() < 0.5 else (_fresh(rng, rng.randrange(20, 120)),)
             prompt = (heads[number % 2], *tail)
             arrivals.append(Arrival(f"w{wave}-{number}", prompt, rng.randrange(1, 8), at_step + 3 * number))
-        resets.append(Reset(at_step + 39))
+        resets.append(CachesReset(at_step + 39))
     return Scenario(
         arrivals=tuple(arrivals),
         resets=tuple(resets),

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrail.connector.simulate.prefixes import segments
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
-from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Workers, job, wait
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
 from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import (
@@ -22,11 +22,11 @@ from kvtrail.tracer.model.events import (
     Received,
     RequestEnd,
     RequestStart,
+    Reset,
     Schedule,
     Sent,
     TransferEnd,
 )
-from kvtrail.tracer.model.events import Reset as ConnectorReset
 from kvtrail.tracer.replay.history import History
 
 SPARE_STEPS = 2000
@@ -147,7 +147,7 @@ def _steps(events: Sequence[Event]) -> dict[int, int]:
         recorded = getattr(event, "scheduler_step", None)
         if recorded is not None:
             steps[event.sequence] = recorded
-        elif isinstance(event, RequestStart | RequestEnd | ConnectorReset | CacheReset):
+        elif isinstance(event, RequestStart | RequestEnd | Reset | CacheReset):
             steps[event.sequence] = guessed
         elif isinstance(event, Lookup):
             if event.request in seen:  # a request is looked up once in a step
@@ -176,9 +176,9 @@ def _ends(events: Sequence[Event]) -> Iterator[tuple[str, int]]:
             waited[event.request] += 1
 
 
-def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[Reset]:
+def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[CachesReset]:
     """vLLM's resets and the connector's; two in the same step are one call."""
-    made: dict[int, Reset] = {}
+    made: dict[int, CachesReset] = {}
     running: set[str | None] = set()
     for event in events:
         if isinstance(event, Schedule):
@@ -187,10 +187,10 @@ def _resets(events: Sequence[Event], steps: Mapping[int, int]) -> list[Reset]:
             running.discard(event.request)
         elif isinstance(event, CacheReset):
             step = steps[event.sequence]
-            made[step] = replace(made.get(step, Reset(step)), prefix_cache=True, running=bool(running))
-        elif isinstance(event, ConnectorReset):
+            made[step] = replace(made.get(step, CachesReset(step)), prefix_cache=True, running=bool(running))
+        elif isinstance(event, Reset):
             step = steps[event.sequence]
-            made[step] = replace(made.get(step, Reset(step, prefix_cache=False)), connector=True)
+            made[step] = replace(made.get(step, CachesReset(step, prefix_cache=False)), connector=True)
     return list(made.values())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import forks
 import real_lmcache
 
-from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario, Workers
 
 TRACES = real_lmcache.ROOT / "tests" / "golden" / "findings"
 HEAD = "head"
@@ -96,7 +96,7 @@ FOUND = (
                 Arrival("fills", (("b", 630),), 2, at_step=6),
                 Arrival("waits", ((HEAD, 128), ("c", 400)), at_step=10),
             ),
-            resets=(Reset(5),),
+            resets=(CachesReset(5),),
             num_blocks=24,
             settings={"max_num_batched_tokens": 160},
             workers=_AT_ONCE,
@@ -112,7 +112,7 @@ FOUND = (
         mended="mended:LMCacheMPConnectorForgets",
         scenario=Scenario(
             arrivals=(_STORED, Arrival("loads", ((HEAD, 128), ("c", 40)), at_step=6)),
-            resets=(Reset(5),),
+            resets=(CachesReset(5),),
             workers=_FAILING,
         ),
     ),
@@ -140,7 +140,7 @@ FOUND = (
                 Arrival("short", ((HEAD, 66),), at_step=6),
                 Arrival("loads", ((HEAD, 128), ("c", 120)), at_step=12),
             ),
-            resets=(Reset(5),),
+            resets=(CachesReset(5),),
             settings={"max_num_batched_tokens": 40},
             workers=_FAILING,
         ),
@@ -161,7 +161,7 @@ FOUND = (
         lmcache="0.3.11",
         scenario=Scenario(
             arrivals=(_STORED, Arrival("loads", ((HEAD, 128), ("c", 70)), at_step=6)),
-            resets=(Reset(5),),
+            resets=(CachesReset(5),),
             workers=_FAILING,
         ),
     ),

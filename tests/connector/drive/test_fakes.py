@@ -12,13 +12,13 @@ pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.known.fake import Chunks, Fake, Job, fake_for
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario, Workers
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario, Workers
 from kvtrail.tracer.model.events import Alloc, Lookup, Received
 
 HEAD = ("head", 256)
 TWICE = Scenario(
     arrivals=(Arrival("first", (HEAD, ("a", 40))), Arrival("second", (HEAD, ("b", 40)), at_step=20)),
-    resets=(Reset(19),),
+    resets=(CachesReset(19),),
 )
 
 
@@ -50,7 +50,7 @@ def test_what_was_stored_is_loaded(name: str, loaded: int) -> None:
 
 def test_a_whole_prompt_is_found_by_the_example() -> None:
     again = Scenario(
-        arrivals=(TWICE.arrivals[0], Arrival("again", TWICE.arrivals[0].prompt, at_step=20)), resets=(Reset(19),)
+        arrivals=(TWICE.arrivals[0], Arrival("again", TWICE.arrivals[0].prompt, at_step=20)), resets=(CachesReset(19),)
     )
     played = play(again, {"kv_connector": "ExampleConnector", "kv_connector_module_path": "kvtrail.connector"})
     assert [e.answer for e in played.events if isinstance(e, Lookup)] == [0, 288]

@@ -10,7 +10,7 @@ import pytest
 
 from kvtrail.connector.simulate.recorded import split_hashes
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import Abort, Arrival, Reset, Scenario, Workers, tokens
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 
@@ -23,7 +23,7 @@ CROWD = Scenario(
         Arrival("again", (HEAD, ("tail-0", 300)), 4, at_step=220),
     ),
     aborts=(Abort("r-3", 30),),
-    resets=(Reset(210), Reset(215, connector=True)),
+    resets=(CachesReset(210), CachesReset(215, connector=True)),
 )
 
 
@@ -95,7 +95,7 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
         "kv_connector_extra_config": {"cpu_bytes_to_use": 50_000_000},
     }
     late = Workers(latest_steps=latest, load_failures=0.3)
-    played = play(replace(CROWD, workers=late, resets=(Reset(210),)), native)
+    played = play(replace(CROWD, workers=late, resets=(CachesReset(210),)), native)
     assert (played.error, played.findings, played.unfinished) == (None, [], [])
     assert any(e.kind == "kv.received" for e in played.events)
 

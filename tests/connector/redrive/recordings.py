@@ -10,14 +10,14 @@ from typing import Any
 from kvtrail.connector.demo import workload
 from kvtrail.connector.simulate.redrive.redrive import Closeness
 from kvtrail.connector.simulate.run import Played
-from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.history import History, load
 
 OURS: dict[str, Any] = {"chunk_size": 64, "cpu_bytes_to_use": 50_000_000}
 
 
-def of_jobs(jobs: Sequence[workload.Job], **more: Any) -> Scenario:
+def of_jobs(jobs: Sequence[workload.DemoRequest], **more: Any) -> Scenario:
     """The demo's workload, played twice, so that the second pass loads from the host. The prompts' tokens are others; their
     lengths and what they share are the demo's."""
     shared = {job.prompt[:512]: f"head-{n}" for n, job in enumerate(jobs)}
@@ -28,7 +28,7 @@ def of_jobs(jobs: Sequence[workload.Job], **more: Any) -> Scenario:
             prompt = ((shared[job.prompt[:512]], head), (job.id, rest))
             at_step = job.arrives_at_step + 600 * part
             arrivals.append(Arrival(f"{part}-{job.id}", tuple(s for s in prompt if s[1]), job.max_tokens, at_step))
-    return Scenario(arrivals=tuple(arrivals), resets=(Reset(599),), **more)
+    return Scenario(arrivals=tuple(arrivals), resets=(CachesReset(599),), **more)
 
 
 DEMO = of_jobs(workload.shared_prefixes())

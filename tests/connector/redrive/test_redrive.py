@@ -17,7 +17,7 @@ from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.redrive.redrive import redrive
 from kvtrail.connector.simulate.redrive.workload import NotDrivable, workload_of
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.simulate.scenario import Arrival, Reset, Scenario
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 
@@ -84,7 +84,9 @@ def test_any_order_of_lines_gives_the_same_workload(tmp_path: Path) -> None:
 
 def test_an_id_that_is_used_again_is_another_request(tmp_path: Path) -> None:
     same = tuple(Arrival("same", (("p", 300),), 4, at_step=40 * n) for n in range(3))
-    played = play(Scenario(arrivals=same, resets=(Reset(39), Reset(79))), configuration("OffloadConnector", OURS))
+    played = play(
+        Scenario(arrivals=same, resets=(CachesReset(39), CachesReset(79))), configuration("OffloadConnector", OURS)
+    )
     driven = redrive(recorded(played, tmp_path))
     assert [a.id for a in driven.workload.scenario.arrivals] == ["same", "same~2", "same~3"]
     assert_the_same(driven.closeness)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtrail.connector.demo.workload import Job
+from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check import profiles
 from kvtrail.connector.simulate.run import play
@@ -20,7 +20,7 @@ from kvtrail.tracer.model.spans import Span
 DETAILED: dict[str, Any] = {"kvtrail": {"level": "detailed"}}
 
 
-def served(path: Path, name: str, jobs: Sequence[Job], extra: dict[str, Any] | None = None) -> Path:
+def served(path: Path, name: str, jobs: Sequence[DemoRequest], extra: dict[str, Any] | None = None) -> Path:
     """The demo's jobs, each added when it arrives; returns the trace file. A connector's error ends the recording."""
     with in_memory.exporters() as exporters, contextlib.suppress(AssertionError):
         bare = BareScheduler(path.parent / "model", _transfer(name, DETAILED if extra is None else extra))
