@@ -62,7 +62,7 @@ class Ours:
             request = self.requests[n % REQUESTS]
             at_ns = time.time_ns()
             values = (700 + n, 336, 256, 0, False, False, None, None)
-            recorder.record(Kind.LOOKUP.value, source, recorder.context(request), at_ns, at_ns, values)
+            recorder.record(Kind.LOOKUP.value, source, recorder.contexts.of(request), at_ns, at_ns, values)
 
     def flush(self) -> None:
         assert self.recorder.flush(30)

@@ -84,4 +84,4 @@ def record(recorder: Recorder, request: Any, count: int = 1) -> None:
     """Record so many lookups of a request."""
     for _ in range(count):
         values = (700, 0, 0, 0, False, None, None, None)
-        recorder.record(Kind.LOOKUP.value, b"", recorder.context(request), 1, 2, values)
+        recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(request), 1, 2, values)

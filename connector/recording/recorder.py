@@ -47,7 +47,6 @@ class Recorder:
     """Records events and exports them. Create it with `of_process`.
 
     Attributes:
-        context: a request of vLLM's -> its context; `Contexts.of`.
         contexts: all the requests that it knows.
         level: how much is recorded.
     """
@@ -66,7 +65,6 @@ class Recorder:
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
         provider = TracerProvider(resource=_resource({**own, **resource}), shutdown_on_exit=False)
         self.contexts = Contexts(engine_id, provider.sampler)
-        self.context = self.contexts.of
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
         out.open(provider.resource.attributes, secrets.randbits(63))

@@ -93,7 +93,7 @@ class Instrumentation:
     @_never_breaks
     def request_started(self, request: Any) -> None:
         """After `on_new_request`."""
-        context = self._recorder.context(request)
+        context = self._recorder.contexts.of(request)
         if not context.started:
             context.started = True
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
@@ -119,7 +119,7 @@ class Instrumentation:
         if self._recorder is not None:
             values = (total, computed, matched, returned, is_async, cached, refused, keys)
             try:
-                context = self._recorder.context(request)
+                context = self._recorder.contexts.of(request)
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._source, context, start_ns, end_ns, values)
             except Exception:
                 self._give_up()
@@ -142,7 +142,7 @@ class Instrumentation:
     ) -> None:
         """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
         in detail."""
-        context: RequestContext = self._recorder.context(request)
+        context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed
         table = _first_group(blocks.get_block_ids()) if context.detailed else None
@@ -158,7 +158,7 @@ class Instrumentation:
     @_never_breaks
     def failed(self, kind: Kind, request: Any, start_ns: int, values: tuple[Any, ...], error: BaseException) -> None:
         """A call of the connector has raised."""
-        context, text = self._recorder.context(request), f"{type(error).__name__}: {error}"
+        context, text = self._recorder.contexts.of(request), f"{type(error).__name__}: {error}"
         self._recorder.record(_NAMES[kind], self._source, context, start_ns, time_ns(), values, text)
         self._recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to send more
 
@@ -205,7 +205,7 @@ class Instrumentation:
     @_never_breaks
     def request_ended(self, request: Any, delayed: bool) -> None:
         """After `request_finished`."""
-        context = self._recorder.context(request)
+        context = self._recorder.contexts.of(request)
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
             outcome = request.status.name.removeprefix("FINISHED_").lower()

@@ -26,7 +26,7 @@ from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
-recorder.record("kv.request.start", source, recorder.context(request), 1, 2, (700, None, 0, None, None))
+recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None))
 recorder.flush(60)
 print("ready", flush=True)
 time.sleep(600)
@@ -73,7 +73,7 @@ def test_numbers_of_numpy_are_numbers(process: tuple[ExportProcess, Tracer]) -> 
     exporter, tracer = process
     recorder = Recorder("engine", {}, exporter)
     values = (numpy.int64(700), 0, 256, numpy.int32(256), False, None, None, None)
-    recorder.record(Kind.LOOKUP.value, b"", recorder.context(a_request()), 1, 2, values)
+    recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(a_request()), 1, 2, values)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
     assert [request["returned"] for request in stored(tracer)] == [256]
@@ -83,7 +83,7 @@ def test_a_value_that_is_no_number_is_unknown(process: tuple[ExportProcess, Trac
     exporter, tracer = process
     recorder = Recorder("engine", {}, exporter)
     values = (700, 0, object(), 256, False, None, None, None)
-    recorder.record(Kind.LOOKUP.value, b"", recorder.context(a_request()), 1, 2, values)
+    recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(a_request()), 1, 2, values)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
     assert [(request["matched"], request["returned"]) for request in stored(tracer)] == [(None, 256)]

@@ -250,7 +250,7 @@ def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(contexts, "MAX_REQUESTS", 10)
     recorder = a_recorder(MemoryTransport())
     for number in range(100):
-        recorder.context(a_request(f"r-{number}"))
+        recorder.contexts.of(a_request(f"r-{number}"))
     assert len(recorder.contexts.open) <= 10
     recorder.close(SLOW_S)
 
