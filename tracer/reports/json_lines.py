@@ -12,6 +12,11 @@ from typing import Any
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.replay.step import Step
 
+_EVENT_FIELDS = (
+    "start_ns", "end_ns", "kind", "engine", "request", "external", "epoch", "role", "rank", "connector", "connector_id",
+    "recorder", "sequence", "trace_id", "span_id", "error",
+)  # fmt: skip
+
 
 def lines(player: Player) -> Iterator[str]:
     """All lines, in order."""
@@ -41,27 +46,11 @@ def lines(player: Player) -> Iterator[str]:
 
 
 def _step(step: Step) -> dict[str, Any]:
-    event = step.event
     return {
         "type": "step",
         "step": step.number,
-        "start_ns": event.start_ns,
-        "end_ns": event.end_ns,
-        "kind": event.kind.value,
-        "engine": event.engine,
-        "request": event.request,
-        "external": event.external,
-        "epoch": event.epoch,
-        "role": event.role,
-        "rank": event.rank,
-        "connector": event.connector,
-        "connector_id": event.connector_id,
-        "recorder": event.recorder,
-        "sequence": event.sequence,
-        "trace_id": event.trace_id,
-        "span_id": event.span_id,
-        "error": event.error,
-        "numbers": event.numbers(),
+        **{name: getattr(step.event, name) for name in _EVENT_FIELDS},
+        "numbers": step.event.numbers(),
         "gap": step.gap,
         "changed": {name: list(values) for name, values in step.changed.items()},
         "account": step.after,

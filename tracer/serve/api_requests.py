@@ -121,26 +121,16 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
 
 
 def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
-    common: dict[str, Any] = {
-        "name": span.name,
-        "span_id": span.span_id,
-        "start_ns": span.start_ns,
-        "end_ns": span.end_ns,
-        "error": span.error,
-        "service": str(span.resource.get("service.name", "")),
-    }
-    if event is None:
-        return TimelineStep(**common, foreign=True, numbers=span.attributes)
-    return TimelineStep(
-        **common,
-        foreign=False,
-        epoch=event.epoch,
-        sequence=event.request_sequence,
-        role=event.role,
-        rank=event.rank,
-        numbers=event.numbers(),
-        account=account.as_dict(),
+    step = TimelineStep(
+        **{name: getattr(span, name) for name in ("name", "span_id", "start_ns", "end_ns", "error")},
+        service=str(span.resource.get("service.name", "")),
+        foreign=event is None,
+        numbers=span.attributes if event is None else event.numbers(),
     )
+    if event is not None:
+        step.epoch, step.sequence, step.role, step.rank = event.epoch, event.request_sequence, event.role, event.rank
+        step.account = account.as_dict()
+    return step
 
 
 def _event(span: Span) -> Event | None:

@@ -200,7 +200,7 @@ class Metrics:
 
     def count_finding(self, finding: Finding) -> None:
         """Count a new finding."""
-        connector = self._series.connectors.label(finding.connector)
+        connector = self._series.connector(finding.connector)
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
         series.inc(1, _exemplar(finding.trace_id))
 
@@ -295,7 +295,7 @@ class Metrics:
             self._time(seconds, event, event.end_ns - event.start_ns)
 
     def _at(self, metric: Counter | Histogram, event: Event, *labels: str) -> Any:
-        return self._series.at(metric, event.engine, self._series.connectors.label(event.connector), *labels)
+        return self._series.at(metric, event.engine, self._series.connector(event.connector), *labels)
 
     def _time(self, metric: Histogram, event: Event, lasted_ns: int) -> None:
         self._at(metric, event).observe(max(0, lasted_ns) / 1e9, _exemplar(event.trace_id))

@@ -25,7 +25,7 @@ from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.engines import RecorderState, engine_states
-from kvtrail.tracer.serve.metrics import Checks, Metrics
+from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.store import Batch, StoreError, Writer
 
 logger = logging.getLogger("kvtrail")
@@ -67,7 +67,7 @@ class Pipeline:
         self._lost: Counter[str] = Counter()
         self._read_back(writer.open_spans())
         self._recalled = self.detector.verdicts
-        metrics.watch_checks(self._checks)
+        metrics.watch_checks(lambda: self.detector.verdicts - self._recalled)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
         metrics.watch(
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
@@ -222,9 +222,6 @@ class Pipeline:
                 self._metrics.retire(state.engine)
             else:
                 self._metrics.show(state)
-
-    def _checks(self) -> Checks:
-        return self.detector.verdicts - self._recalled
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)

@@ -16,40 +16,24 @@ MAX_ENGINES = 64
 MAX_CONNECTORS = 32
 
 
-class Labels:
-    """Names from outside, of which at most `limit` become labels at a time."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._names: set[str] = set()
-
-    def label(self, name: str) -> str:
-        """The name itself while there is room for it, or `other`."""
-        if name not in self._names:
-            if len(self._names) >= self._limit:
-                return OTHER
-            self._names.add(name)
-        return name
-
-    def release(self, name: str) -> None:
-        """Make room for another name."""
-        self._names.discard(name)
-
-
 class Series:
     """The series of metrics whose first label is `engine`: created on first use, removed with their engine."""
 
     def __init__(self) -> None:
-        self.connectors = Labels(MAX_CONNECTORS)
-        self._engines = Labels(MAX_ENGINES)
+        self._engines: set[str] = set()
+        self._connectors: set[str] = set()
         self._by_engine: dict[str, dict[tuple[Any, ...], Any]] = {}
         self._pairs: set[tuple[str, str]] = set()
+
+    def connector(self, name: str) -> str:
+        """The label of a connector."""
+        return _label(name, self._connectors, MAX_CONNECTORS)
 
     def is_new(self, engine: str, connector: str) -> bool:
         """Whether this connector of this engine is seen for the first time."""
         if (engine, connector) in self._pairs:
             return False
-        pair = (self._engines.label(engine), self.connectors.label(connector))
+        pair = (self._engine(engine), self.connector(connector))
         if pair in self._pairs:
             return False
         self._pairs.add(pair)
@@ -59,7 +43,7 @@ class Series:
         """The series of an engine with these further labels, in the metric's order."""
         known = self._by_engine.get(engine)
         if known is None:
-            engine = self._engines.label(engine)
+            engine = self._engine(engine)
             known = self._by_engine.setdefault(engine, {})
         key = (metric, *labels)
         series = known.get(key)
@@ -69,7 +53,7 @@ class Series:
 
     def has_own(self, engine: str) -> bool:
         """Whether this engine has series of its own, or can have them now."""
-        return self._engines.label(engine) == engine
+        return self._engine(engine) == engine
 
     def remove(self, metric: MetricWrapperBase, engine: str, *labels: str) -> None:
         """Remove one series, if it exists."""
@@ -81,4 +65,16 @@ class Series:
         for metric, *labels in self._by_engine.pop(engine, {}):
             metric.remove(engine, *labels)
         self._pairs = {pair for pair in self._pairs if pair[0] != engine}
-        self._engines.release(engine)
+        self._engines.discard(engine)
+
+    def _engine(self, name: str) -> str:
+        return _label(name, self._engines, MAX_ENGINES)
+
+
+def _label(name: str, known: set[str], limit: int) -> str:
+    """The name itself while there is room for it among those known, or `other`."""
+    if name not in known:
+        if len(known) >= limit:
+            return OTHER
+        known.add(name)
+    return name

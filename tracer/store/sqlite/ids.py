@@ -23,6 +23,8 @@ arrived earlier; what recorders hold back is far less."""
 _GRAM = 3
 _END = "char(10, 10)"
 _PART = "(instr(request, ?) OR instr(external, ?))"
+PART_OR_TRACE = f"({_PART} OR trace_id = ?)"
+"""The condition that a search puts on a request. It takes the text three times."""
 
 
 def _ids(row: str) -> str:
@@ -43,11 +45,6 @@ def delete_statement(row: str) -> str:
 
 
 INSERT_ALL = f"INSERT INTO request_ids (rowid, ids) SELECT number, {_ids('r')} FROM requests r ORDER BY number"
-
-
-def condition(search: str) -> tuple[list[str], list[Any]]:
-    """The condition that a search puts on requests, and its values."""
-    return ([f"({_PART} OR trace_id = ?)"], [search] * 3) if search else ([], [])
 
 
 def in_trace(trace_id: str) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
 from kvtrail.tracer.store.sqlite.database import from_text, to_text
@@ -101,7 +101,7 @@ def find(
     deadline_s = time.monotonic() + BUDGET_S
     db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
     try:
-        tiers = partial(_tier, db, window, live=live) if named is None else _tiers_of(db, window, named, live=live)
+        tiers = partial(_tier, db, window, live) if named is None else _tiers_of(db, window, live, named)
         # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
         drifting = _sample(tiers, FINDINGS_TIER, room=max(1, window.limit // 2))
         others = _sample(tiers, 0, room=window.limit - len(drifting.rows))
@@ -117,10 +117,8 @@ def find(
     )
 
 
-class Tiers(Protocol):
-    """Gives the rows of a tier, up to a limit."""
-
-    def __call__(self, number: int, *, limit: int) -> Iterable[Sequence[Any]]: ...
+_Tiers = Callable[[int, int], Iterable[Sequence[Any]]]
+"""Gives the rows of a tier, by its number, up to a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +130,12 @@ class _Sample:
     is_whole: bool
 
 
-def _sample(tiers: Tiers, base: int, *, room: int) -> _Sample:
+def _sample(tiers: _Tiers, base: int, *, room: int) -> _Sample:
     rows: list[Sequence[Any]] = []
     for lot in range(LOTS - 1, -1, -1):
         fresh: list[Sequence[Any]] = []
         try:
-            fresh.extend(tiers(base + lot, limit=room - len(rows) + 1))
+            fresh.extend(tiers(base + lot, room - len(rows) + 1))
         except sqlite3.OperationalError as error:
             if "interrupted" not in str(error):
                 raise
@@ -149,9 +147,7 @@ def _sample(tiers: Tiers, base: int, *, room: int) -> _Sample:
     return _Sample(rows, 0, is_whole=True)
 
 
-def _tiers_of(
-    db: sqlite3.Connection, window: Window, named: Sequence[tuple[str, str]], *, live: Iterable[str]
-) -> Tiers:
+def _tiers_of(db: sqlite3.Connection, window: Window, live: Iterable[str], named: Sequence[tuple[str, str]]) -> _Tiers:
     """The tiers of the named requests, each of which is looked up, however long the window is."""
     conditions, values = _filters(window)
     query = (
@@ -162,11 +158,11 @@ def _tiers_of(
     by_tier: dict[int, list[Sequence[Any]]] = {}
     for tier, *row in db.execute(query, (to_text(named), window.to_ns, window.from_ns, to_text(list(live)), *values)):
         by_tier.setdefault(tier, []).append(row)
-    return lambda number, *, limit: by_tier.get(number, [])[:limit]
+    return lambda number, limit: by_tier.get(number, [])[:limit]
 
 
 def _tier(
-    db: sqlite3.Connection, window: Window, number: int, *, live: Iterable[str], limit: int
+    db: sqlite3.Connection, window: Window, live: Iterable[str], number: int, limit: int
 ) -> Iterator[Sequence[Any]]:
     conditions, values = _filters(window)
     # In SQLite, CROSS JOIN fixes the order: one range of the index for each reach.

@@ -221,14 +221,14 @@ class RequestReader(Database):
 
     def _of_kinds(self, kinds: Iterable[tuple[str, str, int]], search: str, *, until_ns: int, limit: int) -> list[int]:
         """Numbers of the latest requests of these kinds. Each verdict and status is a range of an index sorted by time."""
-        conditions, values = ids.condition(search)
+        conditions = [ids.PART_OR_TRACE] if search else []
         rows = [
             row
             for verdict, status, _ in kinds
             for row in self.query(
                 "SELECT started_ns, number FROM requests INDEXED BY requests_by_kind",
                 ["verdict = ?", "status = ?", "started_ns < ?", *conditions],
-                [verdict, status, until_ns, *values],
+                [verdict, status, until_ns, *([search] * 3 if search else [])],
                 f"ORDER BY started_ns DESC LIMIT {int(limit)}",
             )
         ]

@@ -28,10 +28,8 @@ SCHEMA = (
     "CREATE INDEX IF NOT EXISTS spans_by_trace ON spans (trace_id)",
     "CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns)",
 )
-COLUMNS = (
-    "span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events,"
-    " (SELECT body FROM resources WHERE id = resource)"
-)
+_FIELDS = ("span_id", "trace_id", "parent_id", "name", "scope", "start_ns", "end_ns", "error")
+COLUMNS = f"{', '.join(_FIELDS)}, attributes, events, (SELECT body FROM resources WHERE id = resource)"
 _ENGINE_FIELDS = {
     "model": semconv.MODEL.key,
     "version": semconv.ENGINE_VERSION.key,
@@ -139,16 +137,9 @@ class SpanReader(Database):
 
 def span_of(row: Sequence[Any]) -> Span:
     """The span in a row of `COLUMNS`."""
-    span_id, trace_id, parent_id, name, scope, start_ns, end_ns, error, attributes, events, resource = row
+    *fields, attributes, events, resource = row
     return Span(
-        trace_id=trace_id,
-        span_id=span_id,
-        parent_id=parent_id,
-        name=name,
-        scope=scope,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        error=error,
+        **dict(zip(_FIELDS, fields, strict=True)),
         attributes=from_text(attributes),
         events=from_text(events),
         resource=from_text(resource),
