@@ -54,8 +54,29 @@ export function showLegend(element, theme, phases) {
   element.replaceChildren(...elements);
 }
 
+/** The sentences around the lanes: the state, what the range and the selection hold, or why there is nothing to see.
+ *  `change` is called with the changes of the view that a button offers. */
+export function showSentences(find, view, known, change) {
+  const { answer, model, from, to } = known;
+  const [is, text] = stateOf(view, known);
+  const state = find(".state");
+  if (state.textContent !== text) state.textContent = text; // a screen reader announces each change
+  state.dataset.is = is;
+  const facts = model ? factsOf(model, answer, from, to) : { text: "", gaps: "" };
+  const bold = Object.assign(document.createElement("b"), { textContent: facts.gaps });
+  find(".facts").replaceChildren(facts.text, facts.gaps ? " · " : "", bold);
+  const hasSelection = Boolean(view.select && model);
+  find(".under").classList.toggle("chosen", hasSelection);
+  const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
+  find(".selected").textContent = hasSelection ? selectionText(model, view.select) : hint;
+  showEmpty(find(".empty"), emptyText(view, known), change);
+}
+
 /** Whether the picture is live, still, paused, or without an answer: a class and a sentence. */
-export function stateOf(view, { isAway, heard_ms, asked_ms, silent_ms }) {
+function stateOf(view, { answer, isAway, came_ms }) {
+  const asked_ms = answer?.now_ms ?? Date.now();
+  const heard_ms = answer?.heard_ns ? answer.heard_ns / 1e6 : null;
+  const silent_ms = Date.now() - came_ms;
   if (isAway) return ["wrong", `The tracer does not answer, since ${clock(asked_ms, 1000)} UTC. Trying again.`];
   if (silent_ms > 8000) return ["wrong", `No update for ${lasting(silent_ms - (silent_ms % 1000))}: is the dashboard still running?`];
   if (view.paused) return ["still", `Paused at ${clock(view.paused_ms ?? view.to_ms, 1000)} UTC`];
@@ -65,7 +86,7 @@ export function stateOf(view, { isAway, heard_ms, asked_ms, silent_ms }) {
 }
 
 /** What the range holds, in a line, and what is missing in it. */
-export function factsOf(model, answer, from, to) {
+function factsOf(model, answer, from, to) {
   const inside = counts(model, from - model.origin, to - model.origin);
   const step = to - from < 10_000 ? 1 : 1000;
   const requests = count(inside.requests, "request");
@@ -88,7 +109,7 @@ function gapsOf(model, from, to) {
   return `${count(missing, "span")} missing between ${between}`;
 }
 
-export function selectionText(model, [from, to]) {
+function selectionText(model, [from, to]) {
   const inside = counts(model, from - model.origin, to - model.origin);
   const sums = spent(model, from - model.origin, to - model.origin);
   const all = sums.reduce((sum, [, ms]) => sum + ms, 0);
@@ -99,7 +120,7 @@ export function selectionText(model, [from, to]) {
 }
 
 /** What shows where there are no lanes: title, text, and a button's label with its change of the view; else null. */
-export function emptyText(view, { answer, model, isAway, from, to }) {
+function emptyText(view, { answer, model, isAway, from, to }) {
   if (answer === null) {
     return isAway
       ? ["The tracer does not answer", "Start it with kvtrail serve. This page looks again every 2 seconds.", null]
@@ -120,7 +141,7 @@ export function emptyText(view, { answer, model, isAway, from, to }) {
 }
 
 /** Show that text, or nothing; `change` is called with the button's change of the view. */
-export function showEmpty(box, empty, change) {
+function showEmpty(box, empty, change) {
   box.hidden = empty === null;
   if (empty === null) return;
   const [title, text, offer] = empty;

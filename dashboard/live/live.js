@@ -1,7 +1,7 @@
 // The live page's canvas: holds what is shown, takes each answer, and draws when something has changed. The page's Python
 // asks the tracer: `setStateValue("view")` says what this wants to see, and an answer comes back as new data.
 
-import { emptyText, factsOf, selectionText, showControls, showEmpty, showLegend, stateOf, Tip } from "./controls.js";
+import { showControls, showLegend, showSentences, Tip } from "./controls.js";
 import { listenToKeys, listenToPointer } from "./input.js";
 import { modelOf, ROW, Rows } from "./model.js";
 import { paint, Place, RULER, themeOf } from "./paint.js";
@@ -245,9 +245,9 @@ class Live {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     pen.setTransform(sharp, 0, 0, sharp, 0, 0);
     this.drawn_ms = this.now();
-    const { from, to } = rangeOf(view, this.drawn_ms);
     showControls(this.find, view, answer, model?.marks.length ?? 0);
-    this.say(from, to);
+    const known = { answer, model, isAway: this.data.is_away, came_ms: this.came_ms, ...rangeOf(view, this.drawn_ms) };
+    showSentences(this.find, view, known, (changes) => this.change({ ...this.view, ...changes }));
     if (!model) {
       pen.fillStyle = theme.background;
       pen.fillRect(0, 0, width, height);
@@ -267,26 +267,6 @@ class Live {
     if (this.data.is_away) return { at: this.answer.now_ms, text: "no answer since", isWrong: true };
     if (this.view.paused) return { at: this.view.paused_ms ?? this.view.to_ms, text: "paused at", isWrong: false };
     return { at: this.now(), text: "", isWrong: false };
-  }
-
-  say(from, to) {
-    const { answer, model, view, data } = this;
-    const heard_ms = answer?.heard_ns ? answer.heard_ns / 1e6 : null;
-    const times = { isAway: data.is_away, heard_ms, asked_ms: answer?.now_ms ?? Date.now(), silent_ms: Date.now() - this.came_ms };
-    const [is, words] = stateOf(view, times);
-    const state = this.find(".state");
-    if (state.textContent !== words) state.textContent = words;
-    state.dataset.is = is;
-    const facts = model ? factsOf(model, answer, from, to) : { text: "", gaps: "" };
-    const bold = document.createElement("b");
-    bold.textContent = facts.gaps;
-    this.find(".facts").replaceChildren(facts.text, facts.gaps ? " · " : "", bold);
-    const { select } = view;
-    this.find(".under").classList.toggle("chosen", Boolean(select && model));
-    const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
-    this.find(".selected").textContent = select && model ? selectionText(model, select) : hint;
-    const empty = emptyText(view, { answer, model, isAway: data.is_away, from, to });
-    showEmpty(this.find(".empty"), empty, (changed) => this.change({ ...this.view, ...changed }));
   }
 
   stop() {

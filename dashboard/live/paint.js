@@ -232,7 +232,7 @@ function fitting(pen, text, room) {
   return length > 1 ? `${text.slice(0, length)}…` : "";
 }
 
-/** A dashed line where a request may go on, or may have ended: the span that would tell is missing. */
+/** A dashed line where a request may go on, or may have ended: the span that would show it is missing. */
 function paintUnsure(pen, place, theme) {
   const { row, requests } = place.model;
   pen.strokeStyle = theme.muted;
