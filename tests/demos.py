@@ -1,4 +1,4 @@
-"""The demo as a process, on ports of its own, and nothing of it left behind."""
+"""The demo as a process, on free ports, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -48,30 +48,33 @@ class Demo:
         response.raise_for_status()
         return response.json()
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.out.read_text()
 
-    def wait_until_said(self, text: str) -> None:
-        def said() -> bool:
-            assert self.process.poll() is None or text in self.said(), self.said()
-            return text in self.said()
+    def wait_for_output(self, text: str) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None or text in self.output(), self.output()
+            return text in self.output()
 
-        until(said, why=self.said)
+        until(is_there, why=self.output)
 
     def finish(self) -> int:
         return self.process.wait(SLOW_S)
 
     def tracer(self) -> psutil.Process:
         """Its `kvtrail serve`."""
+        (tracer,) = [child for child in self.children() if "serve" in child.cmdline()]
+        return tracer
+
+    def children(self) -> list[psutil.Process]:
+        """Those of its processes that live."""
         children = psutil.Process(self.process.pid).children()
-        alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        (found,) = [child for child in alive if "serve" in child.cmdline()]
-        return found
+        return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextmanager
 def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]:
-    """A demo, ended by Ctrl-C at the latest at the end."""
+    """A demo, which is ended by Ctrl-C if it still runs at the end."""
     run = Demo(folder, *arguments, metrics_port=metrics_port)
     try:
         yield run
@@ -83,7 +86,7 @@ def demo(folder: Path, *arguments: str, metrics_port: int = 0) -> Iterator[Demo]
 
 
 def children_left(folder: Path) -> list[str]:
-    """Processes that still work in the demo's folder."""
+    """The processes that still run in the demo's folder."""
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -47,10 +47,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import events as e
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.replay.history import History, Moment, in_order
 
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
@@ -313,3 +318,16 @@ def heartbeats(events: Sequence[Event], *, later_s: float) -> list[Event]:
 def rules_found(detector: Detector) -> list[str]:
     """The rules that have findings, sorted."""
     return sorted(finding.rule for held in detector.findings.values() for finding in held.values())
+
+
+def loaded(events: Sequence[Event]) -> History:
+    """The history that a trace file with these events would give: each event with a span that says all of it."""
+    return History(moments=tuple(in_order(map(_moment, events))))
+
+
+def _moment(event: Event) -> Moment:
+    span = span_of(event)
+    resource = {**span.resource, **({semconv.BLOCK_SIZE.key: event.block_size} if event.block_size else {})}
+    attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
+    span = structs.replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)
+    return structs.replace(event, span_id=span.span_id, trace_id=span.trace_id), span

@@ -1,4 +1,4 @@
-"""Real LMCaches for tests: several versions side by side, none of them in the environment, each engine in its own process."""
+"""Real LMCaches for tests: several versions side by side, none of them in the environment, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import forks
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSE = ROOT / "tests" / "lmcaches"  # not "lmcache": tests are on the path, and must not be taken for it
+PROGRAMS = ROOT / "tests" / "lmcaches"  # not "lmcache": tests are on the path, and must not be taken for it
 INSTALLED = ROOT / ".cache" / "lmcache"
-PINS = [line for line in (HOUSE / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-HELPERS = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
+PINS = [line for line in (PROGRAMS / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+DEPENDENCIES = tuple(pin for pin in PINS if not pin.startswith("lmcache=="))
 INSTALL_S = 500
 SETTINGS = {
     "LMCACHE_CHUNK_SIZE": "256",
@@ -36,7 +36,7 @@ SETTINGS = {
 
 @dataclass
 class Run:
-    """What an engine did: the tokens of each pass, or what it died of; and what LMCache's worker logged that it moved."""
+    """What an engine did: the tokens of each pass, or its last error; and what LMCache's worker logged that it moved."""
 
     tokens: list[dict[str, list[int]]] = field(default_factory=list)
     error: str = ""
@@ -45,10 +45,10 @@ class Run:
 
 
 def folders(version: str) -> list[Path]:
-    """Where this LMCache and its helpers are; fetched once, and the test is skipped, by name, where they cannot be had."""
+    """Where this LMCache and its dependencies are. They are fetched once; if that fails, the test is skipped and says so."""
     assert f"lmcache=={version}" in PINS
     places = []
-    for name, pins in ((f"lmcache-{version}", (f"lmcache=={version}",)), ("helpers", HELPERS)):
+    for name, pins in ((f"lmcache-{version}", (f"lmcache=={version}",)), ("dependencies", DEPENDENCIES)):
         failed = _fetch(name, pins)
         if failed:
             pytest.skip(f"LMCache {version} is not tested: pip cannot get {' '.join(pins)}: {failed}")
@@ -58,7 +58,7 @@ def folders(version: str) -> list[Path]:
 
 @cache
 def _fetch(name: str, pins: tuple[str, ...]) -> str:
-    """Install into a folder of the cache, whole or not at all; returns why it could not. Once for all tests."""
+    """Install into a folder of the cache, whole or not at all; returns why it failed, or an empty text."""
     place = INSTALLED / name
     note = place / "pins.txt"
     if note.is_file() and note.read_text().split() == list(pins):
@@ -106,7 +106,7 @@ def run(
     mended: bool = False,
     **extra: Any,
 ) -> Run:
-    """Run an engine in a process that is ended hard; without a version, an engine that has no connector."""
+    """Run an engine in a process that ends without cleaning up; without a version, the engine has no connector."""
     environment = os.environ | SETTINGS
     connector = None
     if version is not None:
@@ -114,7 +114,7 @@ def run(
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
     task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
-    process = forks.run([HOUSE / "engine.py", json.dumps(task)], environment=environment)
+    process = forks.run([PROGRAMS / "engine.py", json.dumps(task)], environment=environment)
     said = process.stdout + process.stderr
     results = [line for line in process.stdout.splitlines() if line.startswith("{")]
     assert results, said[-8000:]

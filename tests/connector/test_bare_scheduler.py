@@ -139,7 +139,7 @@ def test_blocks_that_are_kept_and_given_back_accuse_nobody(
     tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
 ) -> None:
     extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
-    bare = scheduler(tmp_path, "Traced:keeping:KeepingConnector", extra, seed=seed)
+    bare = scheduler(tmp_path, "Traced:delayed_free:DelayedFreeConnector", extra, seed=seed)
     storm(bare, seed=seed, requests=120, reset_running=False)
     for _ in range(10):
         bare.step()

@@ -6,9 +6,8 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from history import heartbeats
+from history import heartbeats, loaded
 from minimal import assert_minimal
-from moments import loaded
 from recording import recording
 from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
 

@@ -57,7 +57,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         living = stack.enter_context(demo(folders["living"], *bug, "--guard", "heal", metrics_port=free_port()))
         dying = stack.enter_context(demo(folders["dying"], *bug))
         for each in (living, dying):
-            each.wait_until_said("The dashboard is at")
+            each.wait_for_output("The dashboard is at")
         webhook = Webhook()
         stack.callback(webhook.server.shutdown)
         loading = Loading(folders["loading"], living.grpc_port)
@@ -67,7 +67,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             sidecars, engines = [living.http_port, dying.http_port], [living.metrics_port, loading.port]
             prometheus = stack.enter_context(running(folders["loading"], sidecars, engines, webhook))
         for each in (living, dying):
-            each.wait_until_said("until Ctrl-C")
+            each.wait_for_output("until Ctrl-C")
         for _ in range(4):
             loading.serve()
         if prometheus is not None:

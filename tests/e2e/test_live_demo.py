@@ -27,7 +27,7 @@ SIZES = {"wide": {"width": 1400, "height": 1500}, "narrow": {"width": 760, "heig
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     with demo(tmp_path_factory.mktemp("live"), "--bug", "stale-lookup", "--guard", "heal") as run:
-        run.wait_until_said("The workload repeats gently until Ctrl-C.")
+        run.wait_for_output("The workload repeats gently until Ctrl-C.")
         # The second round finds what the first has stored: only then is there something to load.
         until(lambda: run.get("/api/overview")["totals"]["loaded"] > 0)
         yield run

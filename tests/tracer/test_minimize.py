@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from history import heartbeats, history
+from history import heartbeats, history, loaded
 from incidents.corpus import INCIDENTS
 from incidents.incident import Incident
 from minimal import assert_minimal, findings
-from moments import loaded
 from msgspec import structs
 
 from kvtrail.tracer.detect.rules import all_rules

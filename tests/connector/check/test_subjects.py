@@ -24,7 +24,7 @@ REGISTERED = sorted(
 )
 CLEAN = ("DecodeBenchConnector", "MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector")
 ELSEWHERE = ("ExampleConnector", "LMCacheConnectorV1", "LMCacheMPConnector")
-"""With findings, in test_found.py."""
+"""With findings, in test_known_findings.py."""
 NEVER_HIT = ("MooncakeConnector", "NixlConnector", "NixlPullConnector", "NixlPushConnector")
 """They load for requests that another instance has prefilled, and a scenario has none."""
 REFUSED = {

@@ -1,4 +1,4 @@
-"""A correct connector that keeps the blocks of finished requests for a while."""
+"""A correct connector that delays the free of a finished request's blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 from kvtrail.connector.offload import UntracedOffloadConnector
 
 
-class KeepingConnector(UntracedOffloadConnector):
-    """`request_finished` -> True; the made-up worker reports `finished_sending` some steps later."""
-
-    keeps_blocks = True
+class DelayedFreeConnector(UntracedOffloadConnector):
+    """`request_finished` returns True; the fake worker reports `finished_sending` some steps later."""
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
         super().request_finished_all_groups(request, block_ids)

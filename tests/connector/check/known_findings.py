@@ -1,5 +1,5 @@
-"""What was found in connectors that others wrote, each as the smallest scenario that shows it: data for the tests, and for
-the traces in tests/golden/findings, which `python tests/connector/check/found.py` writes again.
+"""Findings in connectors that others wrote, each with the smallest scenario that shows it: data for the tests, and for the
+traces in tests/golden/findings, which `python tests/connector/check/known_findings.py` writes again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A finding.
+class KnownFinding:
+    """A scenario that shows a finding in a connector that others wrote.
 
     Attributes:
         id: of its trace.
-        rule: which tells it.
-        scenario: which shows it.
-        connector, extra: where.
-        lmcache: the version, if it needs one.
-        environment: beyond that.
-        mended: the same connector without it, where a test has one.
+        rule: the rule that reports it.
+        scenario: what shows it.
+        connector, extra: the connector and its configuration.
+        lmcache: the version of LMCache that it needs.
+        environment: variables that it needs.
+        mended: the same connector without the defect, where a test has one.
     """
 
     id: str
@@ -49,8 +49,8 @@ class Finding:
         return TRACES / f"{self.id}.jsonl"
 
     def play(self, *, connector: str | None = None, trace: Path | None = None) -> dict[str, Any]:
-        """Its scenario in a process of its own: `failures`, by id, and `hits`; perhaps with another connector."""
-        paths = [real_lmcache.HOUSE]
+        """Play its scenario in a process of its own, perhaps with another connector: `failures`, by id, and `hits`."""
+        paths = [real_lmcache.PROGRAMS]
         paths += real_lmcache.folders(self.lmcache) if self.lmcache else []
         task = {
             "connector": connector or self.connector,
@@ -61,7 +61,7 @@ class Finding:
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "LMCACHE_LOG_LEVEL": "ERROR", "LMCACHE_TRACK_USAGE": "false"}
         path = {"PYTHONPATH": os.pathsep.join(map(str, paths))}
         process = forks.run(
-            [real_lmcache.HOUSE / "scheduler.py", json.dumps(task)],
+            [real_lmcache.PROGRAMS / "scheduler.py", json.dumps(task)],
             environment={**os.environ, **quiet, **self.environment, **path},
         )
         lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
@@ -81,8 +81,8 @@ _PREEMPTED = Scenario(
     workers=_AT_ONCE,
 )
 
-FOUND = (
-    Finding(
+FINDINGS = (
+    KnownFinding(
         id="lmcache-mp-in-vllm-retried-lookup",
         rule="retried-lookup",
         connector="LMCacheMPConnector",
@@ -102,7 +102,7 @@ FOUND = (
             workers=_AT_ONCE,
         ),
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-mp-in-vllm-hangs-after-failed-load",
         rule="stuck-promotion",
         connector="LMCacheMPConnector",
@@ -116,7 +116,7 @@ FOUND = (
             workers=_FAILING,
         ),
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-mp-in-vllm-stores-too-little",
         rule="store-short",
         connector="LMCacheMPConnector",
@@ -128,7 +128,7 @@ FOUND = (
             workers=_AT_ONCE,
         ),
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-mp-0.5.6-stores-uncomputed",
         rule="store-uncomputed",
         connector="LMCacheMPConnector",
@@ -145,7 +145,7 @@ FOUND = (
             workers=_FAILING,
         ),
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-in-vllm-wrong-blocks",
         rule="plan-blocks",
         connector="LMCacheConnectorV1",
@@ -153,7 +153,7 @@ FOUND = (
         lmcache="0.3.11",
         scenario=_PREEMPTED,
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-0.3.11-stores-uncomputed",
         rule="store-uncomputed",
         connector="LMCacheConnectorV1",
@@ -165,7 +165,7 @@ FOUND = (
             workers=_FAILING,
         ),
     ),
-    Finding(
+    KnownFinding(
         id="lmcache-0.3.10-stale-lookup",
         rule="stale-lookup",
         connector="LMCacheConnectorV1",
@@ -173,7 +173,7 @@ FOUND = (
         lmcache="0.3.10",
         scenario=_PREEMPTED,
     ),
-    Finding(
+    KnownFinding(
         id="example-negative-answer",
         rule="over-report",
         connector="ExampleConnector",
@@ -186,6 +186,6 @@ FOUND = (
 )
 
 if __name__ == "__main__":
-    for found in [each for each in FOUND if each.id in sys.argv[1:] or not sys.argv[1:]]:
-        answer = found.play(trace=found.trace)
-        print(found.id, found.trace.stat().st_size if found.trace.exists() else 0, answer, flush=True)
+    for finding in [each for each in FINDINGS if each.id in sys.argv[1:] or not sys.argv[1:]]:
+        answer = finding.play(trace=finding.trace)
+        print(finding.id, finding.trace.stat().st_size if finding.trace.exists() else 0, answer, flush=True)
