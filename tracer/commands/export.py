@@ -10,7 +10,7 @@ import click
 from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
 from kvtrail.tracer.model import words
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.judging import findings_of
 from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.output_file import STDOUT
@@ -50,7 +50,7 @@ def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) 
 
 def _write(history: History, output: Path) -> int:
     """Write the trace events, one a line; returns how many."""
-    findings = list(found_in(history.events).values())
+    findings = list(findings_of(history.events).values())
     count = 0
     with output_file.opened(output) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')

@@ -1,6 +1,6 @@
-"""What is known of one engine as a whole, across its requests: blocks, open transfers, stored chunks.
+"""The state of one engine across its requests: blocks, open transfers, stored chunks.
 
-As pure as the accounts. It expects the events of one recorder in their order; `detect` sees to that.
+Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from kvtrail.tracer.model.events import (
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_KEYS = 100_000
-"""Keys remembered with what they stand for."""
+"""Chunk keys remembered with the contents that they stand for."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine, as one recorder tells of it."""
+    """One engine, as one recorder shows it."""
 
     complete: bool = True
-    """False once an event of the recorder is known to be missing, or it was not heard from its beginning."""
+    """False once an event of the recorder is known to be missing, including its first."""
     heard_ns: int = 0
-    """When the recorder was last heard of: its clock, by which it is judged what has not happened."""
+    """The time of the recorder's last event: the clock for rules with a deadline."""
     missed_ns: int = 0
-    """When the last missing event had been recorded at the latest."""
+    """The latest time at which a missing event may have been recorded."""
     tables: dict[str, list[int]] = field(default_factory=dict)
     """Block tables of the requests that hold blocks, where block ids were recorded."""
     admitted: set[str] = field(default_factory=set)
@@ -52,8 +52,8 @@ class Engine:
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
     """Open asynchronous transfers over a block: by block, then by the request whose transfer it is."""
     contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
-    """Open transfers over a block that was given to another request since, by the transfer's number or a load's request: the
-    block, and the event that gave it. A flush settles it."""
+    """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
+    transfer's number, or by request for an asynchronous load. A flush settles it."""
     jobs: dict[int, Plan] = field(default_factory=dict)
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
@@ -61,12 +61,12 @@ class Engine:
     lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
     """The last lookup of a live request, by connector."""
     keys: dict[str, set[str]] = field(default_factory=dict)
-    """Keys of the chunks that a connector's store holds, by connector; only of those that name their keys."""
+    """Keys of the chunks in a connector's store, by connector, if it names its keys."""
     partial: set[str] = field(default_factory=set)
-    """Connectors that also store chunks whose keys they do not name, so that `keys` is no whole picture."""
+    """Connectors that also store chunks without naming their keys, so that `keys` is incomplete."""
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
-    """The first keys by what they stand for: the chunk before, and its content. All recorders share it: a store is shared
-    by those who agree on its keys."""
+    """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
+    engines that share a store must agree on keys."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Engine:
     reset: Reset | None = None
     """The last reset of the connector, while nothing has been stored since."""
     preemptions: list[Preempt] = field(default_factory=list)
-    """Preemptions one after the other, with no request scheduled between."""
+    """Consecutive preemptions, with no request scheduled in between."""
 
     def missing_keys(self, connector_id: str, keys: Iterable[str]) -> list[str]:
         """The keys that the connector's store does not hold."""
@@ -119,7 +119,7 @@ class Engine:
             self._recompute(request, event, event.block_size)
 
     def _renew(self, request: str, blocks: Iterable[int]) -> None:
-        """A block that nobody else holds is given out afresh: what failed to load into it is of no matter any more."""
+        """Forget the failed load of a block that no other request holds: it is given out afresh."""
         held = {block for other, table in self.tables.items() if other != request for block in table}
         for block in blocks:
             if block in self.invalid and block not in held:
@@ -127,7 +127,7 @@ class Engine:
                 self.recomputing.pop(block, None)
 
     def _recompute(self, request: str, event: Schedule, size: int) -> None:
-        """A step computes blocks whose load failed: those from its beginning on, and what it had begun before."""
+        """Forget the failed loads of blocks that a step computes: those after its first token, and those begun before."""
         end = event.computed + event.scheduled
         table = self.tables.get(request, [])
         for position in range(event.computed // size, min(len(table), -(-end // size))):
@@ -180,7 +180,7 @@ class Engine:
                 self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
-        """The transfer is over before the step runs, so its blocks may be given away in it, by whichever child tells it."""
+        """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
         self.contested.pop(event.transfer_id, None)
         if plan := self.jobs.get(event.transfer_id):
             self._close(plan, plan.blocks_ids or ())
@@ -215,7 +215,7 @@ class Engine:
             self.keys.setdefault(event.connector_id, set()).update(event.chunk_keys)
 
     def _contest(self, event: Event, blocks: Iterable[int]) -> None:
-        """Note the open transfers of others over blocks that a request is given, unless those hold the block themselves."""
+        """Note open transfers of other requests over blocks given to this one, unless the others hold the block too."""
         if not self.transfers:
             return
         for block in blocks:

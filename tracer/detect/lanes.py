@@ -1,4 +1,4 @@
-"""A request as a lane of the live view, and which lanes a window of time wants. Pure."""
+"""A request as a lane of the live view, and how it is drawn in a window of time. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Lane:
 
     Attributes:
         request, engine, external, connector, status, verdict, complete: as in its account.
-        findings: how many there are.
+        findings: how many it has.
         started_ns, last_ns, ended_ns: Unix nanoseconds; `ended_ns` is None while it is open.
-        changes: phase, and microseconds after the start at which it began, by turns.
-        transfers: phase, and microseconds after the start at which it began and ended, by turns.
+        changes: alternately a phase, and when it began in microseconds after the start.
+        transfers: in triples, the phase, and when it began and ended in microseconds after the start.
     """
 
     request: str
@@ -38,13 +38,13 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Which lanes are wanted: those that overlap the time, and fit the filters that are not empty.
+    """A window of the live view: the lanes that overlap the time and match the filters that are not empty.
 
     Attributes:
         from_ns, to_ns: Unix nanoseconds.
-        limit: lanes at most.
-        engine, connector, status: as a whole.
-        search: a part of either id.
+        limit: most lanes.
+        engine, connector, status: exact values.
+        search: a part of the request's id or external id.
     """
 
     from_ns: int
@@ -58,15 +58,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """What a store found for a window.
+    """The lanes that a store has for a window.
 
     Attributes:
-        lanes: by their start.
+        lanes: in the order of their starts.
         known: requests in the window; an estimate if this is a sample.
-        is_sample: there are more than the limit. Those with findings, or that failed, come first, up to half of the limit;
-            then a fair sample of the rest.
+        is_sample: whether there are more than the limit. Requests with findings, and failed ones, then get up to half of the
+            limit; the others are a fair sample.
         has_all_findings: every request with findings is among them.
-        is_whole: False if the search was given up because it took too long.
+        is_whole: False if the search was stopped because it took too long.
     """
 
     lanes: Sequence[Lane]
@@ -78,7 +78,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of one lane in one phase; microseconds after the window's begin, which it may precede."""
+    """A part of a lane in one phase; in microseconds after the window's beginning, possibly negative."""
 
     phase: Phase
     begin_us: int
@@ -86,7 +86,7 @@ class Segment:
 
 
 def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
-    """The lane of an account, as it stands."""
+    """The lane of an account, as it is now."""
     begun_ns = account.started_ns
     return Lane(
         request=account.request,
@@ -110,21 +110,21 @@ def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
 
 
 def segments(lane: Lane, *, window: Window, until_ns: int, finest_us: float) -> list[Segment]:
-    """The lane as it is drawn in the window: its last phase goes on to `until_ns`, and what is shorter than `finest_us`
-    is drawn together with its neighbours, in the colour of the longest of them."""
+    """The lane as it is drawn in the window: the last phase lasts until `until_ns`, and segments shorter than `finest_us` are
+    merged with their neighbours, in the colour of the longest."""
     shift_us = (lane.started_ns - window.from_ns) // 1000
     begins = [lane.changes[n + 1] + shift_us for n in range(0, len(lane.changes), 2)]
-    # Of one that only workers have told of, no phase is known.
+    # A request that only workers have recorded has no phases.
     ends = [*begins[1:], (until_ns - window.from_ns) // 1000][: len(begins)]
     phases = [Phase(phase) for phase in lane.changes[::2]]
-    told = [Segment(*each) for each in zip(phases, begins, ends, strict=True) if each[0] is not Phase.DONE]
+    spans = [Segment(*each) for each in zip(phases, begins, ends, strict=True) if each[0] is not Phase.DONE]
     moved = [
         Segment(Phase(lane.transfers[n]), lane.transfers[n + 1] + shift_us, lane.transfers[n + 2] + shift_us)
         for n in range(0, len(lane.transfers), 3)
     ]
     width_us = (window.to_ns - window.from_ns) // 1000
     drawn = []
-    for track in (told, moved):
+    for track in (spans, moved):
         inside = [s for s in track if s.end_us >= 0 and s.begin_us <= width_us and s.end_us >= s.begin_us]
         drawn += _drawn_together(inside, finest_us)
     return drawn

@@ -1,8 +1,8 @@
-"""What a request was doing when: the phases of its life, for whoever draws it. Pure, holds no clock.
+"""The phases of a request over time, for the live view and the exports. Pure: no clock.
 
-A phase is a state in which the request stays until the next change. A transfer (load, store) runs beside them and has an
-end of its own. What recorders do not tell is not made up: at level `basic` only the first step of a request is told, and
-whether it computes its prompt or its output after that is `running`, unless a store shows where the prompt was done.
+A phase lasts until the next one begins. Transfers (loads and stores) run beside the phases and have ends of their own. What
+is not recorded is not made up: at level `basic` only the first step of a request is recorded, so from then on it is
+`running`, whether it prefills or decodes, unless a store shows where the prompt was done.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kvtrail.tracer.model.events import (
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_CHANGES = 256
-"""Changes, and transfers, that are kept of one request; beyond it the shorter half of them is forgotten."""
+"""Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
 
 
 class Phase(IntEnum):
-    """What a request does. The numbers are stored, and so never change their meaning."""
+    """What a request does. The numbers are stored, so their meaning never changes."""
 
     QUEUED = 0
     LOOKUP = 1
@@ -51,7 +51,7 @@ class Phase(IntEnum):
     """As a phase: the request has ended, and its blocks are kept until they are stored."""
     DONE = 8
     RUNNING = 9
-    """Prefill or decode: the recorder's level does not tell which."""
+    """Prefill or decode: the recorder's level does not show which."""
     FAILED = 10
 
 
@@ -68,7 +68,7 @@ WORDS: dict[Phase, str] = {
     Phase.RUNNING: "running",
     Phase.FAILED: "failed",
 }
-"""As people read them."""
+"""The phases in words."""
 
 
 @dataclass(slots=True)
@@ -78,38 +78,38 @@ class Phases:
     _changes: list[tuple[int, Phase]] = field(default_factory=list)
     _transfers: list[tuple[int, int, Phase]] = field(default_factory=list)
     _jobs: dict[int, tuple[int, Phase]] = field(default_factory=dict)
-    """Transfers that have been planned and have not ended, by their number."""
+    """Transfers that were planned and have not ended, by number."""
     _whole_ns: list[int] = field(default_factory=list)
-    """Steps, told at level `basic`, that compute all that is left of the prompt."""
+    """When steps ended that were recorded at level `basic` and compute all the rest of the prompt."""
     _total: int | None = None
-    """Tokens that the epoch has to compute before it can answer."""
+    """Tokens to compute in the epoch before the first output."""
     _is_async: bool = False
     """Whether the last lookup promised an asynchronous load."""
     _waits: Phase = Phase.QUEUED
-    """What the request is in when nobody works on it."""
+    """The phase between lookups and steps."""
 
     def enter(self, event: Event) -> None:
-        """Take the request's next event. Workers and scheduler tell on their own: their order does not matter."""
+        """Enter the request's next event. The order between workers and scheduler does not matter."""
         if enter := _ENTER.get(event.kind):
             enter(self, event)
         if event.error is not None:
             self._change(event.end_ns, Phase.FAILED)
 
     def changes(self) -> list[tuple[int, Phase]]:
-        """When each phase began, in order of time; each lasts until the next one begins."""
-        told = sorted(self._changes)
+        """When each phase began, in order of time."""
+        changes = sorted(self._changes)
         for at_ns in self._whole_ns:
-            after = next((ns for ns, _ in told if ns > at_ns), None)
+            after = next((ns for ns, _ in changes if ns > at_ns), None)
             ends = [to for _, to, phase in self._transfers if phase is Phase.STORE and to > at_ns]
             # What a step computes is stored when the step is over: there the prompt ends, and the output begins.
             if ends and (after is None or min(ends) < after):
-                told[told.index((at_ns, Phase.RUNNING))] = (at_ns, Phase.PREFILL)
-                told.append((min(ends), Phase.DECODE))
-                told.sort()
-        return told
+                changes[changes.index((at_ns, Phase.RUNNING))] = (at_ns, Phase.PREFILL)
+                changes.append((min(ends), Phase.DECODE))
+                changes.sort()
+        return changes
 
     def transfers(self) -> list[tuple[int, int, Phase]]:
-        """Loads and stores, as (from, to, phase) in order of time."""
+        """Loads and stores as (from, to, phase), in order of time."""
         return sorted(self._transfers)
 
     def _change(self, at_ns: int, phase: Phase) -> None:
@@ -120,12 +120,12 @@ class Phases:
             self._thin()
 
     def _thin(self) -> None:
-        told = sorted(self._changes)
-        lasts = [after - at for (at, _), (after, _) in pairwise(told)]
+        changes = sorted(self._changes)
+        lasts = [after - at for (at, _), (after, _) in pairwise(changes)]
         longest_first = sorted(range(len(lasts)), key=lambda n: -lasts[n])
-        # The last one is not over: how long it lasts, nobody knows.
+        # The last one has not ended, so it is always kept.
         kept = sorted([*longest_first[: len(lasts) // 2], len(lasts)])
-        self._changes = [told[n] for n in kept]
+        self._changes = [changes[n] for n in kept]
         held = {at for at, _ in self._changes}
         self._whole_ns = [at for at in self._whole_ns if at in held]
 
@@ -148,13 +148,13 @@ class Phases:
 
     def _enter_alloc(self, event: Alloc) -> None:
         self._total = event.total or self._total
-        # A second, empty allocation follows an asynchronous load, and begins none.
+        # A second, empty allocation follows an asynchronous load and begins no other.
         if event.allocated and self._is_async and event.error is None:
             self._change(event.end_ns, Phase.WAITING)
 
     def _enter_schedule(self, event: Schedule) -> None:
         total, self._waits = self._total, Phase.QUEUED
-        if event.drafted is not None or event.blocks_ids is not None:  # told in detail: every step is
+        if event.drafted is not None or event.blocks_ids is not None:  # level `detailed`: every step is recorded
             is_prefill = total is None or event.computed < total
             self._change(event.end_ns, Phase.PREFILL if is_prefill else Phase.DECODE)
             return

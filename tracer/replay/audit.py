@@ -19,9 +19,9 @@ from kvtrail.tracer.ingest.trace_file import Decoded, TraceReader, by_time
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 
 REMEMBERED_FOREIGN = 100_000
-"""Foreign spans among which one that is there twice is told."""
+"""Foreign spans remembered, to count one that is there twice once."""
 SETTLE_EVERY = 10_000
-"""Events of a log after which those that wait for earlier ones are entered."""
+"""Events of a log after which the missing ones are given up."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class Audit:
         findings: worst severity first, then by time.
         verdicts: how many requests have each verdict.
         checks: how often each rule gave each verdict.
-        spans, events, foreign: what was read; `repeated` spans were there twice and count once.
-        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not understand, by name.
+        spans, events, foreign: what was read; `repeated` spans were read twice and count once.
+        unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, by name.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
-        stories: what the files that are logs tell of their requests, in words.
+        stories: what the logs among the files say about their requests, in words.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -79,17 +79,17 @@ def audit(
     paths: Iterable[Path], *, rules: Sequence[Rule] | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
-    a server's log, and a folder stands for the trace files in it.
+    a server's log; a folder means the trace files in it.
 
-    With `rules`, only these judge, and verdicts and checks are theirs alone. `on_bytes` hears how many bytes of the trace
-    files were read since it was called last.
+    With `rules`, only these judge. `on_bytes` is called with how many bytes of the trace files were read since the last
+    call.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
     files, skipped = files_of(paths)
     opened = readers(files)
-    logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers promise what never comes
+    logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers include events that no line records
     with _uncollected():
         try:
             result = _audit(opened, OfflineDetector(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
@@ -101,8 +101,7 @@ def audit(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """While Python's collector of cycles rests, which would look through all that is open again and again: a history has
-    none."""
+    """Pause Python's collector of reference cycles: a history has none, and the collector would search it again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -133,7 +132,7 @@ def _audit(
                 for span in held:
                     batch.add(span)
                 detector.feed(batch.events)
-                detector.settle()  # a log's requests all wait for their number 0: all of it would be held at once
+                detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
                 _count(batch, log.path, result, foreign)
             result.stories += log.stories.digest()
             result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
@@ -146,7 +145,7 @@ def _audit(
 
 
 def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
-    """Count what is no event. `foreign` are the last foreign spans, by which one that is there twice is told."""
+    """Count what was decoded. `foreign` are the last foreign spans, so that a repeated one counts once."""
     unknown = sum(batch.unknown_spans.values())
     result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
     result.unknown_spans.update(batch.unknown_spans)

@@ -1,4 +1,4 @@
-"""What is found in a history, and where in it each finding is made."""
+"""The findings of a history, and the event that made each of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
 
-TELL_EVERY = 1000
-"""Events after which whoever waits is told of them."""
+REPORT_EVERY = 1000
+"""Events after which progress is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +19,10 @@ class Judged:
     """What the rules say of a history.
 
     Attributes:
-        found: the findings, each as it stood when it was made, by the index of the event that brought it; of one that
-            waited for a missing event, of the last event that it names.
-        again: findings that were seen once more, as they stood when they were made, by the index of the event.
-        late: findings that no event brought: what the request waited for has not come by the end of the history.
+        found: findings as they were when they were made, by the index of the event that made them; one that was made only
+            after waiting for a missing event belongs to the last event that it names.
+        again: findings that were confirmed, as they were when they were made, by the index of the event that confirmed them.
+        late: findings that no event made: what the request waited for has not come by the end of the history.
         verdicts: each request's verdict at the end, by engine and request.
         missing: events that the numbers say are missing.
     """
@@ -37,7 +37,7 @@ class Judged:
 def judge(
     events: Sequence[Event], *, rules: Sequence[Rule] | None = None, on_events: Callable[[int], None] | None = None
 ) -> Judged:
-    """Judge the events, which stand in their order, one by one; `on_events` hears how many more have been judged."""
+    """Judge events, which are in order, one by one; `on_events` is called with how many more have been judged."""
     detector = Detector(rules=rules)
     found: dict[int, list[Finding]] = {}
     again: dict[int, list[Finding]] = {}
@@ -47,16 +47,16 @@ def judge(
         if (first := known.get(finding.id)) is not None:
             again.setdefault(index, []).append(first)
         else:
-            made = known[finding.id] = replace(finding)  # the detector goes on counting in its own
+            made = known[finding.id] = replace(finding)  # the detector goes on counting in its copy
             found.setdefault(index, []).append(made)
 
     for index, event in enumerate(events):
         for finding in detector.feed([event]):
             note(finding, index)
-        if on_events is not None and (index + 1) % TELL_EVERY == 0:
-            on_events(TELL_EVERY)
+        if on_events is not None and (index + 1) % REPORT_EVERY == 0:
+            on_events(REPORT_EVERY)
     if settled := detector.settle():
-        # They waited for events that are missing. They belong to where they happened, not to where the waiting ended.
+        # They waited for missing events. They belong to where they happened, not to where the waiting ended.
         places = {event.span_id: index for index, event in enumerate(events)}
         for finding in settled:
             note(finding, places[finding.witness[-1].span_id])
@@ -70,8 +70,8 @@ def judge(
     )
 
 
-def found_in(events: Sequence[Event]) -> dict[str, Finding]:
-    """What an audit finds in these events, by id."""
+def findings_of(events: Sequence[Event]) -> dict[str, Finding]:
+    """The findings of an audit of these events, by id."""
     detector = Detector()
     found = [*detector.feed(events), *detector.settle(), *detector.tick()]
     return {finding.id: finding for finding in found}

@@ -17,7 +17,7 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, by_weight
 from kvtrail.tracer.replay.history import History, Moment
-from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.judging import findings_of
 from kvtrail.tracer.replay.numbering import Numbering, in_span
 from kvtrail.tracer.replay.prerequisites import prerequisites
 from kvtrail.tracer.replay.shrink import inverted, reachable, shrunk
@@ -84,7 +84,7 @@ def minimize(
     Raises:
         NoFinding: the history shows no finding, or none like that.
     """
-    found = found_in(history.events)
+    found = findings_of(history.events)
     chosen = _choose(found, finding=finding, rule=rule, request=request)
     moments, shown, tries = history.moments, found, 1
     while True:
@@ -95,7 +95,7 @@ def minimize(
             break
         # Once more, from the result: it must be minimal for somebody who has only that, too.
         moments = tuple(search.moments(kept))
-        shown = found_in([event for event, _ in moments])
+        shown = findings_of([event for event, _ in moments])
     return Minimized(
         history=History(moments=tuple(_marked(moments, chosen.rule, history))),
         finding=shown[chosen.id],
@@ -209,7 +209,7 @@ class _Search:
         self.tries += 1
         if self._on_progress is not None:
             self._on_progress(len(kept), self.tries)
-        shown = found_in(self._numbering.events(kept))
+        shown = findings_of(self._numbering.events(kept))
         found = shown.get(self._finding.id)
         if found is None or (found.numbers, found.witness) != (self._finding.numbers, self._finding.witness):
             return False

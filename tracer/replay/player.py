@@ -1,23 +1,93 @@
-"""Steps through a history: each event, the account of its request before and after it, and what it let be found.
+"""Steps through a history: each event, its request's account before and after it, and the findings that it made.
 
-Nothing is copied per step. A request's account is rebuilt from the request's own events when somebody looks at it; whoever
-walks forward pays for each event once.
+Nothing is copied per step. A request's account is rebuilt from the request's own events when it is looked at; walking forward
+enters each event once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Key
 from kvtrail.tracer.detect.rules import Rule
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
-from kvtrail.tracer.replay.step import Step, Telling, at_ns
+
+NUMBERS = (
+    "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",
+    "loaded", "stored", "loaded_by_rank", "stored_by_rank", "stored_ranges", "longest_match", "lookups", "refused",
+    "outcome", "error", "complete",
+)  # fmt: skip
+"""The fields of an account that a step can change and that are shown; the others name the request and its times."""
+_UNKNOWN = Account("", "").as_dict()
+
+
+def at_ns(event: Event) -> int:
+    """The time of an event: when its call began. The span of a whole request counts as the request's end."""
+    return event.end_ns if isinstance(event, RequestEnd) else event.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One event of a history.
+
+    Attributes:
+        number: its number in the whole history, from 1.
+        event: the event.
+        gap: how many events of the same request and recorder are missing just before it.
+        before: the request's account before the event, as JSON-ready data; None for an event of no request, and for a
+            request's first.
+        after: the same after the event; None for an event of no request.
+        findings: those that this event made, as they were then.
+        again: earlier findings that this event confirms, as they were when they were made.
+        late: findings about what has not happened by the end of the history; only at the last step shown.
+    """
+
+    number: int
+    event: Event
+    gap: int = 0
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    findings: tuple[Finding, ...] = ()
+    again: tuple[Finding, ...] = ()
+    late: tuple[Finding, ...] = ()
+
+    @property
+    def changed(self) -> dict[str, tuple[Any, Any]]:
+        """The fields of the account that the event changed: their values before and after."""
+        if self.after is None:
+            return {}
+        before = self.before or _UNKNOWN
+        return {name: (before[name], self.after[name]) for name in NUMBERS if before[name] != self.after[name]}
+
+
+@dataclass(slots=True)
+class AccountReplay:
+    """An account while its request's events are entered, one after the other."""
+
+    account: Account
+    expected: dict[str, int] = field(default_factory=dict)
+    entered: int = 0
+
+    def enter(self, event: Event) -> int:
+        """Enter the next event, as the detector does; returns how many are missing before it."""
+        self.entered += 1
+        gap = event.request_sequence - self.expected.get(event.recorder, 0)
+        if gap:
+            self.account.complete = False
+        if gap < 0:  # a repeated number, on another span: it counts once
+            return 0
+        self.expected[event.recorder] = event.request_sequence + 1
+        if self.account.ended_ns is not None and isinstance(event, RequestStart):
+            self.account = Account(self.account.engine, self.account.request)
+        self.account.apply(event)
+        return gap
 
 
 class NoSuchStep(ValueError):
@@ -25,10 +95,15 @@ class NoSuchStep(ValueError):
 
 
 class Player:
-    """A history with a cursor.
+    """A history with a cursor, which begins at the first of the steps shown.
 
-    Accounts and findings are those of the whole history, also where only a part of it is shown. The cursor stands on the
-    first of the steps shown.
+    Accounts and findings are those of the whole history, even if only a part of it is shown.
+
+    Attributes:
+        events: all events of the history, in order.
+        judged: what the rules say of them.
+        requests: the indices of each request's events, in order; the requests are ordered by their first event.
+        begin_ns: when the history begins, Unix nanoseconds.
     """
 
     def __init__(
@@ -44,10 +119,10 @@ class Player:
         """Judge the history, and select what is shown.
 
         Args:
-            requests: show the steps of these only, by engine and request.
-            from_ns, to_ns: show the steps that happened between these, Unix nanoseconds, both included.
-            rules: judge by these; by all, unless one says so.
-            on_events: hears how many more events have been judged.
+            requests: show only the steps of these requests, by engine and id.
+            from_ns, to_ns: show only the steps between these times, Unix nanoseconds, both included.
+            rules: judge with these rules only; default: all.
+            on_events: called with the number of events judged since the last call.
 
         Raises:
             NoSuchStep: nothing is left to show.
@@ -55,16 +130,14 @@ class Player:
         self.history = history
         self.events = tuple(history.events)
         self.judged = judge(self.events, rules=rules, on_events=on_events)
-        self.stories: dict[Key, list[int]] = {}
-        """The indices of each request's events, in their order; requests by their first."""
+        self.requests: dict[Key, list[int]] = {}
         for index, event in enumerate(self.events):
             if event.request is not None:
-                self.stories.setdefault((event.engine, event.request), []).append(index)
+                self.requests.setdefault((event.engine, event.request), []).append(index)
         self.begin_ns = min((event.start_ns for event in self.events), default=0)
-        """When the history begins, in Unix nanoseconds."""
         self._from_ns, self._to_ns = from_ns, to_ns
-        self._held: tuple[Key, Telling] | None = None
-        self._requests: Sequence[Key] | None = None
+        self._held: tuple[Key, AccountReplay] | None = None
+        self._following: Sequence[Key] | None = None
         self._shown: Sequence[int] = (0,)
         self._marked: Sequence[int] = ()
         self._at = 0
@@ -87,32 +160,34 @@ class Player:
     @property
     def following(self) -> Sequence[Key] | None:
         """The requests whose steps are shown; None for all."""
-        return self._requests
+        return self._following
 
     @property
     def late(self) -> tuple[Finding, ...]:
-        """What the end of the history brought, of the requests shown; nothing where the steps are only shown up to
-        a time."""
+        """Findings about what has not happened by the end of the history, for the requests shown; none if the steps are shown
+        only up to a time."""
         if self._to_ns is not None:
             return ()
-        return tuple(f for f in self.judged.late if self._requests is None or (f.engine, f.request) in self._requests)
+        return tuple(f for f in self.judged.late if self._following is None or (f.engine, f.request) in self._following)
 
     @property
     def findings(self) -> list[Finding]:
-        """Everything found in the steps shown, in their order."""
+        """The findings of the steps shown, in order."""
         return [f for index in self._marked for f in self.judged.found.get(index, ())] + list(self.late)
 
     def follow(self, requests: Sequence[Key] | None) -> None:
-        """Show the steps of these requests only, or of all; the cursor stays where it is, or goes to the nearest after it.
+        """Show only the steps of these requests, or of all; the cursor stays where it is, or goes to the nearest step after.
 
         Raises:
-            NoSuchStep: nothing would be left to show; what was shown still is.
+            NoSuchStep: nothing would be left to show; then nothing changes.
         """
         shown = self._select(requests)
         if not shown:
-            raise NoSuchStep(self._nothing())
+            timed = self._from_ns is not None or self._to_ns is not None
+            left = "no step is left between these times" if timed else "no step is left"
+            raise NoSuchStep(left if self.events else "there is no event in it")
         index = self._shown[self._at]
-        self._requests, self._shown = requests, shown
+        self._following, self._shown = requests, shown
         self._at = min(bisect_left(shown, index), len(shown) - 1)
         marked = {index for index in self.judged.found if _among(shown, index)}
         if self.late:
@@ -126,30 +201,30 @@ class Player:
         if event.request is None:
             return self._step(index)
         key = (event.engine, event.request)
-        place = bisect_left(self.stories[key], index)
-        telling = self._telling(key, place)
-        before = telling.account.as_dict() if place else None
-        gap = telling.enter(event)
-        return self._step(index, gap=gap, before=before, after=telling.account.as_dict())
+        place = bisect_left(self.requests[key], index)
+        replay = self._replayed(key, place)
+        before = replay.account.as_dict() if place else None
+        gap = replay.enter(event)
+        return self._step(index, gap=gap, before=before, after=replay.account.as_dict())
 
     def steps(self) -> Iterator[Step]:
-        """All steps shown, in their order; the cursor stays where it is."""
-        tellings: dict[Key, Telling] = {}
+        """All steps shown, in order; the cursor stays where it is."""
+        replays: dict[Key, AccountReplay] = {}
         after: dict[Key, Mapping[str, Any]] = {}
         place = 0
         for index, event in enumerate(self.events):
             wanted = self._shown[place] == index
             if event.request is not None:
                 key = (event.engine, event.request)
-                telling = tellings.get(key)
-                if telling is None:
-                    telling = tellings[key] = Telling(Account(*key))
+                replay = replays.get(key)
+                if replay is None:
+                    replay = replays[key] = AccountReplay(Account(*key))
                 before = after.pop(key, None)
-                if before is None and wanted and telling.entered:
-                    before = telling.account.as_dict()
-                gap = telling.enter(event)
+                if before is None and wanted and replay.entered:
+                    before = replay.account.as_dict()
+                gap = replay.enter(event)
                 if wanted:
-                    after[key] = telling.account.as_dict()
+                    after[key] = replay.account.as_dict()
                     yield self._step(index, gap=gap, before=before, after=after[key])
             elif wanted:
                 yield self._step(index)
@@ -158,8 +233,8 @@ class Player:
                 return
 
     def around(self, steps: int) -> list[tuple[int, Event, bool]]:
-        """At most so many of the steps shown, the one under the cursor in their middle unless an end is near: number,
-        event, whether it has a finding."""
+        """At most `steps` of the steps shown, with the cursor in the middle unless an end is near: each step's number, its
+        event, and whether it has a finding."""
         first = max(0, min(self._at - (steps - 1) // 2, len(self._shown) - steps))
         return [
             (index + 1, self.events[index], _among(self._marked, index)) for index in self._shown[first : first + steps]
@@ -174,17 +249,17 @@ class Player:
         return self._move(self._at - 1)
 
     def forward_to_finding(self) -> bool:
-        """Go to the next step at which something is found; False if there is none."""
+        """Go to the next step with a finding; False if there is none."""
         later = bisect_left(self._marked, self._shown[self._at] + 1)
         return later < len(self._marked) and self._move(bisect_left(self._shown, self._marked[later]))
 
     def back_to_finding(self) -> bool:
-        """Go to the last step before at which something is found; False if there is none."""
+        """Go to the last step before this one with a finding; False if there is none."""
         earlier = bisect_left(self._marked, self._shown[self._at]) - 1
         return earlier >= 0 and self._move(bisect_left(self._shown, self._marked[earlier]))
 
     def go(self, number: int) -> None:
-        """Go to a step by its number, or to the nearest one after it that is shown; to the last, where there is none.
+        """Go to a step by its number, or to the next one that is shown; to the last if there is none after it.
 
         Raises:
             NoSuchStep: the history has no step of this number.
@@ -203,30 +278,21 @@ class Player:
         """The indices of what is to be shown, in order."""
         indices: Sequence[int] = range(len(self.events))
         if requests is not None:
-            indices = sorted(index for key in requests for index in self.stories.get(key, ()))
+            indices = sorted(index for key in requests for index in self.requests.get(key, ()))
         if self._from_ns is None and self._to_ns is None:
             return indices
         first = -1 if self._from_ns is None else self._from_ns
         last = float("inf") if self._to_ns is None else self._to_ns
         return [index for index in indices if first <= at_ns(self.events[index]) <= last]
 
-    def _nothing(self) -> str:
-        if not self.events:
-            return "there is no event in it"
-        return (
-            "no step is left between these times"
-            if self._from_ns is not None or self._to_ns is not None
-            else "no step is left"
-        )
-
-    def _telling(self, key: Key, place: int) -> Telling:
-        """The request's account before its event number `place`; told on from where it was left, if that was earlier."""
+    def _replayed(self, key: Key, place: int) -> AccountReplay:
+        """The request's account before its event number `place`, continued from the last call if that was earlier."""
         if self._held is None or self._held[0] != key or self._held[1].entered > place:
-            self._held = (key, Telling(Account(*key)))
-        telling = self._held[1]
-        for index in self.stories[key][telling.entered : place]:
-            telling.enter(self.events[index])
-        return telling
+            self._held = (key, AccountReplay(Account(*key)))
+        replay = self._held[1]
+        for index in self.requests[key][replay.entered : place]:
+            replay.enter(self.events[index])
+        return replay
 
     def _step(self, index: int, **account: Any) -> Step:
         return Step(

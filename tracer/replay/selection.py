@@ -1,4 +1,4 @@
-"""What a person names on the command line, a request or a moment, found in a history."""
+"""Finds the requests and times of a history that a user names on the command line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.replay.history import History
 
 MOST_NAMED = 5
-"""Requests that an error names before it only counts."""
+"""Requests that an error message lists; the rest are counted."""
 _MS = 10**6
 
 
 class NotInHistory(ValueError):
-    """A request, or a moment, that cannot be found; the text says why, and what there is."""
+    """A request or a time that cannot be found; the text says why, and what there is."""
 
 
 def requests_named(history: History, text: str) -> tuple[Key, ...]:
-    """The requests, by engine and request, that a text names: by the engine's id, the external id, or the beginning of
-    one.
+    """The requests, by engine and id, that a text names: by the engine's id, the external id, or the beginning of either.
 
-    A whole id may name several: one request has an id of its own in each engine that it passes.
+    A complete external id may name several requests: one in each engine that it passes through.
 
     Raises:
         NotInHistory: there is none, or a beginning fits several.
@@ -41,13 +40,13 @@ def requests_named(history: History, text: str) -> tuple[Key, ...]:
 
 
 def moment(history: History, text: str) -> int:
-    """The moment, in Unix nanoseconds, that a text names.
+    """The time that a text names, in Unix nanoseconds.
 
-    It is a date and a time (ISO 8601, UTC unless it says otherwise), a time of the day on which the history begins, or `+`
-    and seconds from the beginning.
+    It is a date and time (ISO 8601, UTC by default), a time of the day on which the history begins, or `+` and seconds from
+    the beginning.
 
     Raises:
-        NotInHistory: it is none of these.
+        NotInHistory: the text is none of these.
     """
     begin_ns = min((event.start_ns for event in history.events), default=0)
     try:
@@ -69,8 +68,8 @@ def moment(history: History, text: str) -> int:
 
 
 def through(moment_ns: int) -> int:
-    """The last nanosecond of the millisecond in which a moment lies: times are shown in milliseconds, and a step that is
-    shown at 01:24:36.005 must be found under that name."""
+    """The last nanosecond of a time's millisecond: times are shown in milliseconds, and a step that is shown at 01:24:36.005
+    must be selected by that."""
     return moment_ns // _MS * _MS + _MS - 1
 
 

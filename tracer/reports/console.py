@@ -80,7 +80,7 @@ class Console:
         if not (text := self._ask("request (an id, or its beginning): ")):
             return None
         try:
-            first = 1 + min(self.player.stories[key][0] for key in requests_named(self.player.history, text))
+            first = 1 + min(self.player.requests[key][0] for key in requests_named(self.player.history, text))
         except NotInHistory as unknown:
             return str(unknown)
         self.player.go(first)

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from kvtrail.tracer.replay.player import Player
-from kvtrail.tracer.replay.step import Step
+from kvtrail.tracer.replay.player import Player, Step
 
 _EVENT_FIELDS = (
     "start_ns", "end_ns", "kind", "engine", "request", "external", "epoch", "role", "rank", "connector", "connector_id",
@@ -25,7 +24,7 @@ def lines(player: Player) -> Iterator[str]:
         "type": "history",
         "events": len(player.events),
         "steps": len(player),
-        "requests": len(player.stories),
+        "requests": len(player.requests),
         "missing": player.judged.missing,
         "repeated": history.repeated,
         "foreign": len(history.foreign),

@@ -13,8 +13,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict, clock
-from kvtrail.tracer.replay.player import Player
-from kvtrail.tracer.replay.step import NUMBERS, Step, at_ns
+from kvtrail.tracer.replay.player import NUMBERS, Player, Step, at_ns
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
@@ -121,7 +120,7 @@ def _what_was_read(player: Player) -> Iterator[str]:
     engines = len({event.engine for event in events})
     until = clock(end_ns) if _day(begin_ns) == _day(end_ns) else f"{_day(end_ns)} {clock(end_ns)}"
     yield (
-        f"{words.some(len(events), 'event')} of {words.some(len(player.stories), 'request')} in"
+        f"{words.some(len(events), 'event')} of {words.some(len(player.requests), 'request')} in"
         f" {words.some(engines, 'engine')}, {_day(begin_ns)} {clock(begin_ns)} to {until} UTC."
     )
     if len(player) < len(events):

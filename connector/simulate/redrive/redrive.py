@@ -14,7 +14,7 @@ from kvtrail.connector.simulate.run import Played, play
 from kvtrail.tracer.model.events import Event, Lookup
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.history import History
-from kvtrail.tracer.replay.judging import found_in
+from kvtrail.tracer.replay.judging import findings_of
 
 
 class LookupFacts(NamedTuple):
@@ -134,7 +134,7 @@ def redrive(
     transfer = configuration(name, workload.settings if config is None else config)
     last = max((each.at_step for each in workload.scenario.arrivals), default=0)
     played = play(workload.scenario, transfer, whole_engine=whole_engine, on_step=lambda step: progress(step, last))
-    recorded = list(found_in(history.events).values())
+    recorded = list(findings_of(history.events).values())
     return Redriven(
         connector=name,
         workload=workload,

@@ -20,8 +20,7 @@ from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.history import History, load
-from kvtrail.tracer.replay.player import NoSuchStep, Player
-from kvtrail.tracer.replay.step import NUMBERS
+from kvtrail.tracer.replay.player import NUMBERS, NoSuchStep, Player
 from kvtrail.tracer.reports import json_lines, screen
 
 SPAN = Span("", "", "", "", 0, 0, {}, {})
