@@ -18,21 +18,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from history import heartbeats
-from memory import MemoryTransport
 from test_bare_scheduler import scheduler, storm
 
-from kvtrail.connector.recording import exporter, recorder
+from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.run import MUCH_LATER_S, judged
 from kvtrail.tracer.detect.detector import Detector
 
 NATIVE = "TracedOffloadingConnector"
-MUCH_LATER_S = 3600.0
 
 
 def run(name: str, seed: int) -> tuple[int, Detector]:
     """One random workload: the steps it took, and the detector after it."""
-    memory = MemoryTransport()
-    exporter.from_environment = lambda: exporter.InProcessExporter(memory)
     rng = random.Random(seed)
     extra = {
         "cpu_bytes_to_use": rng.choice([2_000_000, 8_000_000, 50_000_000]),
@@ -40,28 +36,21 @@ def run(name: str, seed: int) -> tuple[int, Detector]:
     }
     if name != NATIVE:
         extra["chunk_size"] = rng.choice([32, 64, 128, 256])
-    bare = scheduler(
-        Path(tempfile.mkdtemp()),
-        name,
-        extra,
-        seed=seed,
-        scheduling_policy="priority" if seed % 2 else "fcfs",
-        max_num_batched_tokens=rng.choice([48, 96, 200]),
-        num_blocks=rng.choice([48, 64, 100]),
-    )
-    storm(bare, seed=seed, requests=200, reset_running=name != NATIVE)
-    for each in recorder.recorders():
-        assert each.flush(60)
-        assert each.dropped == 0
-        each.close()
-    recorder._recorders.clear()
-    told = memory.events()
-    detector = Detector()
-    detector.feed(told)
-    detector.settle()
-    detector.feed(heartbeats(told, later_s=MUCH_LATER_S))
-    detector.tick()
-    return bare.steps, detector
+    with in_memory.exporters() as exporters:
+        bare = scheduler(
+            Path(tempfile.mkdtemp()),
+            name,
+            extra,
+            seed=seed,
+            scheduling_policy="priority" if seed % 2 else "fcfs",
+            max_num_batched_tokens=rng.choice([48, 96, 200]),
+            num_blocks=rng.choice([48, 64, 100]),
+        )
+        storm(bare, seed=seed, requests=200, reset_running=name != NATIVE)
+        in_memory.flush()
+    for each in exporters:
+        each.seal(later_s=MUCH_LATER_S)
+    return bare.steps, judged(event for each in exporters for event in each.events())
 
 
 def main() -> None:

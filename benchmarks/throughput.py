@@ -25,8 +25,8 @@ TURNS = 10
 """Turns of the bare scheduler in a round."""
 
 
-class Nowhere:
-    """Takes what is recorded, and sends it nowhere."""
+class NullExporter:
+    """Drops what is recorded."""
 
     endpoint = "nowhere"
 
@@ -94,7 +94,7 @@ def engine(folder: Path, count: int, layers: int) -> None:
     connectors = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
-    told: dict[str, dict[str, list[int]]] = {}
+    generated_by: dict[str, dict[str, list[int]]] = {}
     jobs = workload.shared_prefixes()
     traced, plain = map(resolve, SIDES)
     overridden = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if hasattr(plain, name)}
@@ -110,13 +110,13 @@ def engine(folder: Path, count: int, layers: int) -> None:
             started, cpu_started = time.perf_counter(), time.process_time()
             tokens = workload.run(llm, named)
             seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-            told[side] = {job.partition(f"{side}-")[2]: made for job, made in tokens.items()}
+            generated_by[side] = {job.partition(f"{side}-")[2]: made for job, made in tokens.items()}
             generated = sum(map(len, tokens.values()))
             if number:  # the first round warms up
                 rates[side].append(generated / seconds)
                 cpu[side].append(cpu_s / generated * 1e6)
             time.sleep(0.6)  # what was recorded leaves now, and not in the next round
-        assert told[SIDES[0]] == told[SIDES[1]], "tracing changed the tokens"
+        assert generated_by[SIDES[0]] == generated_by[SIDES[1]], "tracing changed the tokens"
     rounds.print_ratio(
         f"real engine on the CPU, {layers} layers", rates[SIDES[0]], rates[SIDES[1]], "tokens/s", ("traced", "untraced")
     )
@@ -138,7 +138,7 @@ def main() -> None:
         if arguments.what == "thread":
             from kvtrail.connector.recording.recorder import exporting_to
 
-            stack.enter_context(exporting_to(Nowhere))
+            stack.enter_context(exporting_to(NullExporter))
         elif arguments.tracer != "absent":
             process = stack.enter_context(rounds.tracer(folder, GRPC_PORT, HTTP_PORT))
             if arguments.tracer == "hung":

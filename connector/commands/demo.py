@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 import httpx
@@ -61,17 +62,7 @@ PORT = click.IntRange(1, 65535)
     type=PORT,
     help="Also serve vLLM's own metrics there, as `vllm serve` does on 8000, for Prometheus.",
 )
-def demo(
-    once: bool,
-    bug: str | None,
-    guard: str,
-    trace_file: Path | None,
-    folder: Path,
-    grpc_port: int,
-    http_port: int,
-    dashboard_port: int,
-    metrics_port: int | None,
-) -> None:
+def demo(**options: Any) -> None:
     """Run a real vLLM engine with the OffloadConnector on the CPU, traced live.
 
     Starts the tracer, the dashboard and the engine, serves requests that share prefixes and preempt each other, prints
@@ -83,19 +74,16 @@ def demo(
         raise click.ClickException(
             "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
         )
-    options = driver.Options(
-        once, bug or "", guard, trace_file, folder, grpc_port, http_port, dashboard_port, metrics_port or 0
-    )
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
         signal.signal(number, signal.default_int_handler)
     try:
-        driver.run(options)
+        driver.run(driver.Options(**options))
     except KeyboardInterrupt:
         click.echo("\nEnded; nothing is left running.")
-        raise SystemExit(130 if once else 0) from None  # without --once, Ctrl-C is how the demo ends
+        raise SystemExit(130 if options["once"] else 0) from None  # without --once, Ctrl-C is how the demo ends
     except httpx.HTTPError as error:
         raise click.ClickException(
-            f"the tracer does not answer ({type(error).__name__}); its log: {folder}/tracer.log"
+            f"the tracer does not answer ({type(error).__name__}); its log: {options['folder']}/tracer.log"
         ) from error
     except (driver.DemoError, ChildDied, OSError) as error:
         raise click.ClickException(str(error)) from error

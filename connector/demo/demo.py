@@ -34,15 +34,14 @@ class Options:
     """The options of `kvtrail demo`; see its --help."""
 
     once: bool
-    bug: str
+    bug: str | None
     guard: str
     trace_file: Path | None
     folder: Path
     grpc_port: int
     http_port: int
     dashboard_port: int
-    metrics_port: int
-    """0 does not serve vLLM's own metrics."""
+    metrics_port: int | None
 
     @property
     def api(self) -> str:
@@ -68,7 +67,7 @@ def run(options: Options) -> None:
         (options.grpc_port, "--grpc-port"),
         (options.http_port, "--http-port"),
         (options.dashboard_port, "--dashboard-port"),
-        (options.metrics_port, "--metrics-port"),  # 0 is always free
+        (options.metrics_port or 0, "--metrics-port"),  # 0 is always free
     ):
         _require_free(port, option)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -173,11 +172,11 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
     name = "plain engine" if plain else "engine"
     order = Order(
         model=str(options.folder / "model"),
-        bug=options.bug,
+        bug=options.bug or "",
         guard=options.guard,
         plain=plain,
         rounds=1 if plain or options.once or options.engine_dies else 0,
-        metrics_port=0 if plain else options.metrics_port,
+        metrics_port=0 if plain else options.metrics_port or 0,
     )
     env = {
         **os.environ,
