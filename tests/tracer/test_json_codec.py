@@ -143,7 +143,7 @@ def test_what_differs_is_never_taken_for_something_else(old: str, new: str, tmp_
 
 
 def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.protobuf._MOST_REMEMBERED", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.decode._MOST_REMEMBERED", 3)
     decoder = JsonDecoder()
     for number in range(20):
         events = history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")

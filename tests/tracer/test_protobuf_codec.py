@@ -13,7 +13,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from wire import encoded
 
-from kvtrail.tracer.ingest.protobuf import MalformedOtlp, ProtobufDecoder
+from kvtrail.tracer.ingest.decode import MalformedOtlp
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import Span
 
@@ -175,7 +176,7 @@ def test_an_attribute_means_the_same_wherever_it_comes_from() -> None:
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.ingest.protobuf._MOST_REMEMBERED", 3)
+    monkeypatch.setattr("kvtrail.tracer.ingest.decode._MOST_REMEMBERED", 3)
     decoder = ProtobufDecoder()
     agree(decoder, WHOLE)
-    assert len(decoder._attributes) <= 3
+    assert len(decoder._remembered) <= 3

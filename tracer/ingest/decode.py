@@ -1,9 +1,16 @@
-"""How a span becomes an event. The names and the checks of its fields are those of `model.events`."""
+"""How a span becomes an event, for both of OTLP's encodings.
+
+The names and the checks of an event's fields are those of `model.events`. A decoder walks over one encoding; most attributes
+come again and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import ValidationError, convert
 from msgspec.structs import fields
@@ -18,6 +25,21 @@ _NAMESPACE = f"{semconv.SCOPE}."
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _OPTIONAL = ((semconv.BLOCK_SIZE.key, int), (semconv.CAPABILITIES.key, str))
 """Attributes of a resource that are fields of its events where they have this type."""
+
+Ids = tuple[str, str, int, int, str | None]
+"""A span's trace id, span id, start and end in Unix nanoseconds, and error."""
+
+
+_MOST_REMEMBERED = 8192
+_LONGEST_REMEMBERED = 500
+"""Bytes. What is longer is hardly ever seen twice."""
+Parsed = TypeVar("Parsed")
+Data = TypeVar("Data")
+Encoded = TypeVar("Encoded", bound="Named")
+
+
+class MalformedOtlp(ValueError):
+    """Bytes or JSON that are not an `ExportTraceServiceRequest`; the text says why."""
 
 
 class MalformedSpan(ValueError):
@@ -35,37 +57,162 @@ def from_span(span: Span) -> Event | None:
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs.
     """
-    if span.scope != semconv.SCOPE or (cls := CLASSES.get(span.name)) is None:
+    if span.scope != semconv.SCOPE or span.name not in CLASSES:
         return None
-    resource = span.resource
+    ids = (span.trace_id, span.span_id, span.start_ns, span.end_ns, span.error)
+    return event(span.name, ids, span.attributes.copy(), common(span.resource))[0]
+
+
+def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
+    """The event of a known kind, and the names of those attributes that a newer kvtrail may know. `values` are the span's
+    attributes, and are changed; `common` is what the function of that name gives.
+
+    Raises:
+        MalformedSpan: as for `from_span`.
+    """
+    values |= common
+    values["trace_id"], values["span_id"], values["start_ns"], values["end_ns"], values["error"] = ids
     try:
-        values = {
-            **span.attributes,
-            _ENGINE: resource[_ENGINE],
-            _RECORDER: resource[_RECORDER],
-            "trace_id": span.trace_id,
-            "span_id": span.span_id,
-            "start_ns": span.start_ns,
-            "end_ns": span.end_ns,
-            "error": span.error,
-        }
-        for key, type_ in _OPTIONAL:
-            if type(value := resource.get(key)) is type_:
-                values[key] = value
-        return convert(values, cls)
-    except KeyError as missing:
-        raise MalformedSpan(f"span {span.span_id} ({span.name}): the resource lacks {missing}") from missing
+        return convert(values, CLASSES[name]), ()
+    except ValidationError:
+        known = _KNOWN[name]
+        unknown = _unknown(values, known)
+    try:
+        return convert({key: value for key, value in values.items() if key in known}, CLASSES[name]), unknown
     except ValidationError as wrong:
-        raise MalformedSpan(f"span {span.span_id} ({span.name}): {wrong}") from wrong
+        raise MalformedSpan(f"span {ids[1]} ({name}): {wrong}") from wrong
+
+
+def common(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """What all events take from their resource."""
+    # None is of no id's type: an attribute of the span must not replace what the resource lacks.
+    values = {_ENGINE: resource.get(_ENGINE), _RECORDER: resource.get(_RECORDER)}
+    for key, type_ in _OPTIONAL:
+        if type(value := resource.get(key)) is type_:
+            values[key] = value
+    return values
 
 
 def unknown_attributes(span: Span) -> list[str]:
     """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
     Attributes with other names belong to others and are not listed."""
-    known = _KNOWN[span.name]
-    unknown = [] if span.attributes.keys() <= known else _unknown(span.attributes, known)
-    return unknown + _unknown(span.resource, _RESOURCE)
+    return _unknown(span.attributes, _KNOWN[span.name]) + _unknown(span.resource, _RESOURCE)
 
 
 def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
     return [key for key in attributes if key.startswith(_NAMESPACE) and key not in known]
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What one request holds.
+
+    Attributes:
+        events: the events, in the order of the request.
+        foreign: spans that no kvtrail recorder wrote.
+        malformed: for each span of ours that lacks what its kind needs, what is wrong.
+        unknown_spans: spans of ours whose name this kvtrail does not know, by name.
+        unknown_attributes: attributes of ours that this kvtrail does not know, by name.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    foreign: list[Span] = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+    unknown_spans: Counter[str] = field(default_factory=Counter)
+    unknown_attributes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def at_ns(self) -> int:
+        """When its first event happened; 0 where it has none."""
+        return self.events[0].end_ns if self.events else 0
+
+    def add(self, span: Span) -> None:
+        """Sort a span in."""
+        if span.scope != semconv.SCOPE:
+            self.foreign.append(span)
+        else:
+            ids = (span.trace_id, span.span_id, span.start_ns, span.end_ns, span.error)
+            self.add_ours(span.name, ids, span.attributes.copy(), common(span.resource))
+
+    def add_ours(self, name: str, ids: Ids, attributes: dict[str, Any], common: Mapping[str, Any]) -> None:
+        """Sort a span of ours in; `attributes` are changed."""
+        if name not in CLASSES:
+            self.unknown_spans[name] += 1
+            return
+        try:
+            decoded, unknown = event(name, ids, attributes, common)
+        except MalformedSpan as malformed:
+            self.malformed.append(str(malformed))
+            return
+        self.events.append(decoded)
+        if unknown:
+            self.unknown_attributes.update(unknown)
+
+
+class Remembered(dict[bytes, Parsed]):
+    """Encoded attributes -> what they say, parsed when they are seen first. It is emptied when it is full. Its values are
+    shared, so treat them as read-only."""
+
+    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
+        super().__init__()
+        self._parse = parse
+
+    def __missing__(self, encoded: bytes) -> Parsed:
+        parsed = self._parse(encoded)
+        if len(encoded) <= _LONGEST_REMEMBERED:
+            if len(self) >= _MOST_REMEMBERED:
+                self.clear()
+            self[encoded] = parsed
+        return parsed
+
+
+class Named(Protocol):
+    """A span of either encoding has its name."""
+
+    name: str
+
+
+class Decoder(ABC, Generic[Data, Encoded]):
+    """Decodes requests. It remembers attributes, so use one for as many requests as possible; it is not thread-safe.
+
+    `Data` is an encoded request, and `Encoded` a span in it.
+    """
+
+    def spans(self, data: Data) -> list[Span]:
+        """The spans of a request, in its order.
+
+        Raises:
+            ValueError: the data is not an `ExportTraceServiceRequest`; MalformedOtlp is one.
+        """
+        return [self._span(span, resource, scope) for resource, scope, spans in self._lists(data) for span in spans]
+
+    def decoded(self, data: Data) -> Decoded:
+        """The events of a request, without the spans that carry them.
+
+        Raises:
+            ValueError: as for `spans`.
+        """
+        decoded = Decoded()
+        for resource, scope, spans in self._lists(data):
+            if scope != semconv.SCOPE:
+                decoded.foreign += [self._span(span, resource, scope) for span in spans]
+                continue
+            of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
+            before = len(decoded.events)
+            for span in spans:
+                decoded.add_ours(span.name, self._ids(span), self._attributes(span), of_all)
+            decoded.unknown_attributes.update(unknown * (len(decoded.events) - before))
+        return decoded
+
+    @abstractmethod
+    def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Iterable[Encoded]]]:
+        """The lists of spans in a request, each with its resource's attributes and its scope's name."""
+
+    @abstractmethod
+    def _ids(self, span: Encoded) -> Ids: ...
+
+    @abstractmethod
+    def _attributes(self, span: Encoded) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _span(self, span: Encoded, resource: Mapping[str, Any], scope: str) -> Span: ...

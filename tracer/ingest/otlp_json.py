@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,16 +21,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.protobuf import Attributes, MalformedOtlp, ProtobufDecoder
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Remembered
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 SPANS_A_LINE = 256
 """Spans in a line of a trace file that we write."""
 _MOST = 2**63
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+_TRACE_ID, _SPAN_ID = 32, 16
+"""Hexadecimal digits."""
+_SEQUENCE = f'{semconv.SEQUENCE.key}"'.encode()
 _FIRST, _NEXT, _LAST = b'[{"key":"', b'},{"key":"', b"}]"
 
-_Integer = str | int
+_AFTER_SOURCE = _NEXT + _SEQUENCE
+_Time = Annotated[int, Meta(ge=0, le=LATEST_NS)]
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _NO_ATTRIBUTES = Raw(b"[]")
 
@@ -49,7 +56,7 @@ class _Status(_Part):
 
 
 class _Event(_Part):
-    time_unix_nano: _Integer = 0
+    time_unix_nano: _Time = 0
     name: str = ""
     attributes: Raw = _NO_ATTRIBUTES
 
@@ -68,8 +75,8 @@ class _Span(_Part):
     flags: _Small = 0
     name: str = ""
     kind: _Small = 0
-    start_time_unix_nano: _Integer = 0
-    end_time_unix_nano: _Integer = 0
+    start_time_unix_nano: _Time = 0
+    end_time_unix_nano: _Time = 0
     attributes: Raw = _NO_ATTRIBUTES
     dropped_attributes_count: _Small = 0
     events: list[_Event] = []
@@ -104,74 +111,108 @@ class _Request(_Part):
     resource_spans: list[_ResourceSpans] = []
 
 
-_read_request = msgspec.json.Decoder(_Request).decode
+_OURS = {
+    attribute.key.encode(): attribute.key
+    for attributes in (semconv.COMMON, *semconv.FIELDS.values())
+    for attribute in attributes
+}
+_PLAIN_INTEGER, _END = b'","value":{"intValue":"', b'"}'
+_LONGEST = 18 + len(_END)
+_NUMBER, _STRING = rb'"intValue":"([0-9]{1,18})"', rb'"stringValue":"([ !#-\[\]-~]*)"'
+"""What most lists hold: numbers, or strings of ASCII without escapes."""
+_PLAIN_LIST = re.compile(
+    rb'([\w.]+)","value":\{"arrayValue":\{"values":\['
+    rb"(?:((?:\{" + _NUMBER + rb"\},?)+)|((?:\{" + _STRING + rb"\},?)+))\]\}\}",
+    re.ASCII,
+)
+_NUMBERS, _STRINGS = re.compile(_NUMBER), re.compile(_STRING)
+_UNUSUAL = (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError)
+"""What is raised for another spelling, and for damage."""
+_read_request = msgspec.json.Decoder(_Request, strict=False).decode  # numbers may be strings
 _read_attribute = msgspec.json.Decoder(_Attribute).decode
 _read_attributes = msgspec.json.Decoder(list[_Attribute]).decode
 
 
-class JsonDecoder:
-    """Decodes requests. It remembers attributes, so use one for as many requests as possible; it is not thread-safe."""
+class JsonDecoder(Decoder[str, _Span]):
+    """Decodes requests in JSON."""
 
     def __init__(self) -> None:
-        self._remembered = Attributes(_piece)
+        self._remembered = Remembered(_piece)
+        self._sources = Remembered(lambda source: dict(map(self._remembered.__getitem__, source.split(_NEXT))))
+        """What the attributes of our spans say before the span's number: the same in all of a connector's spans."""
         self._protobuf = ProtobufDecoder()
 
-    def spans(self, text: str) -> list[Span]:
-        """The spans of a request, in its order.
-
-        Raises:
-            ValueError: the text is not JSON, or not an `ExportTraceServiceRequest`; MalformedOtlp is one.
-        """
+    def spans(self, data: str) -> list[Span]:
         try:
-            return self._spans(text)
-        except (msgspec.DecodeError, ValueError, KeyError):
-            return self._protobuf.spans(to_protobuf(json.loads(text)))
+            return super().spans(data)
+        except _UNUSUAL:
+            return self._protobuf.spans(to_protobuf(json.loads(data)))
 
-    def _spans(self, text: str) -> list[Span]:
-        """The spans of a request of the common form. Raises one of the errors above for any other."""
-        spans: list[Span] = []
-        for resource_spans in _read_request(text).resource_spans:
-            resource = self._attributes(resource_spans.resource.attributes)
+    def decoded(self, data: str) -> Decoded:
+        try:
+            return super().decoded(data)
+        except _UNUSUAL:
+            return self._protobuf.decoded(to_protobuf(json.loads(data)))
+
+    def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Iterable[_Span]]]:
+        for resource_spans in _read_request(data).resource_spans:
+            resource = self._attributes(resource_spans.resource)
             for scope_spans in resource_spans.scope_spans:
-                scope = scope_spans.scope.name
-                for span in scope_spans.spans:
-                    error = None
-                    if span.status is not None and span.status.code == Status.STATUS_CODE_ERROR:
-                        error = span.status.message or "error"
-                    for link in span.links:  # they are not used, but damage in them is damage
-                        _id(link.trace_id), _id(link.span_id), self._attributes(link.attributes)
-                    spans.append(
-                        Span(
-                            trace_id=_id(span.trace_id),
-                            span_id=_id(span.span_id),
-                            parent_id=_id(span.parent_span_id),
-                            name=span.name,
-                            start_ns=_time(span.start_time_unix_nano),
-                            end_ns=_time(span.end_time_unix_nano),
-                            attributes=self._attributes(span.attributes),
-                            resource=resource,
-                            scope=scope,
-                            error=error,
-                            events=[self._event(event) for event in span.events] if span.events else [],
-                        )
-                    )
-        return spans
+                yield resource, scope_spans.scope.name, scope_spans.spans
 
-    def _event(self, event: _Event) -> dict[str, Any]:
-        time_ns = _integer(event.time_unix_nano)
-        return {"name": event.name, "time_ns": time_ns, "attributes": self._attributes(event.attributes)}
+    def _ids(self, span: _Span) -> Ids:
+        error = None
+        if span.status is not None and span.status.code == Status.STATUS_CODE_ERROR:
+            error = span.status.message or "error"
+        if span.links or span.events:
+            self._check(span)
+        trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_span_id
+        if len(trace_id) != _TRACE_ID or len(span_id) != _SPAN_ID or len(parent_id) not in (0, _SPAN_ID):
+            raise ValueError("an id of another length")
+        ids = bytes.fromhex(trace_id + span_id + parent_id).hex()
+        start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
+        return ids[:_TRACE_ID], ids[_TRACE_ID : _TRACE_ID + _SPAN_ID], start_ns, end_ns, error
 
-    def _attributes(self, raw: Raw) -> dict[str, Any]:
-        """Attributes as a rule come as `[{"key":"a","value":..},{"key":"b","value":..}]`. Quotes within a JSON string are
+    def _check(self, span: _Span) -> None:
+        """Nobody needs links, nor the events of our spans, but damage in them is damage of the request."""
+        for link in span.links:
+            _id(link.trace_id), _id(link.span_id), self._attributes(link)
+        for event in span.events:
+            self._event(event)
+
+    def _attributes(self, holder: _Span | _Resource | _Event | _Link) -> dict[str, Any]:
+        """Attributes usually come as `[{"key":"a","value":..},{"key":"b","value":..}]`. Quotes within a JSON string are
         escaped, so the text between two of these keys is one attribute, or, in a nested list, not JSON."""
-        encoded = bytes(raw)
+        encoded = bytes(holder.attributes)
         if encoded.startswith(_FIRST) and encoded.endswith(_LAST):
-            pieces = encoded[len(_FIRST) : -len(_LAST)].split(_NEXT)
             try:
-                return dict(map(self._remembered.__getitem__, pieces))
+                source, _, rest = encoded[len(_FIRST) : -len(_LAST)].partition(_AFTER_SOURCE)
+                values = self._sources[source].copy()
+                if rest:
+                    values.update(map(self._remembered.__getitem__, (_SEQUENCE + rest).split(_NEXT)))
+                return values
             except msgspec.DecodeError:
                 pass
         return _by_key(_read_attributes(encoded))
+
+    def _span(self, span: _Span, resource: Mapping[str, Any], scope: str) -> Span:
+        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
+        return Span(
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=_id(span.parent_span_id),
+            name=span.name,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            attributes=self._attributes(span),
+            resource=resource,
+            scope=scope,
+            error=error,
+            events=[self._event(event) for event in span.events],
+        )
+
+    def _event(self, event: _Event) -> dict[str, Any]:
+        return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": self._attributes(event)}
 
 
 def spans(text: str) -> list[Span]:
@@ -181,6 +222,16 @@ def spans(text: str) -> list[Span]:
 
 def _piece(piece: bytes) -> tuple[str, Any]:
     """An attribute without its beginning and its end."""
+    key, _, rest = piece.partition(_PLAIN_INTEGER)
+    if (name := _OURS.get(key)) is not None and rest.endswith(_END) and len(rest) < _LONGEST:
+        digits = rest[: -len(_END)]
+        if digits.isdigit():
+            return name, int(digits)
+    if (plain := _PLAIN_LIST.fullmatch(piece)) is not None:
+        key, numbers, _, strings, _ = plain.groups()
+        if numbers is not None:
+            return key.decode(), list(map(int, _NUMBERS.findall(numbers)))
+        return key.decode(), list(map(bytes.decode, _STRINGS.findall(strings)))
     attribute = _read_attribute(b'{"key":"' + piece + b"}")
     return attribute.key, _value(attribute.value)
 
@@ -232,13 +283,6 @@ def _integer(held: Any) -> int:
     if type(held) is not int or not -_MOST <= held < _MOST:
         raise ValueError(f"not a 64-bit integer: {held!r}")
     return held
-
-
-def _time(held: str | int) -> int:
-    time_ns = _integer(held)
-    if time_ns < 0:
-        raise ValueError(f"not a time: {held!r}")
-    return min(time_ns, LATEST_NS)
 
 
 def _id(text: str) -> str:

@@ -1,14 +1,15 @@
 """OTLP's binary form -> spans.
 
-Google's parser reads a request, but with a schema of our own: a span's attributes are bytes in it. Most attributes come again
-and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
+Google's parser reads a request, but with a schema of our own: a span's attributes are bytes in it. So they can be looked up
+by their bytes, and only those that were not seen before are parsed.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
@@ -21,74 +22,63 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Remembered
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
-_MOST_REMEMBERED = 8192
-_LONGEST_REMEMBERED = 200
-"""Bytes of an attribute. A longer one is hardly ever seen twice."""
 
-
-class MalformedOtlp(ValueError):
-    """Bytes or JSON that are not an `ExportTraceServiceRequest`; the text says why."""
-
-
-class Attributes(dict[bytes, tuple[str, Any]]):
-    """The encoded attributes that were seen -> key and value. Bounded: it is emptied when it is full."""
-
-    def __init__(self, parse: Callable[[bytes], tuple[str, Any]]) -> None:
-        super().__init__()
-        self._parse = parse
-
-    def __missing__(self, encoded: bytes) -> tuple[str, Any]:
-        attribute = self._parse(encoded)
-        if len(encoded) <= _LONGEST_REMEMBERED:
-            if len(self) >= _MOST_REMEMBERED:
-                self.clear()
-            self[encoded] = attribute
-        return attribute
-
-
-class ProtobufDecoder:
-    """Decodes requests. It remembers attributes, so use one for as many requests as possible; it is not thread-safe."""
+class ProtobufDecoder(Decoder[bytes, Any]):
+    """Decodes requests in binary form. What it refuses is MalformedOtlp."""
 
     def __init__(self) -> None:
-        self._attributes = Attributes(_attribute)
+        self._remembered = Remembered(_attribute)
 
-    def spans(self, payload: bytes) -> list[Span]:
-        """The spans of a request, in its order.
+    def spans(self, data: bytes) -> list[Span]:
+        with _refusal():
+            return super().spans(data)
 
-        Raises:
-            MalformedOtlp: the bytes are not an `ExportTraceServiceRequest`.
-        """
-        spans: list[Span] = []
-        attribute = self._attributes.__getitem__
-        try:
-            for resource_spans in _Request.FromString(payload).resource_spans:
-                resource = attributes(resource_spans.resource.attributes)
-                for scope_spans in resource_spans.scope_spans:
-                    scope = scope_spans.scope.name
-                    for span in scope_spans.spans:
-                        error = None
-                        if span.HasField("status") and span.status.code == Status.STATUS_CODE_ERROR:
-                            error = span.status.message or "error"
-                        spans.append(
-                            Span(
-                                trace_id=span.trace_id.hex(),
-                                span_id=span.span_id.hex(),
-                                parent_id=span.parent_span_id.hex(),
-                                name=span.name,
-                                start_ns=min(span.start_time_unix_nano, LATEST_NS),
-                                end_ns=min(span.end_time_unix_nano, LATEST_NS),
-                                attributes=dict(map(attribute, span.attributes[:])),
-                                resource=resource,
-                                scope=scope,
-                                error=error,
-                                events=[_event(event) for event in events] if (events := span.events) else [],
-                            )
-                        )
-        except DecodeError as error:
-            raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
-        return spans
+    def decoded(self, data: bytes) -> Decoded:
+        with _refusal():
+            return super().decoded(data)
+
+    def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Iterable[Any]]]:
+        for resource_spans in _Request.FromString(data).resource_spans:
+            resource = attributes(resource_spans.resource.attributes)
+            for scope_spans in resource_spans.scope_spans:
+                yield resource, scope_spans.scope.name, scope_spans.spans
+
+    def _ids(self, span: Any) -> Ids:
+        error = None
+        if span.HasField("status") and span.status.code == Status.STATUS_CODE_ERROR:
+            error = span.status.message or "error"
+        start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
+        return span.trace_id.hex(), span.span_id.hex(), min(start_ns, LATEST_NS), min(end_ns, LATEST_NS), error
+
+    def _attributes(self, span: Any) -> dict[str, Any]:
+        return dict(map(self._remembered.__getitem__, span.attributes[:]))
+
+    def _span(self, span: Any, resource: Mapping[str, Any], scope: str) -> Span:
+        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
+        return Span(
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=span.parent_span_id.hex(),
+            name=span.name,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            attributes=self._attributes(span),
+            resource=resource,
+            scope=scope,
+            error=error,
+            events=[_event(event) for event in events] if (events := span.events) else [],
+        )
+
+
+@contextmanager
+def _refusal() -> Iterator[None]:
+    try:
+        yield
+    except DecodeError as error:
+        raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
 
 
 def spans(payload: bytes) -> list[Span]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import heapq
 import io
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kvtrail.tracer.ingest import decode, files, otlp_json
+from kvtrail.tracer.ingest import files, otlp_json
+from kvtrail.tracer.ingest.decode import Decoded, Decoder
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
 _NO_TEXT = b"\x08"
@@ -79,47 +78,6 @@ def _unpacked(data: bytes) -> Message:
     return Message(data, is_json=damage is not None or data.startswith(b"{"), damage=damage)
 
 
-@dataclass(slots=True)
-class Decoded:
-    """What one message of a trace file holds.
-
-    Attributes:
-        events: the events, in the order of the message.
-        foreign: spans that no kvtrail recorder wrote.
-        malformed: for each span of ours that lacks what its kind needs, what is wrong.
-        unknown_spans: spans of ours whose name this kvtrail does not know, by name.
-        unknown_attributes: attributes of ours that this kvtrail does not know, by name.
-    """
-
-    events: list[Event] = field(default_factory=list)
-    foreign: list[Span] = field(default_factory=list)
-    malformed: list[str] = field(default_factory=list)
-    unknown_spans: Counter[str] = field(default_factory=Counter)
-    unknown_attributes: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def at_ns(self) -> int:
-        """When its first event happened; 0 where it has none."""
-        return self.events[0].end_ns if self.events else 0
-
-    def add(self, span: Span) -> Event | None:
-        """Sort a span in; returns its event, if it has one."""
-        if not decode.is_ours(span):
-            self.foreign.append(span)
-            return None
-        try:
-            event = decode.from_span(span)
-        except decode.MalformedSpan as malformed:
-            self.malformed.append(str(malformed))
-            return None
-        if event is None:
-            self.unknown_spans[span.name] += 1
-        else:
-            self.unknown_attributes.update(decode.unknown_attributes(span))
-            self.events.append(event)
-        return event
-
-
 class TraceReader:
     """Reads one file; a message that is none is counted and told, never fatal.
 
@@ -140,29 +98,36 @@ class TraceReader:
         Raises:
             UnusableTrace: the file cannot be opened, or holds no message that is OTLP.
         """
-        for spans in self._read(self._spans):
+        for spans in self._read(lambda decoder, data: decoder.spans(data)):
             yield from spans
 
     def decoded(self) -> Iterator[Decoded]:
-        """The same as events, message by message, much faster.
+        """The events, message by message.
 
         Raises:
             UnusableTrace: as for `spans`.
         """
-        yield from self._read(self._decoded)
+        yield from self._read(lambda decoder, data: decoder.decoded(data))
 
-    def _read(self, read: Callable[[Message], T]) -> Iterator[T]:
+    def _read(self, read: Callable[[Decoder[Any, Any], Any], T]) -> Iterator[T]:
         good = number = 0
         try:
             with files.opened(self.path) as (raw, text, source):
                 told = 0
                 for number, message in enumerate(messages(text), start=1):
                     try:
-                        result = read(message)
+                        if message.damage is not None:
+                            raise ValueError(message.damage)
+                        if message.empty:
+                            continue
+                        if message.is_json:
+                            result = read(self._json, message.data.decode("utf-8-sig"))
+                        else:
+                            result = read(self._protobuf, message.data)
                     except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, no OTLP
                         self.bad_lines.append((number, str(error)))
                         continue
-                    good += not message.empty
+                    good += 1
                     yield result
                     if self.on_bytes is not None:
                         at = raw.tell()
@@ -177,21 +142,6 @@ class TraceReader:
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
             raise UnusableTrace(f"{self.path}: no OTLP JSON line in it ({why})")
-
-    def _spans(self, message: Message) -> list[Span]:
-        if message.damage is not None:
-            raise ValueError(message.damage)
-        if message.empty:
-            return []
-        if message.is_json:
-            return self._json.spans(message.data.decode("utf-8-sig"))
-        return self._protobuf.spans(message.data)
-
-    def _decoded(self, message: Message) -> Decoded:
-        decoded = Decoded()
-        for span in self._spans(message):
-            decoded.add(span)
-        return decoded
 
 
 def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:

@@ -45,7 +45,7 @@ def _key(field: str) -> str:
     return _KEYS.get(field, field)
 
 
-class Event(Struct, kw_only=True, gc=False, rename=_key):
+class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=True):
     """What all events share. Times are Unix nanoseconds; `sequence` counts the recorder's events from 0, and
     `request_sequence` those of them that concern this request."""
 

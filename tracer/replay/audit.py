@@ -14,8 +14,9 @@ from typing import Any
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import LogReader, files_of, readers
-from kvtrail.tracer.ingest.trace_file import Decoded, TraceReader, by_time
+from kvtrail.tracer.ingest.trace_file import TraceReader, by_time
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 
 REMEMBERED_FOREIGN = 100_000

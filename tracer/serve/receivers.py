@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.protobuf import MalformedOtlp
+from kvtrail.tracer.ingest.decode import MalformedOtlp
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
