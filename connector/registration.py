@@ -1,4 +1,4 @@
-"""From a name to a connector class, and the entry point that tells vLLM the names."""
+"""Connector names: the class of a name, and the entry point that registers the names with vLLM."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def resolve(name: str) -> Any:
     """The class of one of the names that the package's docstring lists.
 
     Raises:
-        AttributeError: no such connector, or no such fault; the text says what is known. It is an AttributeError because
-            vLLM, like Python, asks for the class as an attribute of the module.
+        AttributeError: no such connector, or no such fault; the text lists those that exist. An AttributeError, because vLLM
+            asks for the class as an attribute of the module.
     """
     from kvtrail.connector import faults
     from kvtrail.connector.tracing.traced import traced
@@ -73,7 +73,7 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def register() -> None:
-    """vLLM's `vllm.general_plugins` entry point: make the names known. It may be called several times in a process."""
+    """vLLM's `vllm.general_plugins` entry point: register the names. It may be called several times in a process."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     registry = KVConnectorFactory._registry

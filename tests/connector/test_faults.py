@@ -133,11 +133,11 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler(
     bare = build(tmp_path, fault)
     with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine, as in real life
         RUNS.get(fault, run_shared_prefix)(bare)
-    told = recorded()
+    events = recorded()
     detector = Detector()
-    detector.feed(told)
+    detector.feed(events)
     detector.settle()
-    detector.feed(heartbeats(told, later_s=MUCH_LATER_S))
+    detector.feed(heartbeats(events, later_s=MUCH_LATER_S))
     detector.tick()
     found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
     assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})

@@ -1,4 +1,4 @@
-"""The probe for LMCache against books as its versions keep them; the real ones are in tests/e2e/test_lmcache.py."""
+"""The probe for LMCache against the state of its versions; the real ones are in tests/e2e/test_lmcache.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Meta:
 
 
 @dataclass
-class Books:
+class Engine:
     """LMCache's side of a connector."""
 
     load_specs: dict[str, Any] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class Books:
     _invalid_block_ids: set[int] = field(default_factory=set)
 
 
-def a_connector(books: Books, *requests: Meta) -> Any:
-    return SimpleNamespace(_lmcache_engine=books, _connector_metadata=SimpleNamespace(requests=list(requests)))
+def a_connector(engine: Engine, *requests: Meta) -> Any:
+    return SimpleNamespace(_lmcache_engine=engine, _connector_metadata=SimpleNamespace(requests=list(requests)))
 
 
 def slots(blocks: list[int], tokens: int) -> torch.Tensor:
@@ -79,54 +79,54 @@ def test_both_of_lmcaches_connectors_are_known_each_object_by_a_probe_of_its_own
 
 
 def test_a_specification_that_stays_is_a_remembered_answer_and_a_new_one_is_not() -> None:
-    books, probe = Books(), LMCacheProbe()
-    connector = a_connector(books)
+    engine, probe = Engine(), LMCacheProbe()
+    connector = a_connector(engine)
     assert probe.lookup(connector, REQUEST) == (None, None)
-    books.load_specs["r"] = LoadSpec(384, 256)
+    engine.load_specs["r"] = LoadSpec(384, 256)
     assert probe.lookup(connector, REQUEST) == (256, False)
     assert probe.lookup(connector, REQUEST) == (256, True)
-    books.load_specs["r"] = LoadSpec(384, 256)  # equal, and another
+    engine.load_specs["r"] = LoadSpec(384, 256)  # equal, and another
     assert probe.lookup(connector, REQUEST) == (256, False)
-    del books.load_specs["r"]
+    del engine.load_specs["r"]
     assert probe.lookup(connector, REQUEST) == (None, None)
     assert not probe._seen, "what LMCache forgets, the probe forgets"
 
 
-def test_an_injected_fault_in_front_of_lmcache_tells_of_its_own_memory() -> None:
-    connector = a_connector(Books(load_specs={"r": LoadSpec(0, 256)}))
+def test_an_injected_fault_in_front_of_lmcache_reports_its_own_memory() -> None:
+    connector = a_connector(Engine(load_specs={"r": LoadSpec(0, 256)}))
     connector.answered_from_memory = True
     assert LMCacheProbe().lookup(connector, REQUEST) == (256, True)
 
 
 def test_loads_begin_where_vllms_tokens_end() -> None:
-    books, probe = Books(), LMCacheProbe()
+    engine, probe = Engine(), LMCacheProbe()
     wanted = a_request(559, load_spec=LoadSpec(384, 512))
     refused = a_request(559, load_spec=LoadSpec(384, 512, can_load=False))
-    connector = a_connector(books, wanted, refused, a_request(10))
+    connector = a_connector(engine, wanted, refused, a_request(10))
     assert probe.loads(connector) == [Moved("r", 384, 128, 4, None)]
 
 
 @pytest.mark.parametrize(("failed", "loaded"), [({113}, [Moved("r", 384, 32, 1, None)]), ({112}, []), ({7}, None)])
 def test_loads_end_before_the_first_block_that_failed(failed: set[int], loaded: list[Moved] | None) -> None:
-    connector = a_connector(Books(_invalid_block_ids=failed), a_request(559, load_spec=LoadSpec(384, 512)))
+    connector = a_connector(Engine(_invalid_block_ids=failed), a_request(559, load_spec=LoadSpec(384, 512)))
     assert LMCacheProbe().loads(connector) == (loaded if loaded is not None else [Moved("r", 384, 128, 4, None)])
 
 
-def test_stores_are_told_once_they_are_done_although_lmcache_rewrites_its_metadata() -> None:
+def test_stores_are_reported_once_they_are_done_although_lmcache_rewrites_its_metadata() -> None:
     probe = LMCacheProbe()
     spec = SaveSpec(300)
     saving = a_request(512, save_spec=spec)
     idle = [a_request(512, save_spec=SaveSpec(512)), a_request(512, save_spec=SaveSpec(0, can_save=False))]
-    connector = a_connector(Books(), saving, *idle)
+    connector = a_connector(Engine(), saving, *idle)
     assert probe.loads(connector) == []
     spec.skip_leading_tokens = 512
     assert probe.stores(connector) == [Moved("r", 256, 256, 8, None)]
-    assert probe.stores(connector) == (), "told once"
+    assert probe.stores(connector) == (), "reported once"
 
 
 def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
     table = [*range(50, 64), 23, 23]
-    connector = a_connector(Books(lmcache_engine=None), a_request(512, table, save_spec=SaveSpec(300)))
+    connector = a_connector(Engine(lmcache_engine=None), a_request(512, table, save_spec=SaveSpec(300)))
     connector._connector_metadata.requests.append(a_request(512, table, load_spec=LoadSpec(400, 512)))
     seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
     assert seen is not None
@@ -136,15 +136,15 @@ def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
 
 def test_a_block_that_stands_twice_counts_once() -> None:
     doubled = [*range(50, 64), 23, 23]
-    connector = a_connector(Books(), a_request(512, doubled, save_spec=SaveSpec(256)))
+    connector = a_connector(Engine(), a_request(512, doubled, save_spec=SaveSpec(256)))
     probe = LMCacheProbe()
     probe.loads(connector)
     assert probe.stores(connector) == [Moved("r", 256, 256, 7, None)]
 
 
-@pytest.mark.parametrize("books", [Books(lmcache_engine=None), Books(kv_role="kv_producer")])
-def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Books) -> None:
-    connector, probe = a_connector(books, a_request(256, save_spec=SaveSpec(0))), LMCacheProbe()
+@pytest.mark.parametrize("engine", [Engine(lmcache_engine=None), Engine(kv_role="kv_producer")])
+def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(engine: Engine) -> None:
+    connector, probe = a_connector(engine, a_request(256, save_spec=SaveSpec(0))), LMCacheProbe()
     probe.loads(connector)
     assert list(probe.stores(connector)) == []
 
@@ -155,11 +155,11 @@ def test_a_worker_that_failed_or_that_sends_to_a_peer_stores_nothing(books: Book
         SimpleNamespace(),
         SimpleNamespace(_lmcache_engine=None, _connector_metadata=None),
         SimpleNamespace(_lmcache_engine=SimpleNamespace(load_specs=None), _connector_metadata=object()),
-        a_connector(Books(load_specs={"r": SimpleNamespace(hits=256)}), SimpleNamespace(load_spec=1)),  # type: ignore[arg-type]
-        a_connector(Books(load_specs={"r": LoadSpec(0, "256")}), a_request(9, load_spec=LoadSpec(None, 3))),  # type: ignore[arg-type]
+        a_connector(Engine(load_specs={"r": SimpleNamespace(hits=256)}), SimpleNamespace(load_spec=1)),  # type: ignore[arg-type]
+        a_connector(Engine(load_specs={"r": LoadSpec(0, "256")}), a_request(9, load_spec=LoadSpec(None, 3))),  # type: ignore[arg-type]
     ],
 )
-def test_of_a_version_that_it_does_not_know_it_tells_nothing_and_never_raises(foreign: Any) -> None:
+def test_an_unknown_version_shows_nothing_and_raises_nothing(foreign: Any) -> None:
     probe: Probe = LMCacheProbe()
     assert probe.lookup(foreign, REQUEST) == (None, None)
     assert probe.stepped(foreign, foreign) is None
@@ -168,4 +168,4 @@ def test_of_a_version_that_it_does_not_know_it_tells_nothing_and_never_raises(fo
 
 
 def test_a_specification_that_takes_no_weak_reference_still_shows_what_matched() -> None:
-    assert LMCacheProbe().lookup(a_connector(Books(load_specs={"r": Slotted(256)})), REQUEST) == (256, None)
+    assert LMCacheProbe().lookup(a_connector(Engine(load_specs={"r": Slotted(256)})), REQUEST) == (256, None)

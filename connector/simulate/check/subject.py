@@ -1,4 +1,4 @@
-"""The connector under test: how vLLM is asked for it, and what may be done to it."""
+"""The connector under test: its configuration, and what a check may do to it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_load_is_reported_once_and_only_when_it_was_planned() -> None:
 
 
 def test_streams_end_in_their_order() -> None:
-    """vLLM's worker tells the latest event of a stream that has ended, so an earlier one has ended as well."""
+    """vLLM's worker reports the latest event of a stream that has ended, so an earlier one has ended as well."""
     ended: list[Any] = []
 
     class Noting(Fake):
