@@ -1,1 +1,1 @@
-"""The public record of drift, retold as histories, and what our rules make of it."""
+"""Public incidents of drift as histories of events, and what the rules find in them."""

@@ -1,4 +1,4 @@
-"""The form in which incidents and their look-alikes are told."""
+"""The form in which incidents and their look-alikes are written down."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvtrail.tracer.model.events import Event
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """Something told in the language of histories.
+class Scenario:
+    """A history of events, in the language of `history`.
 
     Attributes:
-        of: the class of the taxonomy, C1 to C25, or X for what was reported and is none.
-        text: the history; a `#` begins a remark, as on which numbers are not the thread's.
-        connector: the name under which the history's connector is told.
-        later_s: how long after the last event the rules with a deadline are asked.
+        of: the class of the taxonomy, C1 to C25, or X for a report that is no drift.
+        text: the history; a `#` begins a comment, for example about numbers that are not the thread's.
+        connector: the connector's name in the events.
+        later_s: how long after the last event the rules with a deadline are applied, in seconds.
     """
 
     of: str
@@ -32,16 +32,16 @@ class Told:
     later_s: float = 0.0
 
     def events(self) -> list[Event]:
-        """What happened."""
+        """The history's events."""
         return history(self.text, connector=self.connector, chunk=self.chunk, block=self.block)
 
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
-        """What the detector makes of it, with these rules or with all."""
+        """The detector after these events, with these rules or with all."""
         return judge(self.events(), later_s=self.later_s, rules=rules)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Incident(Told):
+class Incident(Scenario):
     """A public incident.
 
     Attributes:
@@ -49,7 +49,7 @@ class Incident(Told):
         rule: the rule that finds it; None if the recorded events cannot decide it, or there is nothing to find.
         numbers: the finding's.
         says: a key phrase of the finding's explanation.
-        also: rules that are right to fire as well.
+        also: other rules that rightly fire.
         why: for an incident without a rule, why it has none.
     """
 
@@ -63,11 +63,11 @@ class Incident(Told):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookAlike(Told):
+class LookAlike(Scenario):
     """A history that resembles a drift and is legal.
 
     Attributes:
-        rule: the rule that might be taken in.
+        rule: the rule that might wrongly fire.
         what: why it is legal, in a few words.
     """
 

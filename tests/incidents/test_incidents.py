@@ -1,4 +1,4 @@
-"""Each incident is found by the rule that is meant for it, with its numbers and in its words, and by no other."""
+"""Each incident is found by its own rule, with its numbers and words, and by no other rule."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_an_incident_names_its_thread_and_what_becomes_of_it(incident: Incident)
     assert bool(incident.why) == (incident.rule is None)
 
 
-def test_no_incident_is_told_twice() -> None:
+def test_no_incident_is_there_twice() -> None:
     ids = [incident.id for incident in INCIDENTS]
     assert len(set(ids)) == len(ids)

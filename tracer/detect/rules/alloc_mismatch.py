@@ -12,10 +12,10 @@ class AllocMismatch(RequestRule[Alloc]):
     Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
     answer in the same epoch.
 
-    x = 0 after e > 0 is legal: the answer was discarded (`skip_reading_prefix_cache`, another child of a
-    MultiConnector, a second call after an asynchronous load). Source: vLLM, `Scheduler.schedule` hands the lookup's
-    answer on to `update_state_after_alloc`. Needs every event of the request since its last lookup; or the connector's own
-    words when it refuses, which name h and c: then x <= max(0, h - c).
+    x = 0 after e > 0 is legal: the answer was discarded (`skip_reading_prefix_cache`, another child of a MultiConnector,
+    a second call after an asynchronous load). Source: vLLM, `Scheduler.schedule` hands the lookup's answer on to
+    `update_state_after_alloc`. Needs every event of the request since its last lookup; or the connector's own words when
+    it refuses, which name h and c: then x <= max(0, h - c).
     """
 
     id = "alloc-mismatch"

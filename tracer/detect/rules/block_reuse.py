@@ -9,15 +9,15 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 class BlockReuse(EngineRule[TransferEnd | Received]):
     """A block was given to a request while a transfer of another one was open over it.
 
-    Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of another
-    request over it, unless that request holds the block too (a shared prefix), or the workers are told in the same step to
-    wait for the transfer before they run.
+    Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of
+    another request over it, unless that request holds the block too (a shared prefix), or the workers are told in the
+    same step to wait for the transfer before they run.
 
-    Source: vLLM, `request_finished` -> True keeps blocks until `finished_sending`; the OffloadingConnector flushes a store
-    whose blocks are given away; what is done neither for is overwritten. The incidents are vLLM #52360
-    (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870) and SGLang
-    #32564 (https://github.com/sgl-project/sglang/pull/32564). Needs block ids (level `detailed`), plans with numbers or
-    asynchronous loads, and every event of the engine. It is judged when the transfer ends.
+    Source: vLLM, `request_finished` -> True keeps blocks until `finished_sending`; the OffloadingConnector flushes a
+    store whose blocks are given away; blocks without either are overwritten. The incidents are vLLM #52360
+    (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870) and
+    SGLang #32564 (https://github.com/sgl-project/sglang/pull/32564). Needs block ids (level `detailed`), plans with
+    numbers or asynchronous loads, and every event of the engine. It is judged when the transfer ends.
     """
 
     id = "block-reuse"

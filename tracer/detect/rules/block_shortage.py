@@ -15,8 +15,8 @@ class BlockShortage(RequestRule[Load | Store]):
     Invariant: n <= b * s, where n are the tokens of a load or store, b the distinct blocks it names and s the tokens that
     a block holds.
 
-    Two stretches of tokens would lie in the same block: what is stored under one is the KV of the other, and is wrong for
-    whoever loads it. Source: a block of vLLM belongs to one place of a request. Needs the event alone.
+    Two ranges of tokens would share a block: what is stored for one is the KV of the other, and is wrong when it is
+    loaded. Source: a block of vLLM belongs to one position of a request. Needs the event alone.
     """
 
     id = "block-shortage"

@@ -13,9 +13,10 @@ class DoubleFree(RequestRule[Refcount | Unlock]):
 
     Invariant: references >= 0 and pins >= 0 of every chunk; unlocked <= locked of every request.
 
-    LMCache sets a negative count back to 0 and warns: the counter looks fine afterwards, the chunk may be given to two.
-    Source: reference counting; the incidents are LMCache #3381 (https://github.com/LMCache/LMCache/issues/3381) and #4523
-    (https://github.com/LMCache/LMCache/pull/4523). Needs the event alone for a count, every event of the request for locks.
+    LMCache sets a negative count back to 0 and warns: afterwards the counter looks fine, but the chunk may be given to
+    two owners. Source: reference counting; the incidents are LMCache #3381
+    (https://github.com/LMCache/LMCache/issues/3381) and #4523 (https://github.com/LMCache/LMCache/pull/4523). Needs the
+    event alone for a count, every event of the request for locks.
     """
 
     id = "double-free"

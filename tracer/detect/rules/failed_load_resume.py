@@ -12,10 +12,10 @@ class FailedLoadResume(EngineRule[Schedule]):
     Invariant: after a load error over block b, every step of a request that has b at position i of its table begins at or
     before i x block size, until a step has computed b again, or this request's own step has begun to.
 
-    One owner recomputes a shared block. With `kv_load_failure_policy=fail` the request ends instead. Source: vLLM,
-    `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
-    (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every event
-    of the engine.
+    A shared block is recomputed by one of its owners. With `kv_load_failure_policy=fail` the request ends instead.
+    Source: vLLM, `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
+    (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
+    event of the engine.
     """
 
     id = "failed-load-resume"

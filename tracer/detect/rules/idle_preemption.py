@@ -8,19 +8,19 @@ from kvtrail.tracer.model.events import Preempt
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 IN_VAIN = 3
-"""So many preemptions that give nothing back, one after the other, are no accident."""
+"""This many consecutive preemptions that free nothing are no accident."""
 
 
 class IdlePreemption(EngineRule[Preempt]):
     """Requests are preempted one after the other and no block becomes free.
 
-    Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the requests
-    held at least one that it shared with nobody.
+    Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the
+    requests held at least one that it shared with nobody.
 
     A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
     `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
-    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks (level `detailed`) and every event of
-    the engine.
+    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks (level `detailed`) and every event
+    of the engine.
     """
 
     id = "idle-preemption"

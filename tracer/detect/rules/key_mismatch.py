@@ -16,7 +16,7 @@ class KeyMismatch(EngineRule[Key]):
 
     Another salt, adapter, data type or model is another chunk. Source: a store is shared by its keys; the incidents are
     LMCache #2511 (https://github.com/LMCache/LMCache/issues/2511) and #2979
-    (https://github.com/LMCache/LMCache/issues/2979). Needs keys that are told with what they stand for.
+    (https://github.com/LMCache/LMCache/issues/2979). Needs keys that are reported with their contents.
     """
 
     id = "key-mismatch"

@@ -8,12 +8,12 @@ from kvtrail.tracer.model.findings import Drift, Finding, Severity
 class LateFree(DeadlineRule):
     """A finished request's blocks are never given back.
 
-    Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds; the end
-    of a request whose asynchronous load is under way, by the end of that load.
+    Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds; the
+    end of a request whose asynchronous load is under way, by the end of that load.
 
-    A connector may keep blocks as long as its lease, and blocks that were freed when it ended are not late. Source: vLLM,
-    `Scheduler._free_request` frees at once or when the workers report, `Scheduler.finish_requests` waits for a load; the
-    incidents are vLLM #46283 (https://github.com/vllm-project/vllm/issues/46283) and #51637
+    A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Source:
+    vLLM, `Scheduler._free_request` frees at once or when the workers report, `Scheduler.finish_requests` waits for a
+    load; the incidents are vLLM #46283 (https://github.com/vllm-project/vllm/issues/46283) and #51637
     (https://github.com/vllm-project/vllm/issues/51637). Needs every event of the request.
     """
 

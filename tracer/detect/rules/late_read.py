@@ -13,8 +13,8 @@ class LateRead(RequestRule[Read]):
 
     Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed.
 
-    Source: what is freed belongs to others; a read after it must fail the request that reads. The incident is
-    aws-do-eks #84 (https://github.com/aws-samples/aws-do-eks/pull/84). Needs a log or a connector that tells of both.
+    Source: freed blocks belong to others; a later read must fail the request that reads. The incident is
+    aws-do-eks #84 (https://github.com/aws-samples/aws-do-eks/pull/84). Needs a log or a connector that reports both.
     """
 
     id = "late-read"

@@ -12,10 +12,10 @@ class LockLeak(RequestRule[RequestEnd]):
     Invariant: chunks locked by the lookups of a request = chunks unlocked by its loads, by an allocation of 0 tokens, or
     at its end.
 
-    Locks that expire by themselves leak until they do. Source: the lookup's contract: it may be asked many times, and its
-    answer need not be taken. The incidents are LMCache #4852 (https://github.com/LMCache/LMCache/pull/4852), #1075
+    Locks that expire by themselves leak until then. Source: the lookup's contract: it may be called many times, and its
+    answer need not be used. The incidents are LMCache #4852 (https://github.com/LMCache/LMCache/pull/4852), #1075
     (https://github.com/LMCache/LMCache/pull/1075) and #3770 (https://github.com/LMCache/LMCache/issues/3770). Needs a
-    connector that tells of its locks, and every event of the request.
+    connector that reports its locks, and every event of the request.
     """
 
     id = "lock-leak"

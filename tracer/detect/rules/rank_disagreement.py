@@ -13,7 +13,7 @@ class RankDisagreement(RequestRule[Lookup]):
 
     Invariant: h <= min over ranks of what each rank's store answered.
 
-    Different answers are legal where the smallest is taken; ranks that share keys answer once. Source: tensor parallelism:
+    Different answers are legal if the smallest is used; ranks that share keys answer once. Source: tensor parallelism:
     every rank loads its part of the same tokens. The incidents are LMCache #1467
     (https://github.com/LMCache/LMCache/issues/1467) and #1426 (https://github.com/LMCache/LMCache/pull/1426). Needs the
     ranks' answers to the lookup, and every event of the request since the lookup before.

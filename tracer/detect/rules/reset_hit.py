@@ -12,9 +12,9 @@ class ResetHit(EngineRule[Lookup]):
     Invariant: after `reset_cache`, h = 0 until something has been stored again.
 
     A reset of vLLM's own prefix cache alone does not reach the connector, and a hit after it is legal. A reset that the
-    connector refused, or does not implement, changes nothing. Source: vLLM, `Scheduler.reset_connector_cache`, called when
-    weights were changed; the incident is vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727). Needs a connector
-    that shows what it matched, stores that are told, and every event of the engine since the reset.
+    connector refused, or does not implement, changes nothing. Source: vLLM, `Scheduler.reset_connector_cache`, called
+    when weights were changed; the incident is vLLM #57727 (https://github.com/vllm-project/vllm/issues/57727). Needs a
+    connector that shows what it matched and reports its stores, and every event of the engine since the reset.
     """
 
     id = "reset-hit"

@@ -17,9 +17,9 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     epoch begins at or before max(h, c), not at a multiple of it.
 
     Asking many times is legal: vLLM asks again in every pass in which no blocks could be allocated. Source: vLLM,
-    `Scheduler.schedule`; the incident is LMCache #4508 (https://github.com/LMCache/LMCache/issues/4508), where two hits of
-    512 moved the store's watermark to 1024. Needs a connector that tells what it stores and what was there already, and
-    every event of the epoch.
+    `Scheduler.schedule`; the incident is LMCache #4508 (https://github.com/LMCache/LMCache/issues/4508), where two hits
+    of 512 moved the store's watermark to 1024. Needs a connector that reports what it stores and what was stored already,
+    and every event of the epoch.
     """
 
     id = "retried-lookup"

@@ -32,8 +32,8 @@ class StaleLookup(RequestRule[Lookup]):
 
     Source: vLLM, `KVConnectorBase_V1.get_num_new_matched_tokens`; the incident is LMCache #2158
     (https://github.com/LMCache/LMCache/issues/2158). Needs the event alone where the connector shows h or says that the
-    answer was cached; otherwise an earlier lookup of the same request. What the connector says it computed anew is left
-    to over-report.
+    answer was cached; otherwise an earlier lookup of the same request. Answers that the connector says it computed anew
+    are left to over-report.
     """
 
     id = "stale-lookup"

@@ -11,12 +11,12 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 class Statistics(RequestRule[Stats]):
     """The engine's statistics of cached tokens contradict themselves.
 
-    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once in
-    each admission; 0 if the lookup's answer was discarded.
+    Invariant: 0 <= external <= cached <= N, and the tokens counted as asked of the connector = N - c of the lookup, once
+    in each admission; 0 if the lookup's answer was discarded.
 
-    Hits stay counted when the load fails later, which vLLM means so, and the request may then be admitted, and counted,
-    again. Source: vLLM's counters must not decrease, or Prometheus' client raises and takes the engine along; the
-    incidents are LMCache #2912 (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752
+    Hits stay counted when the load fails later, as vLLM intends, and the request may then be admitted and counted again.
+    Source: vLLM's counters must not decrease, or Prometheus' client raises and the engine dies with it; the incidents are
+    LMCache #2912 (https://github.com/LMCache/LMCache/issues/2912), vLLM #36752
     (https://github.com/vllm-project/vllm/pull/36752) and #37354 (https://github.com/vllm-project/vllm/pull/37354). Needs
     the event alone; every event of the admission for the tokens asked.
     """

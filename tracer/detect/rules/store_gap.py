@@ -10,7 +10,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
-    """Where the hole before a store begins; None if there is none."""
+    """Where the hole before a store begins; None if there is no hole."""
     start = event.start
     if start is None or start <= account.evidence.stored_end or start <= account.longest_match:
         return None
@@ -25,12 +25,12 @@ def held_until(account: Account) -> int:
 class StoreGap(RequestRule[Store | StorePlan]):
     """The connector leaves a hole in what it stores of a request.
 
-    Invariant: a store begins at or before max(end of the stores before it, h), where h is the matched prefix: lookups find
-    prefixes only, so what lies behind a hole is never found again.
+    Invariant: a store begins at or before max(end of the stores before it, h), where h is the matched prefix: lookups
+    find only prefixes, so what lies behind a hole is never found again.
 
     Chunks that were in the store already count as stored. Source: prefix lookup, as all connectors of vLLM have it; the
     incidents are LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012) and vLLM #47235
-    (https://github.com/vllm-project/vllm/pull/47235). Needs a connector that tells what it stores and what was there
+    (https://github.com/vllm-project/vllm/pull/47235). Needs a connector that reports what it stores and what was stored
     already (OffloadConnector, LMCache), and every event of the epoch.
     """
 

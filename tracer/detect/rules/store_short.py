@@ -11,14 +11,14 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 class StoreShort(RequestRule[RequestEnd]):
     """The connector began to store a request and stopped before its prompt's end.
 
-    Invariant: at a request's end, max(end of its stores, h) >= floor_k(min(P, n)), if anything of it was stored in the epoch;
-    where h is the matched prefix, P the prompt, n the first token of the last step and k the chunk size.
+    Invariant: at a request's end, max(end of its stores, h) >= floor_k(min(P, n)), if anything of it was stored in the
+    epoch, where h is the matched prefix, P the prompt, n the first token of the last step and k the chunk size.
 
-    Tokens of the last step may be rejected or come too late to be stored; output is stored only if one asks for it; a
-    request of which nothing was stored may have been told so. Source: prefix lookup, as all connectors of vLLM have it; the
-    incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored, and
-    LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs a connector that tells what it stores and what was
-    there already (OffloadConnector, LMCache), and every event of the epoch.
+    Tokens of the last step may be rejected or come too late to be stored; output is stored only on request; a connector
+    may be configured to store nothing of a request. Source: prefix lookup, as all connectors of vLLM have it; the
+    incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored,
+    and LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs a connector that reports what it stores and
+    what was stored already (OffloadConnector, LMCache), and every event of the epoch.
     """
 
     id = "store-short"

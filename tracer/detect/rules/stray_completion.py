@@ -13,12 +13,12 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
     Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
     numbered transfer ends once.
 
-    A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its children,
-    and only one of them waits for it: each of them may tell it once. Source: vLLM,
+    A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its
+    children, although only one of them waits for it: each may report it once. Source: vLLM,
     `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
     vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
-    (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595). Needs
-    every event of the request.
+    (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595).
+    Needs every event of the request.
     """
 
     id = "stray-completion"

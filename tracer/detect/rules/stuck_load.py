@@ -11,9 +11,9 @@ class StuckLoad(DeadlineRule):
     Invariant: an allocation with x > 0 for an asynchronous load is followed by the load's completion or its error within
     120 seconds, unless the request ends.
 
-    An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in WAITING_FOR_REMOTE_KVS waits for
-    the workers' report for ever; the incidents are vLLM #53095 (https://github.com/vllm-project/vllm/issues/53095) and
-    dynamo #5012 (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
+    An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in WAITING_FOR_REMOTE_KVS waits
+    for the workers' report for ever; the incidents are vLLM #53095 (https://github.com/vllm-project/vllm/issues/53095)
+    and dynamo #5012 (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
     """
 
     id = "stuck-load"

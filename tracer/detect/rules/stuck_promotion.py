@@ -12,9 +12,9 @@ class StuckPromotion(DeadlineRule):
 
     Invariant: a received load is followed by the request's first step within 120 seconds, unless it ends or is preempted.
 
-    A busy engine may let it wait that long only if it is far too small: the blocks it waits for are held by it. Source:
-    vLLM, `Scheduler.schedule`; the incidents are vLLM #45388 (https://github.com/vllm-project/vllm/issues/45388) and #27074
-    (https://github.com/vllm-project/vllm/issues/27074). Needs every event of the request.
+    Only a far too small engine lets it wait that long because it is busy: the blocks that it waits for are its own.
+    Source: vLLM, `Scheduler.schedule`; the incidents are vLLM #45388 (https://github.com/vllm-project/vllm/issues/45388)
+    and #27074 (https://github.com/vllm-project/vllm/issues/27074). Needs every event of the request.
     """
 
     id = "stuck-promotion"

@@ -9,8 +9,8 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 class UnselectedLoad(RequestRule[LoadPlan]):
     """A connector loads although nothing was allocated for it.
 
-    Invariant: x > 0 in the connector's last allocation of the epoch before it plans a load. x = 0 means that its answer was
-    not taken: another child of a MultiConnector was chosen, or the tokens are recomputed.
+    Invariant: x > 0 in the connector's last allocation of the epoch before it plans a load. x = 0 means that its answer
+    was not taken: another child of a MultiConnector was chosen, or the tokens are recomputed.
 
     Blocks without tokens are legal, and so is storing. Source: vLLM, `MultiConnector.update_state_after_alloc` hands 0
     tokens to the children it has not chosen; the incidents are LMCache #4355

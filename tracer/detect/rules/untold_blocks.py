@@ -8,20 +8,20 @@ from kvtrail.tracer.model.events import RequestEnd, Schedule
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 NULL_BLOCK = 0
-"""vLLM puts it where a sliding window has left a block behind."""
+"""vLLM's placeholder for a block that a sliding window has left behind."""
 
 
 class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
     """The scheduler uses blocks of which it has not told the connector.
 
-    Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size and T
-    the block table as allocations and steps have told it; and the blocks that a request holds at its end are in T.
+    Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size
+    and T the block table as allocations and steps announced it; and the blocks that a request holds at its end are in T.
 
-    A table grows after the allocation, with every step that needs it, so that neither its length at the allocation nor the
-    blocks added since prove anything; a resumed request begins a new one. Source: vLLM, `KVCacheManager.allocate_slots` and
-    `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache #1732
-    (https://github.com/LMCache/LMCache/issues/1732). Needs every step with its block ids (level `detailed`), of an engine
-    with one KV cache group, and the block size that it really uses, which context parallelism multiplies.
+    A table grows after the allocation, with every step that needs it, so neither its length at the allocation nor the
+    blocks added since prove anything; a resumed request begins a new table. Source: vLLM, `KVCacheManager.allocate_slots`
+    and `SchedulerOutput`; the incidents are dynamo #8490 (https://github.com/ai-dynamo/dynamo/pull/8490) and LMCache
+    #1732 (https://github.com/LMCache/LMCache/issues/1732). Needs every step with its block ids (level `detailed`), of an
+    engine with one KV cache group, and the block size that it really uses, which context parallelism multiplies.
     """
 
     id = "untold-blocks"

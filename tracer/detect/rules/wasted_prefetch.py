@@ -13,7 +13,7 @@ class WastedPrefetch(RequestRule[Prefetch]):
     computed tokens of the lookup.
 
     A prefetch that began before the lookup knew c is legal. Source: arithmetic of chunks; the incident is LMCache #3490
-    (https://github.com/LMCache/LMCache/issues/3490). Needs the lookup before it, a connector that tells of prefetches, and
+    (https://github.com/LMCache/LMCache/issues/3490). Needs the lookup before it, a connector that reports prefetches, and
     its chunk size.
     """
 
