@@ -10,7 +10,7 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 class LoadStoreOverlap(RequestRule[LoadPlan]):
     """A load of a request begins while a store of it is open.
 
-    Invariant: open stores = 0 when a load is planned; for the OffloadingConnector, whose own rule it is.
+    Invariant: open stores = 0 when a load is planned; for connectors with the capability `exclusive_transfers`.
 
     Others may overlap: LMCache stores later chunks while earlier ones load. Source: vLLM, the OffloadingConnector asserts
     that a request has either one load or stores under way; the incident is vLLM #46014

@@ -30,8 +30,8 @@ class StoreGap(RequestRule[Store | StorePlan]):
 
     Chunks that were in the store already count as stored. Source: prefix lookup, as all connectors of vLLM have it; the
     incidents are LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012) and vLLM #47235
-    (https://github.com/vllm-project/vllm/pull/47235). Needs a connector that reports what it stores and what was stored
-    already (OffloadConnector, LMCache), and every event of the epoch.
+    (https://github.com/vllm-project/vllm/pull/47235). Needs the capability `reports_all_stores`
+    (OffloadConnector, LMCache), and every event of the epoch.
     """
 
     id = "store-gap"

@@ -17,8 +17,8 @@ class StoreShort(RequestRule[RequestEnd]):
     Tokens of the last step may be rejected or come too late to be stored; output is stored only on request; a connector
     may be configured to store nothing of a request. Source: prefix lookup, as all connectors of vLLM have it; the
     incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored,
-    and LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs a connector that reports what it stores and
-    what was stored already (OffloadConnector, LMCache), and every event of the epoch.
+    and LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs the capability
+    `reports_all_stores` (OffloadConnector, LMCache), and every event of the epoch.
     """
 
     id = "store-short"
