@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
-from kvtrail.tracer.detect.lanes import Lane, Lanes, Window, segments
+from kvtrail.tracer.detect.lanes import Lane, Window, segments
 from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.serve.api_requests import MAX_NS
 from kvtrail.tracer.serve.engines import RecorderState
@@ -78,24 +78,13 @@ def add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
         window = Window(
             from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, connector=connector, status=status, search=q
         )
-        recorders = list(pipeline.recorders.values())
-        now_ns = time.time_ns()
-        live = {r.engine for r in recorders if not r.closed and now_ns - r.last_ns <= SILENT_NS}
-        found = reader.lanes(window, live=live)
-        return columns(found, window, recorders, reader.marks, now_ns=now_ns, live=live, points=points)
+        return _columns(reader, window, list(pipeline.recorders.values()), points=points)
 
 
-def columns(
-    found: Lanes,
-    window: Window,
-    recorders: Sequence[RecorderState],
-    marks: Callable[..., list[dict[str, Any]]],
-    *,
-    now_ns: int,
-    live: set[str],
-    points: int,
-) -> LaneColumns:
-    """The window as columns. `marks` reads the findings of lanes, `live` are the engines that are still heard."""
+def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState], *, points: int) -> LaneColumns:
+    now_ns = time.time_ns()
+    live = {r.engine for r in recorders if not r.closed and now_ns - r.last_ns <= SILENT_NS}
+    found = reader.lanes(window, live=live)
     lanes = found.lanes
     finest_us = (window.to_ns - window.from_ns) / 1000 / points
     lost_ns = {r.engine: max((gap.to_ns for gap in r.gaps.within(0, now_ns)), default=0) for r in recorders}
@@ -115,7 +104,7 @@ def columns(
         for segment in segments(lane, window=window, until_ns=end_ns, finest_us=finest_us)
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
-    findings = [f for f in marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
+    findings = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
     lane_numbers = {(lane.engine, lane.request): number for number, lane in enumerate(lanes)}
 
     def us(at_ns: int) -> int:
