@@ -1,5 +1,8 @@
 """What is recorded of a traced connector's calls: between `traced`, which intercepts them, and the recorder.
 
+The calls of every step, and lookups, are written out in one piece: shared wrappers cost a step 3 % (`benchmarks/throughput.py
+thread`).
+
 Recording must never break the engine. Whatever fails here, an attribute that another vLLM names differently, a probe that no
 longer fits its connector, is logged once, and that recording is over; the connector goes on as if untraced.
 """
@@ -79,6 +82,7 @@ class Instrumentation:
         self._prefix_cache: Any = None
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
+        self.sees_ends = recorder is not None and self._probe.sees_ends
 
     # On the scheduler's side, in the order of a request's life.
 
@@ -111,7 +115,11 @@ class Instrumentation:
         """
         end_ns = time_ns()
         total, (returned, is_async) = request.num_tokens, answer
-        matched, cached = self._ask(self._probe.lookup, connector, request) or (None, None)
+        matched = cached = None
+        try:
+            matched, cached = self._probe.lookup(connector, request)
+        except Exception:
+            self._switch_probe_off()
         keys = self._ask(self._probe.keys, connector, request) if self._level.detailed else None
         refused = None
         if self._guard is not Guard.OBSERVE and contract.breach(total, computed, matched, returned, is_async):
@@ -162,28 +170,36 @@ class Instrumentation:
         self._recorder.record(_NAMES[kind], self._source, context, start_ns, time_ns(), values, text)
         self._recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to send more
 
-    @_never_breaks
     def step_built(self, connector: Any, output: Any, metadata: Any) -> None:
         """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
-        if self._pool.cached_block_hash_to_block is not self._prefix_cache:
-            self._prefix_cache = self._pool.cached_block_hash_to_block
-            self._record(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
-        if (
-            output.scheduled_new_reqs
-            or output.preempted_req_ids
-            or output.scheduled_cached_reqs.resumed_req_ids
-            or self._level.any_detailed
-        ):
-            self._scheduled(connector, output)
-        self._steps += 1
-        seen = self._ask(self._probe.stepped, connector, metadata)
+        if self._recorder is None:
+            return
+        try:
+            if self._pool.cached_block_hash_to_block is not self._prefix_cache:
+                self._prefix_cache = self._pool.cached_block_hash_to_block
+                self._record(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
+            if (
+                output.scheduled_new_reqs
+                or output.preempted_req_ids
+                or output.scheduled_cached_reqs.resumed_req_ids
+                or self._level.any_detailed
+            ):
+                self._scheduled(connector, output)
+            self._steps += 1
+        except Exception:
+            self._give_up()
+            return
+        try:
+            seen = self._probe.stepped(connector, metadata)
+        except Exception:
+            self._switch_probe_off()
+            return
         if seen is not None:
             self._seen(seen, metadata)
 
     def transfers_ended(self, connector: Any, output: Any) -> Sequence[int]:
-        """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends."""
-        if self._recorder is None or not self._probe.sees_ends:
-            return ()
+        """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends. Only asked
+        if the instrumentation `sees_ends`."""
         return self._ask(self._probe.ended, connector, output) or ()
 
     @_never_breaks
@@ -278,6 +294,7 @@ class Instrumentation:
                     values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
                     self._record(Kind.SCHEDULE, context, at_ns, values)
 
+    @_never_breaks
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
         at_ns = time_ns()
@@ -346,14 +363,18 @@ class Instrumentation:
         try:
             return question(*args)
         except Exception:
-            logger.exception(
-                "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
-                self._name,
-            )
-            self._probe = Probe()
-            if self._recorder is not None:
-                self._recorder.leave_gap()
+            self._switch_probe_off()
             return None
+
+    def _switch_probe_off(self) -> None:
+        logger.exception(
+            "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
+            self._name,
+        )
+        self._probe = Probe()
+        self.sees_ends = False
+        if self._recorder is not None:
+            self._recorder.leave_gap()
 
     def _give_up(self) -> None:
         logger.exception("kvtrail: a call of %s could not be recorded; nothing more is recorded of it", self._name)

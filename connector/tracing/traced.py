@@ -36,9 +36,22 @@ class Tracing:
 
     _kvtrail_plain: Any
     """The connector class. Its methods are called directly, since `super()` takes three times as long."""
-    _kvtrail = Instrumentation()
-    """Records nothing until the constructor is through: that may call methods, and the destructor runs even if it fails."""
+    _kvtrail: Instrumentation
+    _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
+    _kvtrail_build: Callable[..., Any]
+    _kvtrail_update: Callable[..., Any]
     _kvtrail_finishing = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
+        even if it fails. These are attributes of the object and of no class, which CPython finds soonest."""
+        self: Any = super().__new__(cls)
+        plain = cls._kvtrail_plain
+        self._kvtrail = Instrumentation()
+        self._kvtrail_look_up = plain.get_num_new_matched_tokens
+        self._kvtrail_build = plain.build_connector_meta
+        self._kvtrail_update = plain.update_connector_output
+        return self
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         transfer = vllm_config.kv_transfer_config
@@ -82,9 +95,9 @@ class Tracing:
         return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns = time_ns()
+        start_ns, look_up = time_ns(), self._kvtrail_look_up
         try:
-            answer = self._kvtrail_plain.get_num_new_matched_tokens(self, request, num_computed_tokens)
+            answer = look_up(self, request, num_computed_tokens)
         except BaseException as error:
             values = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
             self._kvtrail.failed(Kind.LOOKUP, request, start_ns, values, error)
@@ -102,14 +115,21 @@ class Tracing:
         return result
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        metadata = self._kvtrail_plain.build_connector_meta(self, scheduler_output)
+        build = self._kvtrail_build
+        metadata = build(self, scheduler_output)
         self._kvtrail.step_built(self, scheduler_output, metadata)
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
-        ended = self._kvtrail.transfers_ended(self, connector_output)  # the connector forgets their numbers
-        result = self._kvtrail_plain.update_connector_output(self, connector_output)
-        self._kvtrail.workers_reported(self, connector_output, ended)
+        instrumentation, update, out = self._kvtrail, self._kvtrail_update, connector_output
+        ended = instrumentation.transfers_ended(self, out) if instrumentation.sees_ends else ()
+        result = update(self, out)
+        try:
+            reported = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
+        except AttributeError:
+            reported = True  # another vLLM's report: recorded as far as it is understood
+        if reported:
+            instrumentation.workers_reported(self, out, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
