@@ -101,7 +101,7 @@ class BareScheduler(Stage):
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
-                _kv_cache(num_blocks, block_size),
+                tiny_model.kv_cache(num_blocks, block_size),
                 StructuredOutputManager(config),
                 block_size=block_size,
                 hash_block_size=block_size,
@@ -238,16 +238,3 @@ class WholeEngine(Stage):
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
-
-
-def _kv_cache(num_blocks: int, block_size: int) -> Any:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
-
-    layers = ["layer.0", "layer.1"]
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=2, head_size=32, dtype=torch.float32)
-    page = spec.page_size_bytes
-    whole = KVCacheTensor(page * num_blocks * len(layers), layers, layer_stride=page * num_blocks, block_stride=page)
-    return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[whole], kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
-    )

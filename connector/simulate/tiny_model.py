@@ -15,6 +15,7 @@ from typing import Any
 
 VOCABULARY = 512
 HIDDEN = 64
+HEADS = 2
 LAYERS = 2
 FEED_FORWARD = 128
 POSITIONS = 2048
@@ -59,6 +60,20 @@ def drafting(tokens: int) -> dict[str, Any]:
     return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 2}
 
 
+def kv_cache(num_blocks: int, block_size: int) -> Any:
+    """The model's KV cache, as vLLM's `KVCacheConfig`: one group of all layers."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+    layers = [f"layer.{number}" for number in range(LAYERS)]
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=HEADS, head_size=HIDDEN // HEADS, dtype=torch.float32)
+    page = spec.page_size_bytes
+    whole = KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)
+    return KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_tensors=[whole], kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
+    )
+
+
 def write_model(folder: Path, layers: int = LAYERS) -> None:
     """Write the model's configuration."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +82,7 @@ def write_model(folder: Path, layers: int = LAYERS) -> None:
         "model_type": "opt",
         "hidden_size": HIDDEN,
         "num_hidden_layers": layers,
-        "num_attention_heads": 2,
+        "num_attention_heads": HEADS,
         "ffn_dim": FEED_FORWARD,
         "word_embed_proj_dim": HIDDEN,
         "vocab_size": VOCABULARY,

@@ -17,8 +17,6 @@ from kvtrail.tracer.model.events import Alloc
 ASSUMED_BLOCK_SIZE = 16
 """vLLM's own, where the recording says nothing."""
 
-HEADS = 2
-
 
 def resolve(against: str) -> type:
     """The class to run against, untraced, by its name: of vLLM's registry, ours, `module:Class`, or `Faulty:<fault>:<name>`.
@@ -49,7 +47,8 @@ def make(
         Unusable: it cannot be made here; the text says why, and what to install.
     """
     block_size = recorded.block_size or ASSUMED_BLOCK_SIZE
-    kv_cache_config = _kv_cache(block_size, recorded)
+    blocks = (e.blocks_ids or () for c in recorded.calls for e in c.events if isinstance(e, Alloc))
+    kv_cache_config = tiny_model.kv_cache(max((max(ids, default=0) for ids in blocks), default=0) + 1, block_size)
     (group,) = kv_cache_config.kv_cache_groups
     block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
     calls = tuple(call.events for call in recorded.calls)
@@ -92,18 +91,3 @@ def _vllm_config(cls: type, recorded: RecordedCalls, block_size: int, settings: 
         made = EngineArgs(model=folder, **options).create_engine_config()
     made.cache_config.block_size = block_size  # a CPU engine would want a multiple of 32; none is made
     return made
-
-
-def _kv_cache(block_size: int, recorded: RecordedCalls) -> Any:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-
-    most = max((max(e.blocks_ids or (0,)) for c in recorded.calls for e in c.events if isinstance(e, Alloc)), default=0)
-    spec = FullAttentionSpec(
-        block_size=block_size,
-        num_kv_heads=HEADS,
-        head_size=tiny_model.HIDDEN // HEADS,
-        dtype=torch.float32,
-    )
-    layers = [f"layer.{n}" for n in range(tiny_model.LAYERS)]
-    return KVCacheConfig(num_blocks=most + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(layers, spec)])
