@@ -17,9 +17,8 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.scenario import CachesReset, Scenario, tokens
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Finding, Severity, Verdict
+from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 from kvtrail.tracer.model.spans import Span
 
 MUCH_LATER_S = 3600
@@ -68,7 +67,6 @@ def play(
     scenario: Scenario,
     connector: Mapping[str, Any] | None,
     *,
-    rules: Sequence[Rule] | None = None,
     whole_engine: bool = False,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Played:
@@ -76,7 +74,6 @@ def play(
 
     Args:
         connector: vLLM's `kv_transfer_config`; without one nothing is recorded.
-        rules: judge by these only.
         whole_engine: run vLLM's CPU engine, with a model and the connector's workers, instead of the bare scheduler.
         on_step: called with the number of steps so far.
 
@@ -100,13 +97,12 @@ def play(
     if whole_engine:
         for event in events:
             event.request = event.external  # the engine appends a suffix to the scenario's ids
-    detector = judged(events, rules=rules)
-    order = list(Severity)
+    detector = judged(events)
     found = [finding for held in detector.findings.values() for finding in held.values()]
     return Played(
         exporters=exporters,
         events=events,
-        findings=sorted(found, key=lambda f: (order.index(f.severity), f.first_ns, f.id)),
+        findings=by_weight(found),
         checks=Counter(detector.verdicts),
         error=error,
         steps=stage.steps,
@@ -148,9 +144,9 @@ def _reset(scheduler: Any, reset: CachesReset) -> None:
         scheduler.reset_connector_cache()
 
 
-def judged(events: Iterable[Event], *, rules: Sequence[Rule] | None = None) -> Detector:
+def judged(events: Iterable[Event]) -> Detector:
     """The detector after a whole history."""
-    detector = Detector(rules=rules)
+    detector = Detector()
     detector.feed(events)
     detector.settle()
     detector.tick()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
@@ -105,7 +106,10 @@ def check(
         checked.seconds = time.monotonic() - started
         on_progress(checked, doing)
 
-    for number in range(10**9):
+    def announce_shrinking(failure: Failure, smallest: Scenario) -> None:
+        announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
+
+    for number in count():
         profile, trial_seed = profiles[number % len(profiles)], seed + number // len(profiles)
         extra = varied(connector, random.Random(f"{profile}/{trial_seed}")) if config is None else config
         subject = Subject(connector, extra, beside=profile == "multi", may_reset_running=not asynchronous)
@@ -123,7 +127,7 @@ def check(
                 checked.repeated[failure.id] += 1
             elif not _a_consequence(failure, failures, checked):
                 small = shrunk(
-                    failure, subject, scenario, seconds=shrink_seconds, on_try=partial(_announce, announce, failure)
+                    failure, subject, scenario, seconds=shrink_seconds, on_try=partial(announce_shrinking, failure)
                 )
                 checked.found.append(
                     Found(
@@ -158,15 +162,10 @@ def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Check
     return failure.kind != "rule" and any(other.kind == "rule" and other.id in known for other in failures)
 
 
-def _announce(announce: Callable[[str], None], failure: Failure, smallest: Scenario) -> None:
-    announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
-
-
 def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
-    for key, count in played.checks.items():
-        checked.checks[key] += count
+    checked.checks.update(played.checks)
     lookups = [event for event in played.events if isinstance(event, Lookup)]
     checked.lookups += len(lookups)
     checked.hits += sum(bool(event.answer) for event in lookups)

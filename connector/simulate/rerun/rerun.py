@@ -6,7 +6,7 @@ As Temporal replays a workflow's history against its code, and reports where the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,12 @@ from kvtrail.connector.simulate.rerun import environment
 from kvtrail.connector.simulate.rerun.calls import RecordedCalls, recorded_calls
 from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.runner import Made, Runner
-from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History
+from kvtrail.tracer.replay.judging import judge
+
+Broken = dict[str, dict[str, str]]
+"""The rules that each event broke, by its span id, with their explanations."""
 
 
 def rerun(
@@ -57,7 +60,7 @@ def rerun(
         runner.run(progress)
     finally:
         connector.shutdown()
-    then, now = _judged(history, recorded, runner)
+    then, now = _broken_rules(history.events), _broken_rules(_rewritten(history, recorded, runner))
     calls = [_with_meaning(made, then, now) for made in runner.made if _concerns(made, request)]
     return Rerun(
         against=against,
@@ -69,42 +72,22 @@ def rerun(
     )
 
 
-def _judged(history: History, recorded: RecordedCalls, runner: Runner) -> tuple[Judge, Judge]:
-    """The rules on the history as it was recorded, and as it would be recorded now."""
-    then, now, rewritten = Judge(), Judge(), Rewritten()
+def _rewritten(history: History, recorded: RecordedCalls, runner: Runner) -> list[Event]:
+    """The history as it would be recorded now."""
+    now, rewritten = [], Rewritten()
     for event in history.events:
-        then.feed(event)
         instead = runner.replaced.get(event.span_id, [event])
-        for new in rewritten.instead(event, instead) if event.recorder == recorded.recorder else instead:
-            now.feed(new)
-    then.close()
-    now.close()
-    return then, now
+        now += rewritten.instead(event, instead) if event.recorder == recorded.recorder else instead
+    return now
 
 
-class Judge:
-    """Applies the rules to a history, and notes which event broke which rule."""
-
-    def __init__(self) -> None:
-        self._detector = Detector()
-        self._broken: dict[str, dict[str, str]] = {}
-
-    def feed(self, event: Event) -> None:
-        for finding in self._detector.feed([event]):
-            self._broken.setdefault(event.span_id, {})[finding.rule] = finding.explanation
-
-    def close(self) -> None:
-        """End the history: events that wait for missing ones are judged without them."""
-        for finding in self._detector.settle():
-            # Of a rule that was broken several times, this is the first span.
-            self._broken.setdefault(finding.witness[-1].span_id, {})[finding.rule] = finding.explanation
-
-    def broken(self, events: Iterable[Event]) -> dict[str, str]:
-        """The rules that these events broke, each with its explanation."""
-        found: dict[str, str] = {}
-        for event in events:
-            found.update(self._broken.get(event.span_id, {}))
-        return found
+def _broken_rules(events: Sequence[Event]) -> Broken:
+    judged = judge(events)
+    broken: Broken = {}
+    for index, findings in (*judged.found.items(), *judged.again.items()):
+        rules = broken.setdefault(events[index].span_id, {})
+        rules.update((finding.rule, finding.explanation) for finding in findings)
+    return broken
 
 
 class Rewritten:
@@ -138,9 +121,12 @@ class Rewritten:
         return self._given[key] - 1
 
 
-def _with_meaning(made: Made, then: Judge, now: Judge) -> Compared:
+def _with_meaning(made: Made, then: Broken, now: Broken) -> Compared:
     compared = made.compared
-    was_broken, is_broken = then.broken(made.recorded), now.broken(made.answered)
+    was_broken, is_broken = (
+        {rule: text for event in events for rule, text in broken.get(event.span_id, {}).items()}
+        for broken, events in ((then, made.recorded), (now, made.answered))
+    )
     if compared.outcome is Outcome.NOT_COMPARABLE:
         is_broken = {}  # in a history that may never have happened
     meaning = None
