@@ -1,7 +1,7 @@
-"""Traffic of engines that live on their own clock: requests that queue, wait, load, prefill, decode, are preempted and store.
+"""Made-up traffic of engines: requests that queue, wait, load, prefill, decode, are preempted and store.
 
-The events are those of a recorder at level `detailed`, with times of whoever asks for them, so that a page can be looked at
-while they come.
+The events are those of a recorder at level `detailed`. The caller chooses their times, so that a page can be watched while
+they arrive.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ BLOCK = 32
 
 @dataclass
 class Engine:
-    """One recorder, which numbers what it tells."""
+    """An engine with one recorder, which numbers its events.
+
+    Attributes:
+        events: how many it has recorded.
+        numbers: how many of each request.
+        begun: how many requests it has begun.
+    """
 
     name: str
     seed: int = 0
-    told: int = 0
+    events: int = 0
     numbers: Counter[str] = field(default_factory=Counter)
     begun: int = 0
 
@@ -36,22 +42,22 @@ class Engine:
         """A request that began then; `is_stale` gives it a preemption and the stale answer of LMCache #2158."""
         self.begun += 1
         request = f"{name or f'chat-{self.begun:04}'}-{self.random.getrandbits(32):08x}"
-        return list(self._tell(request, begin_ns, is_stale, is_open))
+        return list(self._events_of(request, begin_ns, is_stale, is_open))
 
-    def _tell(self, request: str, at: int, is_stale: bool, is_open: bool) -> Iterator[Event]:
+    def _events_of(self, request: str, at: int, is_stale: bool, is_open: bool) -> Iterator[Event]:
         dice = self.random
         total = dice.randrange(8, 40) * BLOCK
         epoch = 0
 
         def event(cls: type[Event], begin: int, end: int, role: str = "scheduler", **fields: Any) -> Event:
-            told = cls(
-                engine=self.name, recorder=f"recorder-of-{self.name}", sequence=self.told, connector="OffloadConnector",
+            made = cls(
+                engine=self.name, recorder=f"recorder-of-{self.name}", sequence=self.events, connector="OffloadConnector",
                 role=role, rank=0, start_ns=begin, end_ns=end, request=request, request_sequence=self.numbers[request],
                 epoch=epoch, **fields,
             )  # fmt: skip
-            self.told += 1
+            self.events += 1
             self.numbers[request] += 1
-            return told
+            return made
 
         yield event(e.RequestStart, at, at, total=total)
         at += int(dice.expovariate(1 / 300) * MS)
@@ -99,19 +105,19 @@ class Engine:
 
 
 def served(engine: Engine, *, from_ns: int, to_ns: int, every_ms: float = 400.0, stale_every: int = 0) -> list[Event]:
-    """What an engine tells of a stretch of time, without what would happen after it."""
-    told: list[Event] = []
+    """What an engine records in a stretch of time, without what would happen after it."""
+    recorded: list[Event] = []
     at = from_ns
     while at < to_ns:
         is_stale = bool(stale_every) and engine.begun % stale_every == stale_every - 1
         events = engine.request(at, is_stale=is_stale)
-        told += events
+        recorded += events
         at += int(engine.random.expovariate(1 / every_ms) * MS)
-    return until(told, to_ns)
+    return until(recorded, to_ns)
 
 
 def until(events: list[Event], to_ns: int) -> list[Event]:
-    """The events that have happened by then, numbered in the order in which they did."""
+    """The events that have happened by then, numbered in the order in which they happened."""
     happened = sorted((event for event in events if event.end_ns <= to_ns), key=lambda event: event.end_ns)
     for number, event in enumerate(happened):
         event.sequence = number

@@ -51,8 +51,8 @@ GOLDEN = list(table())
 DRIFTING = [golden for golden in GOLDEN if golden.findings]
 
 
-def told(result: Audit) -> dict[str, object]:
-    """All that an audit says, but for the numbers of lines."""
+def without_line_numbers(result: Audit) -> dict[str, object]:
+    """All that an audit says, except the numbers of lines."""
     return {**result.as_dict(), "unreadable": len(result.unreadable)}
 
 
@@ -75,7 +75,7 @@ def test_a_trace_is_judged_as_recorded_in_any_order_of_its_events(golden: Golden
     for seed in range(ORDERS):
         random.Random(seed).shuffle(lines)
         shuffled.write_text("\n".join(lines))
-        assert told(audit([shuffled])) == told(recorded)
+        assert without_line_numbers(audit([shuffled])) == without_line_numbers(recorded)
 
 
 @pytest.mark.parametrize("golden", DRIFTING, ids=lambda golden: golden.name)
@@ -83,23 +83,23 @@ def test_a_drifting_trace_is_cut_down_to_what_cannot_be_left_out(golden: Golden)
     assert_minimal(minimize(load([golden.path])))
 
 
-def test_the_minimized_trace_is_minimal_already_and_says_of_what_it_is_a_part() -> None:
+def test_the_minimized_trace_is_minimal_and_says_of_how_many_events_it_is_a_part() -> None:
     recording = load([HERE / "stale-lookup.jsonl"])
     assert minimize(recording).history == recording
     for _, span in recording.moments:
         assert span.resource[semconv.MINIMIZED_EVENTS.key] > len(recording.moments)
 
 
-def test_the_whole_and_the_part_tell_of_the_same_drift() -> None:
+def test_the_whole_and_the_part_show_the_same_drift() -> None:
     """The one with every step, the other without: recorded twice, so ids and times differ, and the contradiction does not."""
     (whole,), (part,) = (findings(load([HERE / f"stale-lookup{end}.jsonl"]).events).values() for end in ("-whole", ""))
     assert (part.request, part.epoch, part.numbers) == (whole.request, whole.epoch, whole.numbers)
 
 
 def test_the_traces_are_what_their_stories_say() -> None:
-    """They must go on to be worth keeping when they are recorded again."""
+    """Recorded again, they must still show what they are there for."""
     events = {golden.name: load([golden.path]).events for golden in GOLDEN}
-    kinds = {name: Counter(event.kind for event in told) for name, told in events.items()}
+    kinds = {name: Counter(event.kind for event in recorded) for name, recorded in events.items()}
     assert kinds["preempted"][semconv.Kind.PREEMPT] == 1
     assert kinds["loaded-again"][semconv.Kind.PREEMPT] == 2
     again = [e for e in events["loaded-again"] if e.kind == semconv.Kind.ALLOC and e.epoch == 1]

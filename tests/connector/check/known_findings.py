@@ -1,5 +1,6 @@
 """Findings in connectors that others wrote, each with the smallest scenario that shows it: data for the tests, and for the
-traces in tests/golden/findings, which `python tests/connector/check/known_findings.py` writes again.
+traces in tests/golden/findings, which
+`PYTHONPATH=tests python tests/connector/check/known_findings.py` writes again.
 """
 
 from __future__ import annotations
