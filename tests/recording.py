@@ -1,4 +1,4 @@
-"""What the recorders of this process tell, as a trace file."""
+"""What the recorders of this process record, as a trace file."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class RequestContext:
         request_id: the engine's id; empty in the context of events that concern no request.
         request: vLLM's request object on the scheduler's side, else None.
         hashed: how many of its block hashes have been recorded.
-        started: whether its start has been recorded; several connectors may be told of it.
+        started: whether its start has been recorded; several connectors may report it.
         ended: once the request has ended, a weak reference to vLLM's object.
         incarnation: how often the id had been used before.
         epoch: the preemption epoch, as of the last call.
@@ -103,7 +103,7 @@ class Contexts:
 
     def end(self, context: RequestContext) -> None:
         """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
-        the id again, so that the tracer can tell the two apart."""
+        the id again, so that the tracer can distinguish the two."""
         if self.open.pop(context.request_id, None) is not None:
             context.ended = None if context.request is None else weakref.ref(context.request)
             context.request = None
