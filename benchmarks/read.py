@@ -1,4 +1,4 @@
-"""Reading and judging a recorded history: events a second, the quick way and by protobuf's parser, and what memory it takes.
+"""Reading and judging a recorded history: events a second, by the codec and by Google's JSON parser, and the memory it takes.
 
 The history is real: vLLM's bare scheduler with the traced OffloadConnector, chunked prefill, preemptions, aborts and resets;
 as many spans in a line as a recorder sends. Wall time is what one waits; CPU time is what a busy machine lengthens less.
@@ -34,7 +34,7 @@ from kvtrail.tracer.replay.audit import audit
 
 ROOT = Path(__file__).parents[1]
 HEAD_LINES = 20
-"""Lines that both ways read: the whole file would take the slow one minutes."""
+"""Lines that both read: the whole file would take Google's parser minutes."""
 STEPS_A_FLUSH = 2000
 MEMORY = """
 import sys
@@ -79,8 +79,8 @@ def record(path: Path, level: str, requests: int) -> None:
     writer.close()
 
 
-def by_protobuf(path: Path, *, judged: bool) -> int:
-    """The way that the sidecar's receiver goes, and that an audit went before."""
+def by_google(path: Path, *, judged: bool) -> int:
+    """By way of Google's JSON parser."""
     detector, seen = Detector(), set()
     count = 0
     for line in path.open("rb"):
@@ -95,7 +95,7 @@ def by_protobuf(path: Path, *, judged: bool) -> int:
     return count
 
 
-def quickly(path: Path, *, judged: bool) -> int:
+def by_codec(path: Path, *, judged: bool) -> int:
     if judged:
         return audit([path]).events
     return sum(len(batch.events) for batch in TraceReader(path).decoded())
@@ -116,12 +116,12 @@ def compare(path: Path, level: str, rounds: int) -> None:
         what = f"{level}, {'read and judged' if judged else 'read'}"
         ours, theirs, wall, cpu = [], [], [], []
         for _ in range(rounds):
-            ours.append(timed(quickly, head, judged=judged)[2])
-            theirs.append(timed(by_protobuf, head, judged=judged)[2])
-            events, by_clock, by_processor = timed(quickly, path, judged=judged)
+            ours.append(timed(by_codec, head, judged=judged)[2])
+            theirs.append(timed(by_google, head, judged=judged)[2])
+            events, by_clock, by_processor = timed(by_codec, path, judged=judged)
             wall.append(by_clock)
             cpu.append(by_processor)
-        print_ratio(f"{what}, {HEAD_LINES} lines, CPU time", ours, theirs, "events/s", ("quick", "protobuf"))
+        print_ratio(f"{what}, {HEAD_LINES} lines, CPU time", ours, theirs, "events/s", ("codec", "Google"))
         for clock, rates in (("CPU", cpu), ("wall", wall)):
             median = statistics.median(rates)
             print(

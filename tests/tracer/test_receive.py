@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from history import history
@@ -100,6 +101,16 @@ def test_bad_requests_are_refused_with_a_reason(
     answer = httpx.post(f"{api.url}/v1/traces", content=content, headers=headers)
     assert answer.status_code == code
     assert said in answer.content.decode(errors="replace")
+
+
+def test_damaged_bytes_are_refused_over_grpc_for_good(api: Tracer) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{api.grpc_port}") as channel:
+        export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+        with pytest.raises(grpc.RpcError) as refused:
+            export(b"\xff\xff", timeout=30)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "not an OTLP trace request" in refused.value.details()
+        assert export(b"", timeout=30) == b""
 
 
 def test_a_span_that_lacks_what_it_needs_is_stored_counted_and_harmless(start_tracer: Start) -> None:

@@ -32,10 +32,8 @@ _MOST = 2**63
 _IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _TRACE_ID, _SPAN_ID = 32, 16
 """Hexadecimal digits."""
-_SEQUENCE = f'{semconv.SEQUENCE.key}"'.encode()
 _FIRST, _NEXT, _LAST = b'[{"key":"', b'},{"key":"', b"}]"
 
-_AFTER_SOURCE = _NEXT + _SEQUENCE
 _Time = Annotated[int, Meta(ge=0, le=LATEST_NS)]
 _Small = Annotated[int, Meta(ge=0, lt=2**31)]
 _NO_ATTRIBUTES = Raw(b"[]")
@@ -138,8 +136,6 @@ class JsonDecoder(Decoder[str, _Span]):
 
     def __init__(self) -> None:
         self._remembered = Remembered(_piece)
-        self._sources = Remembered(lambda source: dict(map(self._remembered.__getitem__, source.split(_NEXT))))
-        """What the attributes of our spans say before the span's number: the same in all of a connector's spans."""
         self._protobuf = ProtobufDecoder()
 
     def spans(self, data: str) -> list[Span]:
@@ -186,11 +182,7 @@ class JsonDecoder(Decoder[str, _Span]):
         encoded = bytes(holder.attributes)
         if encoded.startswith(_FIRST) and encoded.endswith(_LAST):
             try:
-                source, _, rest = encoded[len(_FIRST) : -len(_LAST)].partition(_AFTER_SOURCE)
-                values = self._sources[source].copy()
-                if rest:
-                    values.update(map(self._remembered.__getitem__, (_SEQUENCE + rest).split(_NEXT)))
-                return values
+                return dict(map(self._remembered.__getitem__, encoded[len(_FIRST) : -len(_LAST)].split(_NEXT)))
             except msgspec.DecodeError:
                 pass
         return _by_key(_read_attributes(encoded))
