@@ -15,7 +15,7 @@ from kvtrail.connector.tracing.traced import Tracing
 from kvtrail.tracer.model.events import Alloc
 
 ASSUMED_BLOCK_SIZE = 16
-"""vLLM's own, where the recording says nothing."""
+"""vLLM's default, where none is recorded."""
 
 
 def resolve(against: str) -> type:
@@ -41,7 +41,7 @@ def make(
 ) -> tuple[Any, Environment, int]:
     """A connector object in its recorded environment, and the block size that it was made for.
 
-    `config` is `kv_connector_extra_config`; it goes before what was recorded.
+    `config` is `kv_connector_extra_config`; it overrides what was recorded.
 
     Raises:
         Unusable: it cannot be made here; the text says why, and what to install.
@@ -89,5 +89,5 @@ def _vllm_config(cls: type, recorded: RecordedCalls, block_size: int, settings: 
     with tempfile.TemporaryDirectory() as folder:
         tiny_model.write_model(Path(folder))
         made = EngineArgs(model=folder, **options).create_engine_config()
-    made.cache_config.block_size = block_size  # a CPU engine would want a multiple of 32; none is made
+    made.cache_config.block_size = block_size  # an engine on the CPU would want a multiple of 32; none is started
     return made
