@@ -1,4 +1,15 @@
-"""From events to findings: order, the account of each request, the state of each engine, and the rules that judge them.
+"""From events to findings: the account of each request, the state of each engine, and the rules that judge them.
 
-In: events, in any order. Out: findings and verdicts; phases, lanes and savings for whoever draws. Pure: no I/O, no clock.
+In: events, in any order. Out: findings and verdicts, and phases, lanes and savings to show. Pure: no I/O, no clock.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtrail.tracer.model.semconv import Kind
+
+
+def handlers(cls: type) -> dict[Kind, Callable[..., None]]:
+    """The methods of a class that enter events, by kind: `_enter_lookup` enters events of `Kind.LOOKUP`."""
+    return {kind: getattr(cls, name) for kind in Kind if hasattr(cls, name := f"_enter_{kind.name.lower()}")}

@@ -7,10 +7,11 @@ pure: no clock, no I/O. It expects the events of a request in order; the detecto
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -18,6 +19,7 @@ from kvtrail.tracer.model.events import (
     Free,
     Load,
     LoadError,
+    LoadPlan,
     Lock,
     Lookup,
     Plan,
@@ -34,7 +36,6 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
     Unlock,
 )
-from kvtrail.tracer.model.semconv import Kind
 
 SCHEDULER = "scheduler"
 REMEMBERED_LOOKUPS = 16
@@ -209,10 +210,10 @@ class Account:
         if self.status != "failed":
             self.status = "abandoned"
 
-    def _enter_start(self, event: RequestStart) -> None:
+    def _enter_request_start(self, event: RequestStart) -> None:
         self.total = self.prompt = event.total
 
-    def _enter_end(self, event: RequestEnd) -> None:
+    def _enter_request(self, event: RequestEnd) -> None:
         self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
         self.total = event.total or self.total
         if event.free_delayed:
@@ -286,9 +287,14 @@ class Account:
         if event.role == SCHEDULER:  # from a log; a worker's store repeats the plan, on every rank
             self._extend(event)
 
+    def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.transfer_id is not None:
+            self.evidence.jobs[event.transfer_id] = event
+
     def _enter_store_plan(self, event: StorePlan) -> None:
         self._extend(event)
-        self._open_job(event)
+        if event.transfer_id is not None:
+            self.evidence.jobs[event.transfer_id] = event
 
     def _extend(self, event: Store | StorePlan) -> None:
         if event.start is not None:
@@ -297,10 +303,6 @@ class Account:
                 self.evidence.stored_end = end
             self.evidence.store = event
             self.stored_ranges = merged(self.stored_ranges, event.start, end)
-
-    def _open_job(self, event: Plan) -> None:
-        if event.transfer_id is not None:
-            self.evidence.jobs[event.transfer_id] = event
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         self.evidence.jobs.pop(event.transfer_id, None)
@@ -345,27 +347,7 @@ class Account:
 
 
 _NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases")]
-_ENTER: dict[Kind, Callable[[Account, Any], None]] = {
-    Kind.REQUEST_START: Account._enter_start,
-    Kind.REQUEST: Account._enter_end,
-    Kind.LOOKUP: Account._enter_lookup,
-    Kind.RANK_LOOKUP: Account._enter_rank_lookup,
-    Kind.ALLOC: Account._enter_alloc,
-    Kind.SCHEDULE: Account._enter_schedule,
-    Kind.PREEMPT: Account._enter_preempt,
-    Kind.LOAD: Account._enter_load,
-    Kind.LOAD_ERROR: Account._enter_load_error,
-    Kind.LOAD_PLAN: Account._open_job,
-    Kind.STORE: Account._enter_store,
-    Kind.STORE_PLAN: Account._enter_store_plan,
-    Kind.TRANSFER_END: Account._enter_transfer_end,
-    Kind.RECEIVED: Account._enter_received,
-    Kind.SENT: Account._enter_sent,
-    Kind.LOCK: Account._enter_lock,
-    Kind.UNLOCK: Account._enter_unlock,
-    Kind.STATS: Account._enter_stats,
-    Kind.FREE: Account._enter_free,
-}
+_ENTER = handlers(Account)
 
 
 def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
@@ -378,21 +360,6 @@ def merged(ranges: Sequence[tuple[int, int]], start: int, end: int) -> list[tupl
     touching = [(a, b) for a, b in ranges if not (b < start or a > end)]
     joined = (min([start, *(a for a, _ in touching)]), max([end, *(b for _, b in touching)]))
     return sorted([*apart, joined])
-
-
-def _same(one: Lookup, other: Lookup) -> bool:
-    """Whether two lookups have the same numbers, in the same epoch, from the same connector."""
-    return (
-        one.computed == other.computed
-        and one.returned == other.returned
-        and one.total == other.total
-        and one.matched == other.matched
-        and one.epoch == other.epoch
-        and one.connector_id == other.connector_id
-        and one.cached == other.cached
-        and one.is_async == other.is_async
-        and one.refused == other.refused
-    )
 
 
 def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
@@ -408,3 +375,18 @@ def grown(table: list[int] | None, added: Sequence[int]) -> list[int]:
 def grows(table: Sequence[int], added: Sequence[int]) -> bool:
     """Whether the blocks that a step adds are new to a table."""
     return bool(added) and (not table or table[-1] != added[-1])
+
+
+def _same(one: Lookup, other: Lookup) -> bool:
+    """Whether two lookups have the same numbers, in the same epoch, from the same connector."""
+    return (  # compared one by one: it is faster than two tuples
+        one.computed == other.computed
+        and one.returned == other.returned
+        and one.total == other.total
+        and one.matched == other.matched
+        and one.epoch == other.epoch
+        and one.connector_id == other.connector_id
+        and one.cached == other.cached
+        and one.is_async == other.is_async
+        and one.refused == other.refused
+    )

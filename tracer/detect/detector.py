@@ -79,7 +79,8 @@ class Detector:
         self._engines: dict[str, tuple[Engine, Stream]] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._rules = RuleSet(all_rules() if rules is None else rules)
-        self._request_rules, self._engine_rules = self._rules.for_requests, self._rules.for_engines
+        self._incomplete_request_rules, self._request_rules = self._rules.for_requests
+        self._incomplete_engine_rules, self._engine_rules = self._rules.for_engines
 
     def feed(self, events: Iterable[Event]) -> list[Finding]:
         """Enter events; returns the findings that are new or were seen again, each once."""
@@ -284,7 +285,8 @@ class Detector:
             account = request.account = self._open_account(key)
             request.checked = False
         kind = event.kind
-        for tally, judge in self._request_rules[account.complete].get(kind, ()):
+        rules = self._request_rules if account.complete else self._incomplete_request_rules
+        for tally, judge in rules.get(kind, ()):
             judgement = judge(event, account)
             if judgement is _OK:
                 tally.ok += 1
@@ -322,7 +324,8 @@ class Detector:
 
     def _enter_engine(self, event: Event, engine: Engine, touched: dict[str, Finding]) -> None:
         """Judge the event whose turn it is, and enter it into its engine's state."""
-        for tally, judge in self._engine_rules[engine.complete].get(event.kind, ()):
+        rules = self._engine_rules if engine.complete else self._incomplete_engine_rules
+        for tally, judge in rules.get(event.kind, ()):
             judgement = judge(event, engine)
             if judgement is _OK:
                 tally.ok += 1
@@ -331,7 +334,7 @@ class Detector:
             elif judgement is not None:
                 self._record(tally, judgement, touched)
         if event.request is None:  # request rules that need the event alone judge it all the same
-            for tally, judge_request in self._request_rules[False].get(event.kind, ()):
+            for tally, judge_request in self._incomplete_request_rules.get(event.kind, ()):
                 judgement = judge_request(event, Account(event.engine, "", complete=False))
                 if judgement is not None:
                     self._record(tally, judgement, touched)

@@ -5,10 +5,10 @@ Pure, like the accounts. It expects the events of one recorder in order; the det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, grown
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -145,7 +145,7 @@ class Engine:
         self.tables.pop(event.request or "", None)
         self.admitted.discard(event.request or "")
 
-    def _enter_end(self, event: RequestEnd) -> None:
+    def _enter_request(self, event: RequestEnd) -> None:
         if not event.free_delayed:
             self.tables.pop(event.request or "", None)
         self.lookups.pop(event.request or "", None)
@@ -244,20 +244,4 @@ def _first_loaded(event: Alloc) -> int:
     return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
 
 
-_ENTER: dict[Kind, Callable[[Engine, Any], None]] = {
-    Kind.LOOKUP: Engine._enter_lookup,
-    Kind.ALLOC: Engine._enter_alloc,
-    Kind.SCHEDULE: Engine._enter_schedule,
-    Kind.PREEMPT: Engine._enter_preempt,
-    Kind.REQUEST: Engine._enter_end,
-    Kind.SENT: Engine._enter_sent,
-    Kind.RECEIVED: Engine._enter_received,
-    Kind.LOAD_PLAN: Engine._enter_load_plan,
-    Kind.STORE_PLAN: Engine._enter_store_plan,
-    Kind.TRANSFER_END: Engine._enter_transfer_end,
-    Kind.FLUSH: Engine._enter_flush,
-    Kind.LOAD_ERROR: Engine._enter_load_error,
-    Kind.EVICT: Engine._enter_evict,
-    Kind.RESET: Engine._enter_reset,
-    Kind.KEY: Engine._enter_key,
-}
+_ENTER = handlers(Engine)

@@ -7,12 +7,11 @@ is not recorded is not made up: at level `basic` only the first step of a reques
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any
 
+from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
@@ -30,7 +29,6 @@ from kvtrail.tracer.model.events import (
     StorePlan,
     TransferEnd,
 )
-from kvtrail.tracer.model.semconv import Kind
 
 MOST_CHANGES = 256
 """Changes, and transfers, remembered of one request; beyond that the shorter half is forgotten."""
@@ -135,7 +133,7 @@ class Phases:
             self._transfers.sort(key=lambda t: t[1] - t[0])
             del self._transfers[: MOST_CHANGES // 2]
 
-    def _enter_start(self, event: RequestStart) -> None:
+    def _enter_request_start(self, event: RequestStart) -> None:
         self._total = event.total
         self._change(event.start_ns, Phase.QUEUED)
 
@@ -188,26 +186,13 @@ class Phases:
     def _enter_received(self, event: Received) -> None:
         self._change(event.end_ns, self._waits)
 
-    def _enter_end(self, event: RequestEnd) -> None:
+    def _enter_request(self, event: RequestEnd) -> None:
         self._change(event.end_ns, Phase.STORE if event.free_delayed else Phase.DONE)
 
-    def _enter_released(self, event: Sent | Free) -> None:
+    def _enter_sent(self, event: Sent | Free) -> None:
         self._change(event.end_ns, Phase.DONE)
 
+    _enter_free = _enter_sent
 
-_ENTER: dict[Kind, Callable[[Phases, Any], None]] = {
-    Kind.REQUEST_START: Phases._enter_start,
-    Kind.LOOKUP: Phases._enter_lookup,
-    Kind.ALLOC: Phases._enter_alloc,
-    Kind.SCHEDULE: Phases._enter_schedule,
-    Kind.PREEMPT: Phases._enter_preempt,
-    Kind.LOAD: Phases._enter_load,
-    Kind.STORE: Phases._enter_store,
-    Kind.LOAD_PLAN: Phases._enter_load_plan,
-    Kind.STORE_PLAN: Phases._enter_store_plan,
-    Kind.TRANSFER_END: Phases._enter_transfer_end,
-    Kind.RECEIVED: Phases._enter_received,
-    Kind.REQUEST: Phases._enter_end,
-    Kind.SENT: Phases._enter_released,
-    Kind.FREE: Phases._enter_released,
-}
+
+_ENTER = handlers(Phases)

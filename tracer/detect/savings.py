@@ -8,10 +8,11 @@ What a missing event leaves undecided is not counted.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -27,7 +28,6 @@ from kvtrail.tracer.model.events import (
     Store,
     TransferEnd,
 )
-from kvtrail.tracer.model.semconv import Kind
 
 MINUTE_S = 60
 HOUR_S = 3600
@@ -265,7 +265,7 @@ class SavingsCounter:
     def _enter_preempt(self, event: Preempt, _: Account) -> None:
         self._add(event, "preemptions")
 
-    def _enter_end(self, event: RequestEnd, account: Account) -> None:
+    def _enter_request(self, event: RequestEnd, account: Account) -> None:
         for asked in self._open.pop((event.engine, event.request or ""), {}).values():
             if asked.alloc is None and account.complete:
                 self._unused(asked.lookup)
@@ -288,16 +288,7 @@ class SavingsCounter:
             self._add(event, f"{way}_bytes_ns", took_ns)
 
 
-_ENTER: dict[Kind, Callable[[SavingsCounter, Any, Account], None]] = {
-    Kind.LOOKUP: SavingsCounter._enter_lookup,
-    Kind.ALLOC: SavingsCounter._enter_alloc,
-    Kind.RECEIVED: SavingsCounter._enter_received,
-    Kind.SCHEDULE: SavingsCounter._enter_schedule,
-    Kind.PREEMPT: SavingsCounter._enter_preempt,
-    Kind.REQUEST: SavingsCounter._enter_end,
-    Kind.LOAD: SavingsCounter._enter_load,
-    Kind.STORE: SavingsCounter._enter_store,
-}
+_ENTER = handlers(SavingsCounter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

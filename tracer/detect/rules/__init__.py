@@ -151,18 +151,21 @@ class Tally:
     unknown: int = 0
 
 
+Judges = dict[Kind, list[tuple[Tally, Judge]]]
+"""By kind of event: the rules' judges, with their tallies."""
+
+
 class RuleSet:
     """The rules that judge, by kind of event, and how often each gave which verdict.
 
     Attributes:
-        for_requests, for_engines: by whether the history is complete, then by kind of event: the rules' judges with their
-            tallies.
+        for_requests, for_engines: the judges for an incomplete history, and for a complete one.
         deadlines: the rules that judge what has not happened.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.for_requests: tuple[dict[Kind, list[tuple[Tally, Judge]]], ...] = ({}, {})
-        self.for_engines: tuple[dict[Kind, list[tuple[Tally, Judge]]], ...] = ({}, {})
+        self.for_requests: tuple[Judges, Judges] = ({}, {})
+        self.for_engines: tuple[Judges, Judges] = ({}, {})
         self.deadlines: list[tuple[Tally, DeadlineRule]] = []
         self._tallies = [Tally(rule) for rule in rules]
         for tally in self._tallies:
