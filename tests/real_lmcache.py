@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -58,12 +59,18 @@ def folders(version: str) -> list[Path]:
 
 @cache
 def _fetch(name: str, pins: tuple[str, ...]) -> str:
-    """Install into a folder of the cache, whole or not at all; returns why it failed, or an empty text."""
+    """Install into a folder of the cache, whole or not at all, once for all processes; returns why it failed, if it did."""
+    INSTALLED.mkdir(parents=True, exist_ok=True)
+    with (INSTALLED / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _install(name, pins)
+
+
+def _install(name: str, pins: tuple[str, ...]) -> str:
     place = INSTALLED / name
     note = place / "pins.txt"
     if note.is_file() and note.read_text().split() == list(pins):
         return ""
-    INSTALLED.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=INSTALLED))
     command = [
         "install",
