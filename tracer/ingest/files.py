@@ -1,6 +1,6 @@
 """Files as they lie on the disk, plain or compressed, read as far as they go.
 
-What a file is compressed with is told by its first bytes, whatever its name. A file whose writer was killed ends within a
+A file's first bytes say how it is compressed, whatever its name. A file whose writer was killed ends within a
 compressed block, or within a line: all that comes before is read, and `Source.damage` says what is not.
 """
 

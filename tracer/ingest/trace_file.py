@@ -79,7 +79,7 @@ def _unpacked(data: bytes) -> Message:
 
 
 class TraceReader:
-    """Reads one file; a message that is none is counted and told, never fatal.
+    """Reads one file. A message that cannot be read is counted and reported, never fatal.
 
     Attributes:
         bad_lines: (number of the line or message, reason) of those that could not be read.
@@ -113,7 +113,7 @@ class TraceReader:
         good = number = 0
         try:
             with files.opened(self.path) as (raw, text, source):
-                told = 0
+                reported = 0
                 for number, message in enumerate(messages(text), start=1):
                     try:
                         if message.damage is not None:
@@ -131,8 +131,8 @@ class TraceReader:
                     yield result
                     if self.on_bytes is not None:
                         at = raw.tell()
-                        self.on_bytes(at - told)
-                        told = at
+                        self.on_bytes(at - reported)
+                        reported = at
                 if source is not None and source.damage is not None:
                     if self.bad_lines and self.bad_lines[-1][0] == number:
                         self.bad_lines.pop()  # the line in which the damage lies

@@ -75,8 +75,8 @@ class Assembler:
                 yield from self._shortfall(process, record, reading)
             case Role.MISMATCH:
                 yield from self._mismatch(process, record, reading)
-            case Role.TOLD:
-                self.stories.tell(record, reading)
+            case Role.NOTE:
+                self.stories.add(record, reading)
 
     def close(self) -> Iterator[Event]:
         """The events that waited for a line which did not come."""
@@ -89,7 +89,7 @@ class Assembler:
         storing, process.storing = process.storing, None
         if storing is None or (reading.request or storing.request) != storing.request:
             reading.words += "; from which position on is not printed"
-            self.stories.tell(record, reading)
+            self.stories.add(record, reading)
             return
         start, count = storing.fields["start"], reading.fields["count"]
         reading.request, reading.fields["start"] = storing.request, start
@@ -146,7 +146,7 @@ class Assembler:
                 self._epochs[request] = self._epochs.get(request, 0) + 1
             elif reading.kind is Kind.LOOKUP:
                 self._lookups[request] = reading.fields
-        self.stories.tell(record, reading)
+        self.stories.add(record, reading)
         sequence, process.sequence = process.sequence, process.sequence + 1
         scheduler = reading.kind in _SCHEDULERS or (reading.kind is Kind.RANK_LOOKUP and "total" in reading.fields)
         return CLASSES[reading.kind](

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, numbers
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, numbers
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"
@@ -47,10 +47,6 @@ def _lookup(match: re.Match[str]) -> Reading:
         reading.words += f"{need} to load"
     reading.fields = {"total": total, "computed": computed, "matched": matched, "returned": returned}
     return reading
-
-
-def _undecided(match: re.Match[str]) -> Reading:
-    return Reading(Role.TOLD, "looked up: the store is still looking, and vLLM will ask again", match["request"])
 
 
 def _storing(match: re.Match[str]) -> Reading:
@@ -96,18 +92,6 @@ def _mismatch(match: re.Match[str]) -> Reading:
     return Reading(Role.MISMATCH, words, match["request"], Kind.ALLOC, fields, error=match[0].strip(), remarkable=True)
 
 
-def _scheduled(match: re.Match[str]) -> Reading:
-    """The number is the length of the prefix, computed tokens included: it says neither where a load begins nor how long
-    it is."""
-    words = f"scheduled to load, for a prefix of {match['count']} tokens"
-    return Reading(Role.TOLD, words, match["request"])
-
-
-def _timeout(match: re.Match[str]) -> Reading:
-    words = f"the store did not answer within {match['seconds']} seconds: LMCache says 0 tokens"
-    return Reading(Role.TOLD, words, match["request"], remarkable=True)
-
-
 def _backend(match: re.Match[str]) -> Reading:
     words = (
         f"{match['backend']} holds {match['matched']} tokens, {match['hit']} of the {match['chunks']} chunks asked for"
@@ -139,29 +123,9 @@ def _count(match: re.Match[str]) -> Reading:
     return Reading(Role.EVENT, words, None, Kind.REFCOUNT, fields, remarkable=True)
 
 
-def _released(match: re.Match[str]) -> Reading:
-    return Reading(Role.TOLD, "a memory object of its lookup is released", match["request"])
-
-
-def _failed(match: re.Match[str]) -> Reading:
-    """It counts blocks and does not say which they are."""
-    words = f"{match['count']} tokens in {match['blocks']} blocks could not be loaded, which vLLM is told"
-    return Reading(Role.TOLD, words, match["request"], remarkable=True)
-
-
-def _prefetched(match: re.Match[str]) -> Reading:
-    """The multiprocess server counts chunks, and does not print how long they are."""
-    words = f"the server holds {match['hit']} of the {match['chunks']} chunks asked for"
-    return Reading(Role.TOLD, words, match["request"])
-
-
-def _unretrievable(match: re.Match[str]) -> Reading:
-    return Reading(Role.TOLD, "a chunk is in the store and cannot be read from it", remarkable=True)
-
-
 def _bare_transfer(match: re.Match[str]) -> Reading:
     """The multiprocess server names neither the request nor the place in it."""
-    return Reading(Role.TOLD, f"{match['what'].lower()} {match['count']} tokens, of a request that is not named")
+    return Reading(Role.NOTE, f"{match['what'].lower()} {match['count']} tokens, of a request that is not named")
 
 
 LMCACHE = Table(
@@ -177,7 +141,11 @@ LMCACHE = Table(
             ),
             _lookup,
         ),
-        Form("LMCache hit tokens: ", re.compile(rf"Reqid: {_ID},.*? LMCache hit tokens: None"), _undecided),
+        Form(
+            "LMCache hit tokens: ",
+            re.compile(rf"Reqid: {_ID},.*? LMCache hit tokens: None"),
+            note("looked up: the store is still looking, and vLLM will ask again"),
+        ),
         Form(
             "Storing KV cache for ",
             re.compile(
@@ -216,12 +184,13 @@ LMCACHE = Table(
         Form(
             "Scheduled to load ",
             re.compile(rf"Scheduled to load (?P<count>{_N}) tokens for request {_ID}"),
-            _scheduled,
+            # The number is the length of the prefix: it says neither where a load begins nor how long it is.
+            note("scheduled to load, for a prefix of {count} tokens"),
         ),
         Form(
             "still waiting for async lookup",
             re.compile(rf"Request {_ID} is still waiting for async lookup after (?P<seconds>{_N}) seconds"),
-            _timeout,
+            note("the store did not answer within {seconds} seconds: LMCache says 0 tokens", remarkable=True),
         ),
         Form(
             "Lookup ",
@@ -244,11 +213,16 @@ LMCACHE = Table(
             re.compile(rf"(?P<what>Ref|Pin) count of MemoryObj (?P<object>-?\d+) ?is negative: (?P<value>-{_N})"),
             _count,
         ),
-        Form("lookup_id=", re.compile(rf"Releasing memory object for lookup_id={_ID}"), _released),
+        Form(
+            "lookup_id=",
+            re.compile(rf"Releasing memory object for lookup_id={_ID}"),
+            note("a memory object of its lookup is released"),
+        ),
         Form(
             " failed to load ",
             re.compile(rf"Request {_ID} failed to load (?P<count>{_N}) tokens across (?P<blocks>{_N}) blocks"),
-            _failed,
+            # It counts blocks and does not say which they are.
+            note("{count} tokens in {blocks} blocks could not be loaded, which vLLM is told", remarkable=True),
         ),
         Form(
             "Prefetch request completed",
@@ -256,12 +230,13 @@ LMCACHE = Table(
                 rf"Prefetch request completed \(L1\+L2\): (?P<hit>{_N})/(?P<chunks>{_N}) (?:retained keys|prefix hits)"
                 r"(?:.*\bexternal_request_id=(?P<request>[^\s,)]+))?"
             ),
-            _prefetched,
+            # The multiprocess server counts chunks, and does not print how long they are.
+            note("the server holds {hit} of the {chunks} chunks asked for"),
         ),
         Form(
             "The cache block is in the storage",
             re.compile(r"The cache block is in the storage, but it can't be retrieved"),
-            _unretrievable,
+            note("a chunk is in the store and cannot be read from it", remarkable=True),
         ),
         Form(
             " tokens in ",

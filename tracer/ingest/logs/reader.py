@@ -23,7 +23,7 @@ TABLES = (LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"
 _START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
-_TELL_EVERY = 2000
+_REPORT_EVERY = 2000
 
 
 def read(text: str) -> Reading | None:
@@ -85,7 +85,7 @@ class LogReader:
         number = 0
         try:
             with files.opened(self.path) as (raw, file, source):
-                told = 0
+                reported = 0
                 file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
                     number = record.number
@@ -97,12 +97,12 @@ class LogReader:
                         self.unread += 1
                         if self._on_unread is not None:
                             self._on_unread(record)
-                    if self._on_bytes is not None and (self.understood + self.unread) % _TELL_EVERY == 0:
+                    if self._on_bytes is not None and (self.understood + self.unread) % _REPORT_EVERY == 0:
                         at = raw.tell()
-                        self._on_bytes(at - told)
-                        told = at
+                        self._on_bytes(at - reported)
+                        reported = at
                 if self._on_bytes is not None:
-                    self._on_bytes(raw.tell() - told)
+                    self._on_bytes(raw.tell() - reported)
                 if source is not None and source.damage is not None:
                     if not self.understood:
                         raise UnusableTrace(f"{self.path}: {source.damage}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -27,7 +27,7 @@ class Role(Enum):
     """It names the request of the shortfall that the process will report next."""
     SHORTFALL = auto()
     MISMATCH = auto()
-    TOLD = auto()
+    NOTE = auto()
     """It belongs to the story, and no event of the vocabulary can hold it."""
 
 
@@ -73,6 +73,29 @@ class Table:
                 reading.connector = self.connector
                 return reading
         return None
+
+
+def note(words: str, *, remarkable: bool = False) -> Callable[[re.Match[str]], Reading]:
+    """Reads a line that no event can hold. `words` are a format: the pattern's groups by name, and the match as `{0}`."""
+    return _reader(Role.NOTE, words, remarkable=remarkable)
+
+
+def event(
+    kind: Kind, words: str, fields: Mapping[str, Any] | None = None, *, remarkable: bool = False
+) -> Callable[[re.Match[str]], Reading]:
+    """Reads a line that is an event whose fields are the same each time; `words` as for `note`."""
+    return _reader(Role.EVENT, words, kind=kind, fields=fields or {}, remarkable=remarkable)
+
+
+def _reader(
+    role: Role, words: str, *, kind: Kind | None = None, fields: Mapping[str, Any] | None = None, remarkable: bool
+) -> Callable[[re.Match[str]], Reading]:
+    def read(match: re.Match[str]) -> Reading:
+        groups = match.groupdict()
+        text = words.format(match[0], **groups)
+        return Reading(role, text, groups.get("request"), kind, dict(fields or {}), remarkable=remarkable)
+
+    return read
 
 
 def numbers(match: re.Match[str], *names: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a log tells of each request, one moment a line, and what such a log usually leads to."""
+"""What a log says about each request, one moment a line, and what usually follows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_REQUESTS = 10_000
 """Requests whose stories are kept; beyond that the least remarkable, and of those the longest untouched, is forgotten."""
 MOST_MOMENTS = 200
 MOST_TOLD = 5
-"""Stories that an audit tells."""
+"""Stories that an audit prints."""
 NOT_NAMED = ""
 
 
@@ -70,7 +70,7 @@ class Stories:
         self._stories: OrderedDict[str, Story] = OrderedDict()
         self.forgotten = 0
 
-    def tell(self, record: Record, reading: Reading) -> None:
+    def add(self, record: Record, reading: Reading) -> None:
         """Add a moment to the story of the reading's request."""
         name = reading.request or NOT_NAMED
         story = self._stories.get(name)

@@ -8,46 +8,10 @@ from __future__ import annotations
 
 import re
 
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, event, note
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,]+)"
-
-
-def _sent(match: re.Match[str]) -> Reading:
-    return Reading(Role.EVENT, "its KV has been sent", match["request"], Kind.SENT)
-
-
-def _received(match: re.Match[str]) -> Reading:
-    return Reading(Role.EVENT, "its KV has been received", match["request"], Kind.RECEIVED)
-
-
-def _preempted(match: re.Match[str]) -> Reading:
-    return Reading(Role.EVENT, "preempted: its blocks are taken away", match["request"], Kind.PREEMPT)
-
-
-def _expired(match: re.Match[str]) -> Reading:
-    words = f"its blocks are freed because the lease ran out; {match['readers']} had read them"
-    return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
-
-
-def _timed_out(match: re.Match[str]) -> Reading:
-    words = f"its blocks are freed because they were not sent within {match['seconds']} seconds"
-    return Reading(Role.EVENT, words, match["request"], Kind.FREE, {"lease_expired": True}, remarkable=True)
-
-
-def _load_failed(match: re.Match[str]) -> Reading:
-    return Reading(Role.TOLD, f"vLLM says: {match[0]}", remarkable=True)
-
-
-def _read_late(match: re.Match[str]) -> Reading:
-    words = "its blocks are read by another instance, when this one no longer knows the request"
-    return Reading(Role.EVENT, words, match["request"], Kind.READ, remarkable=True)
-
-
-def _rate(match: re.Match[str]) -> Reading:
-    """A rate over the last interval: no count of any request."""
-    return Reading(Role.TOLD, f"the engine reports an external prefix cache hit rate of {match['rate']} %")
 
 
 def _prompt_tokens(match: re.Match[str]) -> Reading:
@@ -56,9 +20,9 @@ def _prompt_tokens(match: re.Match[str]) -> Reading:
     fields = {field: said[name] for name, field in names.items() if name in said}
     if fields.get("total", 0) < 0:
         del fields["total"]
-    told = ", ".join(f"{name} {value}" for name, value in said.items())
+    printed = ", ".join(f"{name} {value}" for name, value in said.items())
     negative = any(value < 0 for value in said.values())
-    return Reading(Role.EVENT, f"the statistics of a prefill: {told}", None, Kind.STATS, fields, remarkable=negative)
+    return Reading(Role.EVENT, f"the statistics of a prefill: {printed}", None, Kind.STATS, fields, remarkable=negative)
 
 
 VLLM = Table(
@@ -67,26 +31,40 @@ VLLM = Table(
         Form(
             "Finished sending KV transfer",
             re.compile(rf"^(?:\[[^\]]*\] )?Finished sending KV transfer for request {_ID}"),
-            _sent,
+            event(Kind.SENT, "its KV has been sent"),
         ),
         Form(
             "Finished recving KV transfer",
             re.compile(rf"^(?:\[[^\]]*\] )?Finished recving KV transfer for request {_ID}"),
-            _received,
+            event(Kind.RECEIVED, "its KV has been received"),
         ),
-        Form(" is preempted by ", re.compile(rf"Sequence group {_ID} is preempted by PreemptionMode"), _preempted),
+        Form(
+            " is preempted by ",
+            re.compile(rf"Sequence group {_ID} is preempted by PreemptionMode"),
+            event(Kind.PREEMPT, "preempted: its blocks are taken away"),
+        ),
         Form(
             "Releasing expired KV blocks",
             re.compile(
                 rf"Releasing expired KV blocks for request {_ID} which were retrieved by"
                 rf" (?P<readers>{NUMBER} (?:decode|remote) worker\(s\))"
             ),
-            _expired,
+            event(
+                Kind.FREE,
+                "its blocks are freed because the lease ran out; {readers} had read them",
+                {"lease_expired": True},
+                remarkable=True,
+            ),
         ),
         Form(
             " without being sent",
             re.compile(rf"Request {_ID} timed out after (?P<seconds>{NUMBER}) seconds without being sent"),
-            _timed_out,
+            event(
+                Kind.FREE,
+                "its blocks are freed because they were not sent within {seconds} seconds",
+                {"lease_expired": True},
+                remarkable=True,
+            ),
         ),
         Form(
             " KV load failure",
@@ -94,17 +72,22 @@ VLLM = Table(
                 rf"Recovered from KV load failure: {NUMBER} request\(s\) rescheduled \({NUMBER} tokens affected\)"
                 rf"|Failing {NUMBER} request\(s\) due to KV load failure"
             ),
-            _load_failed,
+            note("vLLM says: {0}", remarkable=True),
         ),
         Form(
             "Potentially invalid KV blocks",
             re.compile(rf"Potentially invalid KV blocks for unrecognized request {_ID} were retrieved"),
-            _read_late,
+            event(
+                Kind.READ,
+                "its blocks are read by another instance, when this one no longer knows the request",
+                remarkable=True,
+            ),
         ),
         Form(
             "External prefix cache hit rate",
             re.compile(r"External prefix cache hit rate: (?P<rate>\d{1,3}(?:\.\d+)?)%"),
-            _rate,
+            # A rate over the last interval: no count of any request.
+            note("the engine reports an external prefix cache hit rate of {rate} %"),
         ),
         Form("PromptTokenStats(", re.compile(r"PromptTokenStats\([^\n]*"), _prompt_tokens),
     ),
