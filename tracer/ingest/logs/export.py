@@ -11,20 +11,12 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
-_COMMON = (
-    semconv.REQUEST_ID, semconv.EXTERNAL_ID, semconv.EPOCH, semconv.REQUEST_SEQUENCE, semconv.SEQUENCE,
-    semconv.CONNECTOR, semconv.CONNECTOR_ID, semconv.ROLE, semconv.RANK,
-)  # fmt: skip
-_FIELD_OF = {semconv.REQUEST_ID.key: "request", semconv.EXTERNAL_ID.key: "external", semconv.EPOCH.key: "epoch",
-             semconv.REQUEST_SEQUENCE.key: "request_sequence", semconv.SEQUENCE.key: "sequence",
-             semconv.CONNECTOR.key: "connector", semconv.CONNECTOR_ID.key: "connector_id", semconv.ROLE.key: "role",
-             semconv.RANK.key: "rank"}  # fmt: skip
 _OF_A_REQUEST = {semconv.EPOCH.key, semconv.REQUEST_SEQUENCE.key}
 
 
 def span_of(event: Event) -> Span:
     """The span that carries an event."""
-    common = {a.key: getattr(event, _FIELD_OF[a.key]) for a in _COMMON}
+    common = {a.key: getattr(event, a.field) for a in semconv.COMMON}
     if event.request is None:
         common = {key: value for key, value in common.items() if key not in _OF_A_REQUEST}
     own = {a.key: getattr(event, a.field) for a in semconv.FIELDS[event.kind]}
