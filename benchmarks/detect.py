@@ -25,7 +25,7 @@ DETAILED = (
     + "".join(f"S {n}+1 []\nplan store {n // 32 * 32 - 64}+32 [{n // 32 - 1}]\n" for n in range(290, 320))
     + "end"
 )
-"""Every step with its blocks, and a plan in each: more than an engine tells."""
+"""Every step with its blocks, and a plan in each: more than an engine records."""
 
 
 def main() -> None:

@@ -211,8 +211,8 @@ def history(
     chunk: int = 256,
     block: int = BLOCK_SIZE,
 ) -> list[Event]:
-    """The events that the text tells."""
-    told: list[Event] = []
+    """The events that the text describes."""
+    events: list[Event] = []
     epochs: dict[str, int] = {}
     sequences: Counter[str] = Counter()
     numbers: Counter[tuple[str, str | None]] = Counter()
@@ -220,18 +220,18 @@ def history(
     waited_ns = 0
 
     def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
-        at_ns = START_NS + waited_ns + len(told) * 1_000_000
+        at_ns = START_NS + waited_ns + len(events) * 1_000_000
         by = where or recorder
         common: dict[str, Any] = {
             "engine": where or engine, "recorder": by, "sequence": sequences[by], "connector": connector,
             "connector_id": child, "role": "scheduler", "rank": 0, "start_ns": at_ns, "end_ns": at_ns + 10_000,
-            "span_id": f"{len(told) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
+            "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
         }  # fmt: skip
         sequences[by] += 1
         numbers[by, about] += 1
-        told.append(cls(**{**common, **fields}))
+        events.append(cls(**{**common, **fields}))
 
     for line in _lines(text):
         if wait := re.fullmatch(r"wait (\d+)", line):
@@ -253,9 +253,9 @@ def history(
         elif cls is e.Schedule:
             fields["resumed"] = epochs[about] > 0
         add(cls, None if cls in _OF_NO_REQUEST else about, where, child, **fields)
-    if not told:
+    if not events:
         add(e.RequestStart, request, engine, "", total=100)
-    return told
+    return events
 
 
 def _place(line: str) -> tuple[str, str, str, str]:
