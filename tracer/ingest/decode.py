@@ -80,7 +80,10 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     try:
         return convert({key: value for key, value in values.items() if key in known}, CLASSES[name]), unknown
     except ValidationError as wrong:
-        raise MalformedSpan(f"span {ids[1]} ({name}): {wrong}") from wrong
+        expected, _, path = str(wrong).partition(" - at `$.")
+        key = path.rstrip("`").partition("[")[0]
+        reason = f"{key} is {values[key]!r}: {expected}" if key in values else expected
+        raise MalformedSpan(f"span {ids[1]} ({name}): {reason}") from wrong
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
