@@ -26,7 +26,8 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.engines import RecorderState, engine_states
 from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.store import Batch, StoreError, Writer
+from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 
@@ -41,7 +42,7 @@ class Pipeline:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: SqliteWriter,
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
