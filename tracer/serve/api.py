@@ -24,7 +24,7 @@ from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
-from kvtrail.tracer.store.sqlite.store import SqliteReader
+from kvtrail.tracer.store import Reader
 
 TAIL_EVERY_S = 0.5
 
@@ -64,7 +64,7 @@ class Fleet(BaseModel):
     without recorders has not been heard from since the tracer started."""
 
 
-def application(pipeline: Pipeline, reader: SqliteReader, metrics: Metrics) -> FastAPI:
+def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI:
     """The ASGI application: OTLP, API and metrics on one port."""
     app = FastAPI(
         title="kvtrail tracer",
@@ -87,7 +87,7 @@ def application(pipeline: Pipeline, reader: SqliteReader, metrics: Metrics) -> F
     return app
 
 
-def _add_routes(api: APIRouter, pipeline: Pipeline, reader: SqliteReader) -> None:
+def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,

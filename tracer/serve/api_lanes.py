@@ -14,7 +14,7 @@ from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.serve.api_requests import MAX_NS
 from kvtrail.tracer.serve.engines import RecorderState
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.store.sqlite.store import SqliteReader
+from kvtrail.tracer.store import Reader
 
 SILENT_NS = 30 * 10**9
 """A recorder sends a heartbeat every 5 s. What an engine that has been silent for longer left open does not go on."""
@@ -59,7 +59,7 @@ class LaneColumns(BaseModel):
     """False if the search took too long and was stopped."""
 
 
-def add_routes(api: APIRouter, pipeline: Pipeline, reader: SqliteReader) -> None:
+def add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
     """Add the route to the router of `/api`."""
 
     @api.get("/lanes", summary="The requests in a window of time, with their phases, findings and gaps")
@@ -81,7 +81,7 @@ def add_routes(api: APIRouter, pipeline: Pipeline, reader: SqliteReader) -> None
         return _columns(reader, window, list(pipeline.recorders.values()), points=points)
 
 
-def _columns(reader: SqliteReader, window: Window, recorders: Sequence[RecorderState], *, points: int) -> LaneColumns:
+def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState], *, points: int) -> LaneColumns:
     now_ns = time.time_ns()
     live = {r.engine for r in recorders if not r.closed and now_ns - r.last_ns <= SILENT_NS}
     found = reader.lanes(window, live=live)

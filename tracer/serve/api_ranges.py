@@ -16,8 +16,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
-from kvtrail.tracer.store import FindingFilter
-from kvtrail.tracer.store.sqlite.store import SqliteReader
+from kvtrail.tracer.store import FindingFilter, Reader
 
 DAY_NS = 24 * 3600 * 10**9
 MAX_STRETCHES = 60
@@ -56,7 +55,7 @@ class SavingsReport(BaseModel):
     """The `engines` and `connectors` of the range, whatever the filters are."""
 
 
-def add_routes(api: APIRouter, reader: SqliteReader) -> None:
+def add_routes(api: APIRouter, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     def which(model: str, **asked: Any) -> FindingFilter:

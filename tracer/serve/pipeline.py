@@ -26,8 +26,7 @@ from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.engines import RecorderState, engine_states
 from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite.store import SqliteWriter
+from kvtrail.tracer.store import Batch, StoreError, Writer
 
 logger = logging.getLogger("kvtrail")
 
@@ -42,7 +41,7 @@ class Pipeline:
 
     def __init__(
         self,
-        writer: SqliteWriter,
+        writer: Writer,
         metrics: Metrics,
         *,
         trace_file: Path | None = None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrail.tracer.detect.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.store import FindingFilter
+from kvtrail.tracer.store import EVERY, FindingFilter
 from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
 
 SCHEMA = (
@@ -26,7 +26,6 @@ SCHEMA = (
     " WITHOUT ROWID",
 )
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
-EVERY = FindingFilter()
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
@@ -56,10 +55,9 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
 
 
 class FindingReader(Database):
-    """The part of `SqliteReader` that is about findings."""
+    """The part of `Reader` that is about findings."""
 
     def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
-        """Findings, latest first."""
         # A request has few findings. Otherwise the index alone is read, from the end of the range until enough match.
         index = "findings_by_request" if which.request else "findings_in_time"
         conditions, values = _conditions(which)
@@ -68,9 +66,7 @@ class FindingReader(Database):
         rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
         return [from_text(body) for (body,) in rows]
 
-    def findings_trend(self, which: FindingFilter, *, step_ns: int) -> list[dict[str, Any]]:
-        """The number of findings by rule, severity and stretch of `step_ns`, which begins at `at_ns`. A finding counts
-        where it was last seen."""
+    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         step_ns = int(step_ns)
         rows = self.query(
             f"SELECT rule, severity, last_ns / {step_ns} * {step_ns}, count(*) FROM findings INDEXED BY findings_in_time",
@@ -80,12 +76,10 @@ class FindingReader(Database):
         return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
 
     def findings_places(self) -> dict[str, list[str]]:
-        """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
         rows = self.query("SELECT kind, name FROM finding_places ORDER BY kind, name")
         return {kind: [name for of, name in rows if of == kind] for kind in _PLACES}
 
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
-        """The findings of these lanes, and those of the window that concern no request."""
         marked = {(lane.engine, lane.request) for lane in lanes if lane.findings}
         requests = to_text(sorted({request for _, request in marked}))
         of_requests = "SELECT body FROM findings WHERE request IN (SELECT value FROM json_each(?)) LIMIT ?"

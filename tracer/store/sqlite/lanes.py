@@ -82,10 +82,9 @@ def _row(lane: Lane) -> tuple[Any, ...]:
 
 
 class LaneReader(RequestReader):
-    """The part of `SqliteReader` that is about lanes."""
+    """The part of `Reader` that is about lanes."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
-        """The lanes of a window, quickly, however much is stored. `live` are the engines whose open requests go on."""
         named = self.few_requests(search=window.search, status=window.status, until_ns=window.to_ns, limit=MAX_NAMED)
         return find(self.connection(), window, live=live, named=named)
 

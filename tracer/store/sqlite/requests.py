@@ -149,11 +149,9 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
 
 
 class RequestReader(Database):
-    """The part of `SqliteReader` that is about requests."""
+    """The part of `Reader` that is about requests."""
 
     def totals(self) -> dict[str, int]:
-        """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`
-        and `findings`."""
         sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _COUNTED)
         (row,) = self.query(f"SELECT {sums}, (SELECT count(*) FROM findings) FROM request_totals")
         return dict(zip((*_COUNTED, "findings"), map(int, row), strict=True))
@@ -161,7 +159,6 @@ class RequestReader(Database):
     def requests(
         self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
     ) -> list[dict[str, Any]]:
-        """Requests, latest first; `search` is a part of either id, or a whole trace id."""
         until_ns = _LATEST_NS if before_ns is None else before_ns
         latest = f"ORDER BY started_ns DESC LIMIT {int(limit)}"
         if not (search or status or verdict):
@@ -182,7 +179,6 @@ class RequestReader(Database):
         return [from_text(account) for (account,) in rows]
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
-        """One request by its engine's or external id; the latest one if an external id was used twice."""
         for condition in (
             "(request = ?1 OR external = ?1)",
             ids.in_trace("?1"),

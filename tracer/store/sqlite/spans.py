@@ -83,10 +83,9 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> int:
 
 
 class SpanReader(Database):
-    """The part of `SqliteReader` that is about spans and engines."""
+    """The part of `Reader` that is about spans and engines."""
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
-        """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
         rows = self.query(
             f"SELECT {COLUMNS} FROM spans",
             ["(request = ? AND engine = ?) OR (trace_id = ? AND request IS NULL) OR named = ?"],
@@ -96,18 +95,15 @@ class SpanReader(Database):
         return [span_of(row) for row in reversed(rows)]
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
-        """Spans in the order of their arrival, with their numbers, from the one after number `after`."""
         rows = self.query(
             f"SELECT number, {COLUMNS} FROM spans", ["number > ?"], [after], f"ORDER BY number LIMIT {int(limit)}"
         )
         return [(number, span_of(rest)) for number, *rest in rows]
 
     def last_number(self) -> int:
-        """The number of the span that arrived last; 0 if there is none."""
         return int(self.query("SELECT coalesce(max(number), 0) FROM spans")[0][0])
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event since then: `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
         rows = self.query(
             f"SELECT name, count(*), sum(attributes ->> '$.\"{semconv.RETURNED.key}\"'),"
             f" sum(attributes ->> '$.\"{semconv.COUNT.key}\"'), sum(attributes ->> '$.\"{semconv.BYTES.key}\"')"
@@ -120,8 +116,6 @@ class SpanReader(Database):
         return {name: dict(zip(names, (int(n or 0) for n in sums), strict=True)) for name, *sums in rows}
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        """For each engine ever heard from: its `model`, vLLM `version`, `service` and `host`, as its recorders report
-        them, and how many of its requests are `open`."""
         known: dict[str, dict[str, Any]] = {}
         unknown = {**dict.fromkeys(_ENGINE_FIELDS, ""), "open": 0}
         for (body,) in self.query("SELECT body FROM resources ORDER BY id"):

@@ -27,7 +27,7 @@ SCHEMA_VERSION = 2
 
 
 class SqliteWriter:
-    """The writing side; creates the file. Not thread-safe."""
+    """The writing side; creates the file."""
 
     def __init__(self, path: Path) -> None:
         """Raises StoreError if the file cannot be opened, is not a database, or was written by a newer kvtrail."""
@@ -54,17 +54,11 @@ class SqliteWriter:
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
     def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
-        """(trace id, span id) of the spans that are stored already: an exporter may send a batch twice."""
         ids = to_text([span.span_id for span in spans])
         query = "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT value FROM json_each(?))"
         return set(self._db.execute(query, (ids,)))
 
     def write(self, batch: Batch) -> None:
-        """Store a batch. After this returns, a kill -9 loses nothing of it.
-
-        Raises:
-            StoreError: nothing of the batch was stored; the text says why.
-        """
         with self._transaction():
             spans.put(self._db, batch.spans, self._resources)
             requests.put(self._db, batch.accounts)
@@ -73,7 +67,6 @@ class SqliteWriter:
             savings.add(self._db, batch.savings)
 
     def open_spans(self) -> Iterable[Span]:
-        """The spans of requests that have not finished, oldest first: what a restarted tracer must read again."""
         # From the few open requests to their spans: in the order of span numbers, all spans would be read.
         rows = self._db.execute(
             f"SELECT {COLUMNS} FROM spans WHERE number IN (SELECT spans.number FROM requests INDEXED BY requests_open"
@@ -83,12 +76,10 @@ class SqliteWriter:
         return map(span_of, rows)
 
     def spans_of_request(self, engine: str, request: str) -> Iterable[Span]:
-        """The kvtrail spans of one request, oldest first."""
         query = f"SELECT {COLUMNS} FROM spans WHERE request = ? AND engine = ? ORDER BY number"
         return [span_of(row) for row in self._db.execute(query, (request, engine))]
 
     def prune(self, *, before_ns: int) -> int:
-        """Drop spans, requests and sums older than `before_ns`; returns the number of spans. Findings stay."""
         before_ns = max(0, before_ns)
         with self._transaction():
             dropped = spans.prune(self._db, before_ns=before_ns)
@@ -132,4 +123,4 @@ class SqliteWriter:
 
 
 class SqliteReader(spans.SpanReader, findings.FindingReader, savings.SavingsReader, lanes.LaneReader):
-    """The reading side, usable from any thread while the writer writes. Each part of it is in the file of its table."""
+    """The reading side: a `Reader`. Each part of it is in the file of its table."""
