@@ -85,11 +85,11 @@ class TraceReader:
         bad_lines: (number of the line or message, reason) of those that could not be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_bytes: Callable[[int], None] | None = None) -> None:
+        """`on_bytes` hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
         self.path = path
         self.bad_lines: list[tuple[int, str]] = []
-        self.on_bytes: Callable[[int], None] | None = None
-        """Hears how many bytes of the file, as it lies on the disk, were read since it was called last."""
+        self._on_bytes = on_bytes
         self._json, self._protobuf = JsonDecoder(), ProtobufDecoder()
 
     def spans(self) -> Iterator[Span]:
@@ -129,9 +129,9 @@ class TraceReader:
                         continue
                     good += 1
                     yield result
-                    if self.on_bytes is not None:
+                    if self._on_bytes is not None:
                         at = raw.tell()
-                        self.on_bytes(at - reported)
+                        self._on_bytes(at - reported)
                         reported = at
                 if source is not None and source.damage is not None:
                     if self.bad_lines and self.bad_lines[-1][0] == number:

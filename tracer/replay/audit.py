@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,8 +15,8 @@ from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.decode import Decoded
-from kvtrail.tracer.ingest.logs.reader import LogReader, files_of, readers
-from kvtrail.tracer.ingest.trace_file import TraceReader, by_time
+from kvtrail.tracer.ingest.logs.reader import readers
+from kvtrail.tracer.ingest.trace_file import by_time
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 
 REMEMBERED_FOREIGN = 100_000
@@ -77,27 +77,22 @@ class Audit:
 
 
 def audit(
-    paths: Iterable[Path], *, rules: Sequence[Rule] | None = None, on_bytes: Callable[[int], None] | None = None
+    paths: Sequence[Path], *, rules: Sequence[Rule] | None = None, on_bytes: Callable[[int], None] | None = None
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
     a server's log; a folder means the trace files in it.
 
-    With `rules`, only these judge. `on_bytes` is called with how many bytes of the trace files were read since the last
+    With `rules`, only these judge. `on_bytes` is called with how many bytes of the files were read since the last
     call.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
-    files, skipped = files_of(paths)
-    opened = readers(files)
-    logs = any(isinstance(reader, LogReader) for reader in opened)  # their numbers include events that no line records
     with _uncollected():
         try:
-            result = _audit(opened, OfflineDetector(rules=rules, patience_ns=None if logs else GRACE_NS), on_bytes)
+            return _audit(paths, rules, on_bytes, patience_ns=GRACE_NS)
         except TooLate:
-            result = _audit(readers(files), OfflineDetector(rules=rules), on_bytes)
-    result.unreadable += [(str(path), 0, "it is not a trace file, and was skipped") for path in skipped]
-    return result
+            return _audit(paths, rules, on_bytes, patience_ns=None)
 
 
 @contextmanager
@@ -113,35 +108,39 @@ def _uncollected() -> Iterator[None]:
 
 
 def _audit(
-    opened: Sequence[TraceReader | LogReader], detector: OfflineDetector, on_bytes: Callable[[int], None] | None
+    paths: Sequence[Path],
+    rules: Sequence[Rule] | None,
+    on_bytes: Callable[[int], None] | None,
+    *,
+    patience_ns: int | None,
 ) -> Audit:
+    traces, logs, skipped = readers(paths, on_bytes=on_bytes)
+    # The numbers of a log include events that no line records.
+    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
-    traces = [reader for reader in opened if isinstance(reader, TraceReader)]
-    for trace in traces:
-        trace.on_bytes = on_bytes
     for reader, batch in by_time(traces):
         detector.feed(batch.events)
         _count(batch, reader.path, result, foreign)
     for trace in traces:
         result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
-    for log in opened:
-        if isinstance(log, LogReader):
-            spans = log.spans()
-            while held := list(islice(spans, SETTLE_EVERY)):
-                batch = Decoded()
-                for span in held:
-                    batch.add(span)
-                detector.feed(batch.events)
-                detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
-                _count(batch, log.path, result, foreign)
-            result.stories += log.stories.digest()
-            result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
+    for log in logs:
+        spans = log.spans()
+        while held := list(islice(spans, SETTLE_EVERY)):
+            batch = Decoded()
+            for span in held:
+                batch.add(span)
+            detector.feed(batch.events)
+            detector.settle()  # every request of a log waits for its number 0, which would hold all of the log in memory
+            _count(batch, log.path, result, foreign)
+        result.stories += log.stories.digest()
+        result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     detector.close()
     result.findings = by_weight(detector.findings.values())
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated
+    result.unreadable += skipped
     return result
 
 

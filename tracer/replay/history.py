@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.ingest.logs.reader import files_of, readers
+from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
@@ -53,7 +53,7 @@ class History:
 def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None) -> History:
     """Read traces and logs as one history. A folder means the trace files in it.
 
-    `on_bytes` is called with the number of bytes read from trace files since its last call.
+    `on_bytes` is called with the number of bytes read since its last call.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names the file and the reason.
@@ -61,14 +61,11 @@ def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
     moments: dict[tuple[str, str], Moment] = {}
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
-    unreadable: list[tuple[str, int, str]] = []
     unknown_attributes: Counter[str] = Counter()
-    files, skipped = files_of(paths)
-    unreadable += [(str(path), 0, "it is not a trace file, and was skipped") for path in skipped]
     repeated = 0
-    for reader in readers(files):
-        if isinstance(reader, TraceReader):
-            reader.on_bytes = on_bytes
+    traces, logs, unreadable = readers(paths, on_bytes=on_bytes)
+    opened: list[TraceReader | LogReader] = [*traces, *logs]
+    for reader in opened:
         for span in reader.spans():
             key = (span.trace_id, span.span_id)
             if key in moments or key in foreign:

@@ -136,7 +136,7 @@ class Player:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
         self.begin_ns = min((event.start_ns for event in self.events), default=0)
         self._from_ns, self._to_ns = from_ns, to_ns
-        self._held: tuple[Key, AccountReplay] | None = None
+        self._replays: dict[Key, AccountReplay] = {}
         self._following: Sequence[Key] | None = None
         self._shown: Sequence[int] = (0,)
         self._marked: Sequence[int] = ()
@@ -196,41 +196,11 @@ class Player:
 
     def here(self) -> Step:
         """The step under the cursor."""
-        index = self._shown[self._at]
-        event = self.events[index]
-        if event.request is None:
-            return self._step(index)
-        key = (event.engine, event.request)
-        place = bisect_left(self.requests[key], index)
-        replay = self._replayed(key, place)
-        before = replay.account.as_dict() if place else None
-        gap = replay.enter(event)
-        return self._step(index, gap=gap, before=before, after=replay.account.as_dict())
+        return self._step(self._shown[self._at])
 
     def steps(self) -> Iterator[Step]:
         """All steps shown, in order; the cursor stays where it is."""
-        replays: dict[Key, AccountReplay] = {}
-        after: dict[Key, Mapping[str, Any]] = {}
-        place = 0
-        for index, event in enumerate(self.events):
-            wanted = self._shown[place] == index
-            if event.request is not None:
-                key = (event.engine, event.request)
-                replay = replays.get(key)
-                if replay is None:
-                    replay = replays[key] = AccountReplay(Account(*key))
-                before = after.pop(key, None)
-                if before is None and wanted and replay.entered:
-                    before = replay.account.as_dict()
-                gap = replay.enter(event)
-                if wanted:
-                    after[key] = replay.account.as_dict()
-                    yield self._step(index, gap=gap, before=before, after=after[key])
-            elif wanted:
-                yield self._step(index)
-            place += wanted
-            if place == len(self._shown):
-                return
+        return map(self._step, self._shown)
 
     def around(self, steps: int) -> list[tuple[int, Event, bool]]:
         """At most `steps` of the steps shown, with the cursor in the middle unless an end is near: each step's number, its
@@ -285,24 +255,32 @@ class Player:
         last = float("inf") if self._to_ns is None else self._to_ns
         return [index for index in indices if first <= at_ns(self.events[index]) <= last]
 
-    def _replayed(self, key: Key, place: int) -> AccountReplay:
-        """The request's account before its event number `place`, continued from the last call if that was earlier."""
-        if self._held is None or self._held[0] != key or self._held[1].entered > place:
-            self._held = (key, AccountReplay(Account(*key)))
-        replay = self._held[1]
-        for index in self.requests[key][replay.entered : place]:
-            replay.enter(self.events[index])
-        return replay
-
-    def _step(self, index: int, **account: Any) -> Step:
+    def _step(self, index: int) -> Step:
+        event = self.events[index]
+        account: dict[str, Any] = {}
+        if event.request is not None:
+            key = (event.engine, event.request)
+            place = bisect_left(self.requests[key], index)
+            replay = self._replayed(key, place)
+            before = replay.account.as_dict() if place else None
+            account = {"before": before, "gap": replay.enter(event), "after": replay.account.as_dict()}
         return Step(
             number=index + 1,
-            event=self.events[index],
+            event=event,
             findings=self.judged.found.get(index, ()),
             again=self.judged.again.get(index, ()),
             late=self.late if index == self._shown[-1] else (),
             **account,
         )
+
+    def _replayed(self, key: Key, place: int) -> AccountReplay:
+        """The request's account before its event number `place`, continued from the last call if that was earlier."""
+        replay = self._replays.get(key)
+        if replay is None or replay.entered > place:
+            replay = self._replays[key] = AccountReplay(Account(*key))
+        for index in self.requests[key][replay.entered : place]:
+            replay.enter(self.events[index])
+        return replay
 
 
 def _among(ordered: Sequence[int], number: int) -> bool:

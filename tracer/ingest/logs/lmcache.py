@@ -71,10 +71,6 @@ def _retrieved(match: re.Match[str]) -> Reading:
     return Reading(Role.RETRIEVED, words, match["request"], Kind.LOAD, fields, remarkable=count < expected)
 
 
-def _short_of(match: re.Match[str]) -> Reading:
-    return Reading(Role.SHORT_OF, "LMCache itself calls the load too short", match["request"] or None, remarkable=True)
-
-
 def _shortfall(match: re.Match[str]) -> Reading:
     count, expected = numbers(match, "count", "expected")
     words = f"loaded {count} tokens where {expected} were expected"
@@ -123,11 +119,6 @@ def _count(match: re.Match[str]) -> Reading:
     return Reading(Role.EVENT, words, None, Kind.REFCOUNT, fields, remarkable=True)
 
 
-def _bare_transfer(match: re.Match[str]) -> Reading:
-    """The multiprocess server names neither the request nor the place in it."""
-    return Reading(Role.NOTE, f"{match['what'].lower()} {match['count']} tokens, of a request that is not named")
-
-
 LMCACHE = Table(
     "LMCache",
     (
@@ -166,7 +157,7 @@ LMCACHE = Table(
         Form(
             "The number of retrieved tokens is less",
             re.compile(r"(?:Request (?P<request>[^\s,]*?))?\s*The number of retrieved tokens is less than"),
-            _short_of,
+            note("LMCache itself calls the load too short", role=Role.SHORT_OF, remarkable=True),
         ),
         Form(
             "Num retrieved tokens: ",
@@ -241,7 +232,8 @@ LMCACHE = Table(
         Form(
             " tokens in ",
             re.compile(rf"\b(?P<what>Stored|Retrieved) (?P<count>{_N}) tokens in \d{{1,9}}\.\d+ seconds"),
-            _bare_transfer,
+            # The multiprocess server names neither the request nor the place in it.
+            note("{what} {count} tokens, of a request that is not named"),
         ),
     ),
 )

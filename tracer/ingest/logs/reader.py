@@ -138,25 +138,17 @@ def is_log(path: Path) -> bool:
     return False
 
 
-def readers(paths: Iterable[Path]) -> list[TraceReader | LogReader]:
-    """A reader for each file, and for each trace file of a folder. Logs come last: whoever gives up on what a log cannot
-    hold must have read the traces."""
-    paths, _ = files_of(paths)
-    called = dict(zip(paths, names(paths), strict=True))
-    logs = [path for path in paths if is_log(path)]
-    traces: list[TraceReader | LogReader] = [TraceReader(path) for path in paths if path not in logs]
-    return traces + [LogReader(path, engine=called[path]) for path in logs]
-
-
-def files_of(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """The files to read, with a folder's trace files in place of the folder; and a folder's files that are none. Those whose
-    name begins with a dot are somebody's who is not done with them.
+def readers(
+    paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
+) -> tuple[list[TraceReader], list[LogReader], list[tuple[str, int, str]]]:
+    """A reader for each trace file and each log, and what was skipped, as (file, line, reason). A folder means the trace
+    files in it. Hidden files are ignored: somebody may still be writing them.
 
     Raises:
         UnusableTrace: a folder holds no trace file.
     """
     found: list[Path] = []
-    others: list[Path] = []
+    skipped: list[tuple[str, int, str]] = []
     for path in paths:
         if not path.is_dir():
             found.append(path)
@@ -166,8 +158,11 @@ def files_of(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
         if not traces:
             raise UnusableTrace(f"{path}: no trace file in this folder")
         found += traces
-        others += [file for file in held if file not in traces]
-    return found, others
+        skipped += [(str(file), 0, "it is not a trace file, and was skipped") for file in held if file not in traces]
+    named = dict(zip(found, names(found), strict=True))
+    logs = [LogReader(path, engine=named[path], on_bytes=on_bytes) for path in found if is_log(path)]
+    log_paths = {log.path for log in logs}
+    return [TraceReader(path, on_bytes=on_bytes) for path in found if path not in log_paths], logs, skipped
 
 
 def is_trace(path: Path) -> bool:

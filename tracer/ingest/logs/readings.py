@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -75,27 +75,22 @@ class Table:
         return None
 
 
-def note(words: str, *, remarkable: bool = False) -> Callable[[re.Match[str]], Reading]:
-    """Reads a line that no event can hold. `words` are a format: the pattern's groups by name, and the match as `{0}`."""
-    return _reader(Role.NOTE, words, remarkable=remarkable)
+def note(words: str, *, role: Role = Role.NOTE, remarkable: bool = False) -> Callable[[re.Match[str]], Reading]:
+    """Reads a line without fields. `words` are a format: the pattern's groups by name, and the match as `{0}`."""
+
+    def read(match: re.Match[str]) -> Reading:
+        groups = match.groupdict()
+        return Reading(role, words.format(match[0], **groups), groups.get("request") or None, remarkable=remarkable)
+
+    return read
 
 
 def event(
     kind: Kind, words: str, fields: Mapping[str, Any] | None = None, *, remarkable: bool = False
 ) -> Callable[[re.Match[str]], Reading]:
     """Reads a line that is an event whose fields are the same each time; `words` as for `note`."""
-    return _reader(Role.EVENT, words, kind=kind, fields=fields or {}, remarkable=remarkable)
-
-
-def _reader(
-    role: Role, words: str, *, kind: Kind | None = None, fields: Mapping[str, Any] | None = None, remarkable: bool
-) -> Callable[[re.Match[str]], Reading]:
-    def read(match: re.Match[str]) -> Reading:
-        groups = match.groupdict()
-        text = words.format(match[0], **groups)
-        return Reading(role, text, groups.get("request"), kind, dict(fields or {}), remarkable=remarkable)
-
-    return read
+    as_note = note(words, role=Role.EVENT, remarkable=remarkable)
+    return lambda match: replace(as_note(match), kind=kind, fields=dict(fields or {}))
 
 
 def numbers(match: re.Match[str], *names: str) -> list[int]:
