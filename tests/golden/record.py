@@ -32,8 +32,8 @@ from kvtrail.tracer.replay.minimize import minimize
 HERE = Path(__file__).parent
 HEAD = """# Golden traces
 
-Recorded from the real scheduler of vLLM, without a model, by `python tests/golden/record.py`, which records them again; the
-tests read this table. Requests are counted by their verdicts, as `kvtrail audit` gives them.
+Recorded from vLLM's real scheduler, without a model. `python tests/golden/record.py` records them again and writes this
+table, which the tests read. It counts requests by their verdicts, as `kvtrail audit` does.
 
 | trace | ok | drift | unknown | findings | story |
 | --- | --- | --- | --- | --- | --- |
@@ -58,7 +58,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def stale_lookup_whole(path: Path) -> None:
-    """Eight long prompts at once; one is preempted in its prefill, finds its blocks again, waits, and is answered from
+    """Eight long prompts at once; one is preempted during its prefill, finds its blocks again, waits, and is answered from
     memory: the engine dies of LMCache #2158's assertion."""
     with recording(path):
         bare = scheduler("Faulty:stale-lookup:OffloadConnector")
@@ -69,7 +69,7 @@ def stale_lookup_whole(path: Path) -> None:
 
 
 def stale_lookup_minimized(path: Path) -> None:
-    """The same history, every step of it recorded, cut down by `kvtrail minimize`."""
+    """The same history with every step recorded, reduced by `kvtrail minimize`."""
     whole = path.with_suffix(".whole")
     with recording(whole):
         bare = scheduler("Faulty:stale-lookup:OffloadConnector", level="detailed")
@@ -83,7 +83,7 @@ def stale_lookup_minimized(path: Path) -> None:
 
 
 def preempted(path: Path) -> None:
-    """Three requests share a pool that is too small: one is preempted, waits, and goes on with what is left of it."""
+    """Three requests share a pool that is too small: one is preempted, waits, and continues with the blocks it has left."""
     with recording(path):
         bare = scheduler("OffloadConnector", num_blocks=16, chunk_size=64)
         for number in range(3):
@@ -92,7 +92,7 @@ def preempted(path: Path) -> None:
 
 
 def loaded_again(path: Path) -> None:
-    """The engine gives up its prefix cache while two requests run: both are preempted, and come back from the host."""
+    """The engine drops its prefix cache while two requests run: both are preempted, and loaded back from host memory."""
     with recording(path):
         bare = scheduler("OffloadConnector", level="detailed", chunk_size=64)
         for number in range(2):
@@ -104,7 +104,7 @@ def loaded_again(path: Path) -> None:
 
 
 def loaded_asynchronously(path: Path) -> None:
-    """vLLM's own OffloadingConnector: a prompt is stored, forgotten by the engine, and loaded again between the steps."""
+    """vLLM's own OffloadingConnector: a prompt is stored, dropped by the engine, and loaded again between the steps."""
     with recording(path):
         bare = scheduler("TracedOffloadingConnector", level="detailed", cpu_bytes_to_use=50_000_000)
         for number in range(2):
@@ -116,7 +116,7 @@ def loaded_asynchronously(path: Path) -> None:
 
 
 def aborted(path: Path) -> None:
-    """Of two requests with one prefix the client of one goes away while it loads; the other is served."""
+    """Two requests share a prefix; the client of one goes away while it loads, and the other is served."""
     with recording(path):
         bare = scheduler("TracedOffloadingConnector", level="detailed", seed=3, cpu_bytes_to_use=50_000_000)
         bare.add("first", prompt(0, 100), 3)
@@ -134,14 +134,14 @@ def aborted(path: Path) -> None:
 
 
 def truncated(path: Path) -> None:
-    """The recording of the preempted ones, of which the writer was killed within a line."""
+    """The recording `preempted`, whose writer was killed in the middle of a line."""
     preempted(path)
     text = path.read_text()
     path.write_text(text[: text.rindex("\n", 0, len(text) // 2) + 2000])
 
 
 def gap(path: Path) -> None:
-    """The recording of the preempted ones, without the allocations of one request: what it did is unknown."""
+    """The recording `preempted` without the allocations of one request: what that request did is unknown."""
     preempted(path)
     lost = {e.span_id for e in load([path]).events if e.request == "r-1" and e.kind is Kind.ALLOC}
     left = [span for _, span in load([path]).moments if span.span_id not in lost]
