@@ -78,7 +78,7 @@ def test_it_goes_on_gently_until_ctrl_c_and_a_second_one_in_its_folder_is_refuse
         (tmp_path / "second").mkdir()
         second = Demo(tmp_path / "second", "--folder", str(tmp_path / ".demo"))
         assert second.finish() == 1
-        assert f"Error: another demo works in {tmp_path / '.demo'}" in second.output()
+        assert f"Error: another demo is running in {tmp_path / '.demo'}" in second.output()
         run.wait_for_output("The workload repeats gently until Ctrl-C.")
         served = run.get("/api/overview")["totals"]["requests"]
         until(lambda: run.get("/api/overview")["totals"]["requests"] > served)

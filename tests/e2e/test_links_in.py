@@ -64,7 +64,7 @@ def test_runbooks_lead_to_one_another(page: playwright.Page, start_dashboard: Ca
     see(page, "Findings of this rule")
     shoot(page, "runbook-rule")
     page.get_by_role("link", name="All runbooks").click()
-    see(page, "One page for each alert and for each rule")
+    see(page, "One page for each alert and each rule")
     shoot(page, "runbook-index")
 
     page.goto(f"{url}/runbook?name=KvtrailSevereDrft")
