@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,39 +58,45 @@ def load(paths: Iterable[Path], *, on_bytes: Callable[[int], None] | None = None
     Raises:
         UnusableTrace: a file cannot be read at all; the text names the file and the reason.
     """
+    traces, logs, unreadable = readers(paths, on_bytes=on_bytes)
+    opened: list[TraceReader | LogReader] = [*traces, *logs]
+    history = of_spans((str(reader.path), span) for reader in opened for span in reader.spans())
+    unreadable += [(str(reader.path), number, reason) for reader in opened for number, reason in reader.bad_lines]
+    return replace(history, unreadable=tuple(sorted((*history.unreadable, *unreadable))))
+
+
+def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
+    """The history that spans carry, each given with the name of its file."""
     moments: dict[tuple[str, str], Moment] = {}
     foreign: dict[tuple[str, str], Span] = {}
     unknown: Counter[str] = Counter()
     unknown_attributes: Counter[str] = Counter()
+    unreadable: list[tuple[str, int, str]] = []
     repeated = 0
-    traces, logs, unreadable = readers(paths, on_bytes=on_bytes)
-    opened: list[TraceReader | LogReader] = [*traces, *logs]
-    for reader in opened:
-        for span in reader.spans():
-            key = (span.trace_id, span.span_id)
-            if key in moments or key in foreign:
-                repeated += 1
-                continue
-            try:
-                event = decode.from_span(span)
-            except decode.MalformedSpan as malformed:
-                unreadable.append((str(reader.path), 0, str(malformed)))
-                continue
-            if event is not None:
-                moments[key] = (event, span)
-                unknown_attributes.update(decode.unknown_attributes(span))
-            elif decode.is_ours(span):
-                unknown[span.name] += 1
-            else:
-                foreign[key] = span
-        unreadable += [(str(reader.path), number, reason) for number, reason in reader.bad_lines]
+    for file, span in spans:
+        key = (span.trace_id, span.span_id)
+        if key in moments or key in foreign:
+            repeated += 1
+            continue
+        try:
+            event = decode.from_span(span)
+        except decode.MalformedSpan as malformed:
+            unreadable.append((file, 0, str(malformed)))
+            continue
+        if event is not None:
+            moments[key] = (event, span)
+            unknown_attributes.update(decode.unknown_attributes(span))
+        elif decode.is_ours(span):
+            unknown[span.name] += 1
+        else:
+            foreign[key] = span
     return History(
         moments=tuple(in_order(moments.values())),
         foreign=tuple(sorted(foreign.values(), key=lambda s: (s.start_ns, s.end_ns, s.span_id))),
         repeated=repeated,
         unknown=dict(sorted(unknown.items())),
         unknown_attributes=dict(sorted(unknown_attributes.items())),
-        unreadable=tuple(sorted(unreadable)),
+        unreadable=tuple(unreadable),
     )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec import convert
 from pydantic import BaseModel
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Finding, Severity, Witness
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.replay.history import History, Moment, in_order
+from kvtrail.tracer.replay import history
 from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.store import FindingFilter, Reader
 
@@ -92,8 +93,8 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")
     def perfetto(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
-        findings = [_finding(stored) for stored in findings_of(account)]
-        events = list(trace_events(_history(reader.spans_of(account)), findings))
+        findings = convert(findings_of(account), list[Finding])
+        events = list(trace_events(history.of_spans(("", span) for span in reader.spans_of(account)), findings))
         body = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
         return _file(body, account["request"], ending="perfetto.json", media_type="application/json")
 
@@ -138,25 +139,6 @@ def _event(span: Span) -> Event | None:
         return decode.from_span(span)
     except decode.MalformedSpan:
         return None
-
-
-def _history(spans: Sequence[Span]) -> History:
-    """The history of one request, without the spans that its timeline leaves out."""
-    moments: list[Moment] = []
-    foreign = []
-    for span in spans:
-        if (event := _event(span)) is not None:
-            moments.append((event, span))
-        elif not decode.is_ours(span):
-            foreign.append(span)
-    return History(moments=tuple(in_order(moments)), foreign=tuple(foreign))
-
-
-def _finding(stored: Mapping[str, Any]) -> Finding:
-    """The inverse of `Finding.as_dict`."""
-    fields = {name: value for name, value in stored.items() if name != "id"}
-    witness = [Witness(**each) for each in stored["witness"]]
-    return Finding(**{**fields, "severity": Severity(stored["severity"]), "witness": witness})
 
 
 def _file(body: str, request: str, *, ending: str, media_type: str) -> Response:

@@ -111,9 +111,7 @@ class Reader(Protocol):
     def findings_places(self) -> dict[str, list[str]]:
         """The `rules`, `connectors` and `engines` that have findings, in alphabetical order."""
 
-    def savings(
-        self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
-    ) -> list[SavingsRow]:
+    def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         """The sums of a range of time by stretch, engine, connector and epoch.
 
         A stretch is a minute, or an hour in ranges longer than six hours, and the first one is always whole. `stretch_s`

@@ -43,21 +43,18 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
 class SavingsReader(Database):
     """The part of `Reader` that is about savings."""
 
-    def savings(
-        self, *, since_ns: int, until_ns: int, engine: str = "", connector: str = "", stretch_s: int = 1
-    ) -> list[SavingsRow]:
+    def savings(self, *, since_ns: int, until_ns: int, stretch_s: int = 1) -> list[SavingsRow]:
         step_s = interval_s(since_ns, until_ns)
         stretch_s = max(step_s, int(stretch_s))
         # Summed before it is grouped into JSON: a range of hours has many more minutes than stretches.
         sums = (
             f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure, sum(value) AS value"
-            " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (engine = ? OR ? = '')"
-            " AND (connector = ? OR ? = '') GROUP BY 1, 2, 3, 4, 5"
+            " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? GROUP BY 1, 2, 3, 4, 5"
         )
         rows = self.query(
             f"SELECT at_s, engine, connector, epoch, json_group_object(measure, value) FROM ({sums})",
             (),
-            [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9), engine, engine, connector, connector],
+            [step_s, since_ns // 10**9 // step_s * step_s, -(-until_ns // 10**9)],
             "GROUP BY at_s, engine, connector, epoch",
         )
         return [
