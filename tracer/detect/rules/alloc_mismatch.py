@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class AllocMismatch(RequestRule[Alloc]):
-    """The scheduler allocated for other tokens than the lookup returned.
+    """The scheduler allocated a different number of tokens than the lookup returned.
 
     Invariant: x is 0 or e, where x are the external tokens of the allocation and e is the same connector's last
     answer in the same epoch.

@@ -16,7 +16,7 @@ def synchronous_load(account: Account) -> Alloc | None:
 
 
 class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
-    """What a lookup declares about the load, synchronous or not, is not what happens.
+    """A load does not run as its lookup declared: synchronously or asynchronously.
 
     Invariant: an answer of 0 tokens is synchronous; a request with an asynchronous load runs only after the load was
     received; a synchronous load is over when its step is, and is never reported as received.

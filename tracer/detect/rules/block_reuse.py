@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class BlockReuse(EngineRule[TransferEnd | Received]):
-    """A block was given to a request while a transfer of another one was open over it.
+    """A block was given to another request while a transfer over it was still open.
 
     Invariant: no block enters a request's table between the beginning and the end of an asynchronous load or store of
     another request over it, unless that request holds the block too (a shared prefix), or the workers are told in the

@@ -9,7 +9,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class DoubleFree(RequestRule[Refcount | Unlock]):
-    """Something was given back more often than it was taken.
+    """Something was released more often than it was acquired.
 
     Invariant: references >= 0 and pins >= 0 of every chunk; unlocked <= locked of every request.
 

@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class EvictedHit(EngineRule[Alloc | LoadPlan]):
-    """A chunk is loaded that was evicted after the lookup had found it.
+    """A chunk that the lookup found was evicted before it was loaded.
 
     Invariant: the keys of a load are in the store when the load is planned, and those that the lookup claimed for it when
     blocks are allocated.

@@ -8,7 +8,7 @@ from kvtrail.tracer.model.semconv import Kind
 
 
 class IndexDrift(EngineRule[Index | Pool]):
-    """Counts that must add up do not: of an index that follows KV events, or of a pool.
+    """The counts of an index or of a pool do not add up.
 
     Invariant: applied + declined = published, of an index; free + used = total and both >= 0, of a pool.
 

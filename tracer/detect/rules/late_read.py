@@ -9,7 +9,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class LateRead(RequestRule[Read]):
-    """A request's blocks were read after they had been given back.
+    """A request's blocks were read after they had been released.
 
     Invariant: no read of a request's blocks by another instance after their lease has expired or they were freed.
 

@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class LockLeak(RequestRule[RequestEnd]):
-    """A request has ended and its locks have not.
+    """A request has ended but its chunks are still locked.
 
     Invariant: chunks locked by the lookups of a request = chunks unlocked by its loads, by an allocation of 0 tokens, or
     at its end.

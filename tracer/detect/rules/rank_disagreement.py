@@ -9,7 +9,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class RankDisagreement(RequestRule[Lookup]):
-    """The ranks do not hold the same, and the answer promises more than the poorest has.
+    """The ranks hold different prefixes, and the answer promises more than the shortest one.
 
     Invariant: h <= min over ranks of what each rank's store answered.
 

@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class ResumePoint(RequestRule[Schedule]):
-    """The scheduler begins at another token than the connector was told to load up to.
+    """The scheduler resumes at a different token than the connector was asked to load up to.
 
     Invariant: n = c + x for the first step after an admission, where n is the step's first token, c the computed tokens
     of the lookup and x the external tokens of the allocation; n = N - 1 if c + x = N (an asynchronous full hit: the last

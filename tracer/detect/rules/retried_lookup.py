@@ -11,7 +11,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):
-    """A lookup that was asked again changed what the connector stores.
+    """A repeated lookup changed what the connector stores.
 
     Invariant: after k lookups and one allocation the connector's state is that after one lookup: the first store of the
     epoch begins at or before max(h, c), not at a multiple of it.

@@ -8,7 +8,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, V
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
-    """A transfer is reported as finished that is not under way.
+    """A transfer is reported as finished although it is not under way.
 
     Invariant: each asynchronous load is received once; each delayed free is sent once, after the request's end; each
     numbered transfer ends once.

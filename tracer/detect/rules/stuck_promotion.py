@@ -8,7 +8,7 @@ from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
 class StuckPromotion(DeadlineRule):
-    """A request's load was received, and it never runs.
+    """A request never runs although its load was received.
 
     Invariant: a received load is followed by the request's first step within 120 seconds, unless it ends or is preempted.
 

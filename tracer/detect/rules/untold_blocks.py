@@ -12,7 +12,7 @@ NULL_BLOCK = 0
 
 
 class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
-    """The scheduler uses blocks of which it has not told the connector.
+    """The scheduler uses blocks that it never announced to the connector.
 
     Invariant: n + s <= b x |T| for every step, where n is its first token, s the tokens that it runs, b the block size
     and T the block table as allocations and steps announced it; and the blocks that a request holds at its end are in T.

@@ -7,7 +7,7 @@ from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
 class WastedPrefetch(RequestRule[Prefetch]):
-    """The connector fetches tokens that vLLM has already.
+    """The connector prefetches tokens that vLLM already has.
 
     Invariant: prefetched tokens <= ceil_k(h) - floor_k(c), where k is the chunk size, h the matched prefix and c the
     computed tokens of the lookup.
