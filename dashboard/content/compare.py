@@ -25,19 +25,11 @@ _Numbered = tuple[int | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step at which A and B differ: its number and text in each of them, None where one has ended."""
+    """A step at which A and B differ: its number in each of them, None where one has ended, and the end of the sentence
+    that begins with `They first differ:`."""
 
     steps: tuple[int | None, int | None]
-    texts: tuple[str | None, str | None]
-
-    @property
-    def sentence(self) -> str:
-        """The end of the sentence that begins with `They first differ:`."""
-        parts = (
-            f"{letter} has ended" if step is None else f"{letter} at step {step}, {words}"
-            for letter, step, words in zip("AB", self.steps, self.texts, strict=True)
-        )
-        return "; ".join(parts)
+    sentence: str
 
 
 def first_difference(a: Row, b: Row) -> Difference | None:
@@ -71,7 +63,11 @@ def step_rows(a: Row, b: Row) -> list[Row]:
 def _first(a: Row, b: Row, compared: Callable[[Row], Any]) -> Difference | None:
     for one, other, differs in _pairs(a, b, compared):
         if differs:
-            return Difference((one[0], other[0]), (one[1], other[1]))
+            parts = (
+                f"{letter} has ended" if step is None else f"{letter} at step {step}, {words}"
+                for letter, (step, words) in zip("AB", (one, other), strict=True)
+            )
+            return Difference((one[0], other[0]), "; ".join(parts))
     return None
 
 

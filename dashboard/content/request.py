@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said
+from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, value
 
 MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
 """The account's numbers that are drawn."""
@@ -55,8 +55,8 @@ def account_rows(account: Row, other: Row | None) -> list[Row]:
     return [
         {
             "name": name,
-            "value": text.value(account.get(name)),
-            "other": None if other is None else text.value(other.get(name)),
+            "value": value(account.get(name)).replace("_", " "),
+            "other": None if other is None else value(other.get(name)).replace("_", " "),
             "differs": other is not None and account.get(name) != other.get(name),
         }
         for name in ACCOUNT

@@ -6,19 +6,18 @@ Counts, durations and events in words come from `kvtrail.tracer.model.words`, wh
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from typing import Any
 
 from kvtrail.tracer.model.findings import clock as time_of_day
-from kvtrail.tracer.model.words import NOTHING, count, duration, size
+from kvtrail.tracer.model.findings import day
+from kvtrail.tracer.model.words import NOTHING, duration, size
 
 
 def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
     """A moment in UTC: 12:00:01.250; with its date if `now_ns` is given and is on another day."""
     if not at_ns:
         return NOTHING
-    day, today = (datetime.fromtimestamp(ns / 1e9, UTC).date() for ns in (at_ns, now_ns or at_ns))
-    return time_of_day(at_ns) if day == today else f"{day} {time_of_day(at_ns)}"
+    is_today = day(at_ns) == day(now_ns or at_ns)
+    return time_of_day(at_ns) if is_today else f"{day(at_ns)} {time_of_day(at_ns)}"
 
 
 def rate(per_second: float) -> str:
@@ -41,15 +40,6 @@ def seconds(value: float | None) -> str:
 def bandwidth(bytes_per_s: float | None) -> str:
     """Bytes per second with their unit."""
     return NOTHING if bytes_per_s is None else f"{size(round(bytes_per_s))}/s"
-
-
-def value(number: Any) -> str:
-    """A number or word of an account in a table cell."""
-    if isinstance(number, bool):
-        return "yes" if number else "no"
-    if isinstance(number, int):
-        return count(number)
-    return NOTHING if number is None else str(number).replace("_", " ")
 
 
 def plain(text: str) -> str:

@@ -206,7 +206,7 @@ def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None
         if not linked:
             with st.expander("What to do, and the numbers"):
                 st.markdown(text.plain(finding["hint"]))
-                numbers = {name.replace("_", " "): _cell(value) for name, value in finding["numbers"].items()}
+                numbers = {name.replace("_", " "): words.value(value) for name, value in finding["numbers"].items()}
                 st.table([numbers], border="horizontal", hide_index=True, width="content")
         with st.container(horizontal=True, gap="medium"):
             if linked:
@@ -282,7 +282,3 @@ def _write(name: str, key: str, default: str) -> None:
         st.query_params.pop(name, None)
     else:
         st.query_params[name] = chosen
-
-
-def _cell(value: object) -> str:
-    return words.count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -118,3 +118,8 @@ def witnesses(events: Sequence[Event]) -> list[Witness]:
 def clock(at_ns: int) -> str:
     """A moment as people read it, in UTC: 12:00:01.250."""
     return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
+
+
+def day(at_ns: int) -> str:
+    """The date of a moment, in UTC: 2026-01-31."""
+    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%d}"

@@ -50,6 +50,22 @@ def ending(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{count(number)} times")
 
 
+def value(of: object) -> str:
+    """Any value of an event or an account: a count, yes or no, a list's first members, or text as it is."""
+    match of:
+        case None:
+            return NOTHING
+        case bool():
+            return "yes" if of else "no"
+        case int():
+            return count(of)
+        case list() | tuple():
+            rest = len(of) - MOST_RUNS
+            return " ".join(map(str, of[:MOST_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
+        case _:
+            return str(of)
+
+
 def healed(healed: int, *, count: int) -> str:
     """Whether the guard repaired what was found `count` times before it did harm."""
     if healed == 0:
@@ -152,7 +168,7 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
         case Kind.SENT:
             return "asynchronous store finished"
         case _:
-            return ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in numbers.items())
+            return ", ".join(f"{key.replace('_', ' ')} {value(number)}" for key, number in numbers.items())
 
 
 def _lookup(numbers: Mapping[str, Any]) -> str:
@@ -182,14 +198,3 @@ def _transfer(numbers: Mapping[str, Any]) -> str:
 def _blocks(numbers: Mapping[str, Any]) -> str:
     blocks = numbers.get("blocks_count")
     return "blocks" if blocks is None else some(blocks, "block")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return count(value)
-    if isinstance(value, tuple | list):
-        rest = len(value) - MOST_RUNS
-        return " ".join(map(str, value[:MOST_RUNS])) + (f" and {count(rest)} more" if rest > 0 else "")
-    return str(value)

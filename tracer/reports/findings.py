@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable
-from datetime import UTC, datetime
 from typing import TypeVar
 
 from click import style
 
 from kvtrail.tracer.detect.rules import Rule, page
 from kvtrail.tracer.model import words
-from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock
+from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
 from kvtrail.tracer.replay.audit import Audit
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
@@ -110,12 +109,11 @@ def _moments(finding: Finding, columns: int | None) -> list[str]:
     labels = max((len(w.label) for w in finding.witness), default=0)
     kinds = max((len(words.kind(w.kind)) for w in finding.witness), default=0)
     lines = []
-    day = ""
+    today = ""
     for witness in finding.witness:
-        today = f"{datetime.fromtimestamp(witness.at_ns / 1e9, UTC):%Y-%m-%d}"
-        if today != day:
-            day = today
-            lines.append(style(f"    {day} (UTC)", dim=True))
+        if day(witness.at_ns) != today:
+            today = day(witness.at_ns)
+            lines.append(style(f"    {today} (UTC)", dim=True))
         at = clock(witness.at_ns)
         prefix = f"    {at}  {witness.label:<{labels}}  {words.kind(witness.kind):<{kinds}}  "
         hang = " " * (len(prefix) if columns is None else min(len(prefix), columns // 2))

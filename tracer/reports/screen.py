@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from click import style, unstyle
@@ -12,7 +11,7 @@ from click import style, unstyle
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Verdict, clock
+from kvtrail.tracer.model.findings import Verdict, clock, day
 from kvtrail.tracer.replay.player import NUMBERS, Player, Step, at_ns
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
@@ -95,9 +94,9 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
     today = ""
     for step in player.steps():
         event = step.event
-        if (day := _day(at_ns(event))) != today:
-            today = day
-            yield style(f"\n{day} (UTC)", dim=True)
+        if day(at_ns(event)) != today:
+            today = day(at_ns(event))
+            yield style(f"\n{today} (UTC)", dim=True)
         if step.gap:
             gap = words.some(step.gap, "event")
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
@@ -118,10 +117,10 @@ def _what_was_read(player: Player) -> Iterator[str]:
     history, events = player.history, player.events
     begin_ns, end_ns = player.begin_ns, max(e.end_ns for e in events)
     engines = len({event.engine for event in events})
-    until = clock(end_ns) if _day(begin_ns) == _day(end_ns) else f"{_day(end_ns)} {clock(end_ns)}"
+    until = clock(end_ns) if day(begin_ns) == day(end_ns) else f"{day(end_ns)} {clock(end_ns)}"
     yield (
         f"{words.some(len(events), 'event')} of {words.some(len(player.requests), 'request')} in"
-        f" {words.some(engines, 'engine')}, {_day(begin_ns)} {clock(begin_ns)} to {until} UTC."
+        f" {words.some(engines, 'engine')}, {day(begin_ns)} {clock(begin_ns)} to {until} UTC."
     )
     if len(player) < len(events):
         yield f"{words.some(len(player), 'step')} of them {'is' if len(player) == 1 else 'are'} shown."
@@ -147,7 +146,7 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
     place = f"Step {step.number} of {len(player.events)}"
     if len(player) < len(player.events):
         place += f" ({player.place} of {len(player)} shown)"
-    at = f"{_day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
+    at = f"{day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
     findings = words.some(len(player.findings), "finding")
     whose = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
     facts = ", ".join(part for part in (whose, event.connector, f"engine {event.engine}") if part)
@@ -282,12 +281,6 @@ def _findings(step: Step, columns: int | None) -> list[str]:
 def _value(of: Any) -> str:
     """A value of an account or an event."""
     match of:
-        case None:
-            return words.NOTHING
-        case bool():
-            return "yes" if of else "no"
-        case int():
-            return words.count(of)
         case Mapping():
             ranks = ", ".join(f"rank {rank}: {words.count(number)}" for rank, number in sorted(of.items()))
             return ranks or words.NOTHING
@@ -296,7 +289,7 @@ def _value(of: Any) -> str:
             rest = len(of) - words.MOST_RUNS
             return plain(shown) + (f" and {words.count(rest)} more" if rest > 0 else "") or words.NOTHING
         case _:
-            return plain(str(of))
+            return plain(words.value(of))
 
 
 def _name(field: str) -> str:
@@ -321,7 +314,3 @@ def _short(name: str, columns: int) -> str:
 
 def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: max(0, columns - 3)] + "..."
-
-
-def _day(at_ns: int) -> str:
-    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%d}"
