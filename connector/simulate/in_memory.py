@@ -11,7 +11,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.encoder import Encoder
-from kvtrail.connector.recording.ring import EventTuple, Identity, sequence_of
+from kvtrail.connector.recording.ring import EventTuple, Identity
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
@@ -47,24 +47,12 @@ class InMemoryExporter:
         """End the history with a heartbeat `later_s` seconds after the last event, instead of the recorder's own end: what
         is still awaited then is overdue."""
         self._sealed = True
-        if self._held:
-            root, _, _ = self._held[-1][2]
-            sequence = sequence_of(self._held[-1])
-            at_ns = max(end_ns for _, _, _, _, _, _, _, end_ns, _, _ in self._held) + later_s * 10**9
-            nobody = (root, b"", "")
-            beat = (
-                semconv.Kind.HEARTBEAT.value,
-                b"",
-                nobody,
-                sequence + 1,
-                0,
-                0,
-                at_ns,
-                at_ns,
-                None,
-                (sequence, 0, False),
-            )
-            self._held.append(beat)
+        if not self._held:
+            return
+        (root, _, _), sequence = self._held[-1][2:4]
+        at_ns = max(end_ns for *_, end_ns, _, _ in self._held) + later_s * 10**9
+        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", ""), (sequence, 0, False)
+        self._held.append((kind, b"", nobody, sequence + 1, 0, 0, at_ns, at_ns, None, values))
 
     def events(self) -> list[Event]:
         """The events, as encoding them as OTLP and decoding them again would give them, but faster."""

@@ -71,14 +71,12 @@ class Regression:
         source: the test's text.
         failure: what it shows.
         scenario, original: the small workload, and the recorded one.
-        driven: the run of the recorded workload.
     """
 
     source: str
     failure: Failure
     scenario: Scenario
     original: Scenario
-    driven: Redriven
 
 
 def regression(
@@ -105,14 +103,9 @@ def regression(
     failure = _chosen(failures(driven.played), driven, rule)
 
     original = driven.workload.scenario
-    small = shrunk(failure, subject, original, seconds=shrink_seconds, on_try=on_try)
-    return Regression(
-        source=as_pytest(small.scenario, connector=subject, failure=small.failure),
-        failure=small.failure,
-        scenario=small.scenario,
-        original=original,
-        driven=driven,
-    )
+    scenario, _, failure = shrunk(failure, subject, original, seconds=shrink_seconds, on_try=on_try)
+    source = as_pytest(scenario, connector=subject, failure=failure)
+    return Regression(source=source, failure=failure, scenario=scenario, original=original)
 
 
 def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure:

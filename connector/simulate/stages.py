@@ -8,7 +8,6 @@ own workers.
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,39 +19,14 @@ from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.worker import FakeWorker
 
 
-class Stage(ABC):
-    """An engine in this process, driven step by step.
+class BareScheduler:
+    """vLLM's scheduler and KV cache manager without a model. Tokens are drawn from the request's seed, so a run repeats
+    exactly.
 
     Attributes:
-        scheduler: vLLM's scheduler.
+        scheduler: vLLM's.
         steps: scheduling steps so far.
     """
-
-    scheduler: Any
-    steps = 0
-
-    @abstractmethod
-    def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
-    ) -> Any:
-        """Add a request. Where the model is fake it answers with `output`, then with tokens drawn from the seed."""
-
-    @abstractmethod
-    def abort(self, request_id: str) -> None:
-        """Abort a request, as when its client disconnects."""
-
-    @abstractmethod
-    def step(self) -> int:
-        """Run one scheduling step; returns how many tokens it ran, or for `WholeEngine` how many requests."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Shut the scheduler down, and with it the connector."""
-
-
-class BareScheduler(Stage):
-    """vLLM's scheduler and KV cache manager without a model. Tokens are drawn from the request's seed, so a run repeats
-    exactly."""
 
     def __init__(
         self,
@@ -78,8 +52,6 @@ class BareScheduler(Stage):
             ValueError, ImportError: vLLM refuses a setting or the connector.
         """
         tiny_model.prepare_environment()
-        tiny_model.write_model(folder)
-        from vllm.engine.arg_utils import EngineArgs
         from vllm.plugins import load_general_plugins
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -87,17 +59,15 @@ class BareScheduler(Stage):
         from vllm.v1.structured_output import StructuredOutputManager
 
         load_general_plugins()
-        options = {**tiny_model.OPTIONS, "num_gpu_blocks_override": num_blocks, "seed": seed, **overrides}
-        options["block_size"] = block_size
         fake = None
         if connector is not None:
             fake = fake_for(connector)
-            options["kv_transfer_config"] = {"kv_role": "kv_both", **fake.configured(connector, folder)}
-        if drafts:
-            options["speculative_config"] = tiny_model.drafting(drafts)
-        config = EngineArgs(model=str(folder), **options).create_engine_config()
+            connector = fake.configured(connector, folder)
+        size = {"num_gpu_blocks_override": num_blocks, "block_size": block_size}
+        config = tiny_model.engine_config(folder, connector, drafts=drafts, seed=seed, **size, **overrides)
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
+        self.steps = 0
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
@@ -118,29 +88,20 @@ class BareScheduler(Stage):
     def add(
         self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
     ) -> Any:
-        """Add a request; returns vLLM's object."""
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
-            pooling_params=None,
-            block_hasher=self._hasher,
-            priority=priority,
-        )
+        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object."""
+        request = tiny_model.request(request_id, prompt, max_tokens, priority=priority, block_hasher=self._hasher)
         self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)
         return request
 
     def abort(self, request_id: str) -> None:
+        """Abort a request, as when its client disconnects."""
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
-        """Run one scheduling step with a fake answer of the model.
+        """Run one scheduling step with a fake answer of the model; returns how many tokens it ran.
 
         `observe` sees vLLM's output before the answer is applied, while the requests still hold the blocks of the step.
         """
@@ -165,6 +126,7 @@ class BareScheduler(Stage):
         return int(output.total_num_scheduled_tokens)
 
     def close(self) -> None:
+        """Shut the scheduler down, and with it the connector."""
         self.scheduler.shutdown()
 
     def run(self) -> None:
@@ -186,9 +148,9 @@ class BareScheduler(Stage):
         return [*given, *sampled[len(given) :]]
 
 
-class WholeEngine(Stage):
-    """A `vllm.LLM` with a tiny model of random weights, and the connector's own workers. The outputs, failing loads and late
-    transfers of a scenario are not played here."""
+class WholeEngine:
+    """A `vllm.LLM` with a tiny model of random weights, and the connector's own workers, driven like a `BareScheduler`. The
+    outputs, failing loads and late transfers of a scenario are not played here."""
 
     def __init__(
         self,
@@ -218,6 +180,7 @@ class WholeEngine(Stage):
         options = {"num_gpu_blocks_override": num_blocks, "block_size": block_size, **overrides}
         self._engine = tiny_model.build(folder, connector, seed=0, **options).llm_engine
         self.scheduler = self._engine.engine_core.engine_core.scheduler
+        self.steps = 0
 
     def add(
         self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
@@ -231,6 +194,7 @@ class WholeEngine(Stage):
         self._engine.abort_request([request_id])
 
     def step(self) -> int:
+        """Run one scheduling step; returns how many requests it ran."""
         running = len(self.scheduler.running)
         self._engine.step()
         self.steps += 1
@@ -238,3 +202,7 @@ class WholeEngine(Stage):
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+
+Stage = BareScheduler | WholeEngine
+"""An engine in this process, driven step by step."""

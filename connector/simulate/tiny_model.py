@@ -55,9 +55,41 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def drafting(tokens: int) -> dict[str, Any]:
-    """vLLM's `speculative_config` for so many speculative tokens per step; no draft model is needed."""
-    return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 2}
+def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: int = 0, **overrides: Any) -> Any:
+    """vLLM's configuration of an engine with a model in `folder`, which needs no weights.
+
+    Args:
+        connector: a `kv_transfer_config`; None runs without a connector.
+        drafts: speculative tokens per step; no draft model is needed.
+        overrides: vLLM's engine arguments, in place of `OPTIONS`.
+
+    Raises:
+        ValueError, ImportError: vLLM refuses a setting or the connector.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    write_model(folder)
+    options = {**OPTIONS, **overrides}
+    if connector is not None:
+        options["kv_transfer_config"] = {"kv_role": "kv_both", **connector}
+    if drafts:
+        options["speculative_config"] = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 2}
+    return EngineArgs(model=str(folder), **options).create_engine_config()
+
+
+def request(request_id: str, prompt: list[int], max_tokens: int, *, priority: int, block_hasher: Any) -> Any:
+    """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are."""
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        pooling_params=None,
+        block_hasher=block_hasher,
+        priority=priority,
+    )
 
 
 def kv_cache(num_blocks: int, block_size: int) -> Any:

@@ -6,7 +6,7 @@ close up, but a number that is missing in the recording stays missing in its pla
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ class Numbering:
         self._events = events
         recorded: dict[Hashable, set[int]] = {}
         for event in events:
-            for stream, number in _places(event):
+            for stream, number in streams(event):
                 recorded.setdefault(stream, set()).add(number)
         self._lost: dict[Hashable, dict[int, int]] = {
             stream: {number: number - rank for rank, number in enumerate(sorted(numbers))}
@@ -35,13 +35,14 @@ class Numbering:
         """The chosen events with their new numbers; copies, where the numbers change."""
         chosen: dict[Hashable, set[int]] = {}
         for index in kept:
-            for stream, number in _places(self._events[index]):
+            for stream, number in streams(self._events[index]):
                 chosen.setdefault(stream, set()).add(number)
         new = {
             stream: {number: self._lost[stream][number] + rank for rank, number in enumerate(sorted(numbers))}
             for stream, numbers in chosen.items()
         }
-        return [_numbered(self._events[index], new) for index in kept]
+        chosen_events = (self._events[index] for index in kept)
+        return [numbered(e, {stream: new[stream][number] for stream, number in streams(e)}) for e in chosen_events]
 
 
 def in_span(event: Event, span: Span) -> Span:
@@ -54,17 +55,17 @@ def in_span(event: Event, span: Span) -> Span:
     return replace(span, attributes={**span.attributes, **present})
 
 
-def _places(event: Event) -> Iterable[tuple[Hashable, int]]:
+def streams(event: Event) -> Iterable[tuple[Hashable, int]]:
     """The streams that an event is numbered in, and its number there."""
     yield event.recorder, event.sequence
     if event.request is not None:
         yield (event.engine, event.request, event.recorder), event.request_sequence
 
 
-def _numbered(event: Event, new: dict[Hashable, dict[int, int]]) -> Event:
-    (recorder, number), *of_request = _places(event)
-    sequence = new[recorder][number]
-    request_sequence = new[of_request[0][0]][of_request[0][1]] if of_request else event.request_sequence
+def numbered(event: Event, numbers: Mapping[Hashable, int]) -> Event:
+    """The event with its number in each of its streams; a copy, if one of them changes."""
+    sequence, *of_request = (numbers[stream] for stream, _ in streams(event))
+    request_sequence = of_request[0] if of_request else event.request_sequence
     if (sequence, request_sequence) == (event.sequence, event.request_sequence):
         return event
     event = copy(event)

@@ -23,20 +23,20 @@ SHRINK_S = 30.0
 """Seconds for shrinking one failure."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Found:
     """A failure, with a small scenario that shows it.
 
     Attributes:
-        failure, scenario, played: the failure as the small scenario shows it, the scenario, and its run.
+        scenario, played, failure: the small scenario, its run, and the failure as it shows there.
         profile, seed: what drew the scenario that failed first.
         subject: the connector with its configuration.
         original: the scenario that failed first.
     """
 
-    failure: Failure
     scenario: Scenario
     played: Played
+    failure: Failure
     profile: str
     seed: int
     subject: Subject
@@ -126,20 +126,9 @@ def check(
             if any(found.failure.id == failure.id for found in checked.found):
                 checked.repeated[failure.id] += 1
             elif not _a_consequence(failure, failures, checked):
-                small = shrunk(
-                    failure, subject, scenario, seconds=shrink_seconds, on_try=partial(announce_shrinking, failure)
-                )
-                checked.found.append(
-                    Found(
-                        failure=small.failure,
-                        scenario=small.scenario,
-                        played=small.played,
-                        profile=profile,
-                        seed=trial_seed,
-                        subject=subject,
-                        original=scenario,
-                    )
-                )
+                on_try = partial(announce_shrinking, failure)
+                small = shrunk(failure, subject, scenario, seconds=shrink_seconds, on_try=on_try)
+                checked.found.append(Found(*small, profile, trial_seed, subject, original=scenario))
         announce(profile)
         spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (trials, checked.trials.total()))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):

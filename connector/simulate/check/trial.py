@@ -61,15 +61,6 @@ def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
     return played, found
 
 
-@dataclass(frozen=True, slots=True)
-class Shrunk:
-    """The smallest scenario that shows a failure, its run, and the failure there."""
-
-    scenario: Scenario
-    played: Played
-    failure: Failure
-
-
 def shrunk(
     failure: Failure,
     subject: Subject,
@@ -77,15 +68,16 @@ def shrunk(
     *,
     seconds: float,
     on_try: Callable[[Scenario], None] = lambda smallest: None,
-) -> Shrunk:
-    """Shrink a scenario for `seconds` at most, as long as it fails in the same way."""
+) -> tuple[Scenario, Played, Failure]:
+    """Shrink a scenario for `seconds` at most, as long as it fails in the same way. Returns the smallest scenario, its run,
+    and the failure there."""
 
     def fails(candidate: Scenario) -> bool:
         return any(each.id == failure.id for each in run(subject, candidate)[1])
 
     smallest = shrink(scenario, fails, seconds=seconds, on_try=on_try)
     played, found = run(subject, smallest)
-    return Shrunk(smallest, played, next(each for each in found if each.id == failure.id))
+    return smallest, played, next(each for each in found if each.id == failure.id)
 
 
 def without_numbers(text: str) -> str:

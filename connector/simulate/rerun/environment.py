@@ -59,7 +59,19 @@ def make(
     settings = recorded.settings if environment.same_connector else {}
     settings = {**settings, **environment.settings(), **(config or {})}
     try:
-        vllm_config = _vllm_config(cls, recorded, block_size, settings)
+        with tempfile.TemporaryDirectory() as folder:
+            vllm_config = tiny_model.engine_config(
+                Path(folder),
+                {
+                    "kv_connector": cls.__name__,
+                    "kv_connector_module_path": cls.__module__,
+                    "engine_id": recorded.engine,
+                    "kv_connector_extra_config": settings,
+                },
+                drafts=recorded.drafts,
+                disable_hybrid_kv_cache_manager=True,
+            )
+        vllm_config.cache_config.block_size = block_size  # an engine on the CPU would want a multiple of 32
         connector = environment.make(cls, vllm_config, kv_cache_config)
     except ImportError as error:
         package = (error.name or str(error)).partition(".")[0]
@@ -71,23 +83,3 @@ def make(
     except Exception as error:
         raise Unusable(f"{plain_name(cls)} cannot be made here: {type(error).__name__}: {error}") from error
     return connector, environment, block_size
-
-
-def _vllm_config(cls: type, recorded: RecordedCalls, block_size: int, settings: Mapping[str, Any]) -> Any:
-    from vllm.engine.arg_utils import EngineArgs
-
-    transfer = {
-        "kv_connector": cls.__name__,
-        "kv_connector_module_path": cls.__module__,
-        "kv_role": "kv_both",
-        "engine_id": recorded.engine,
-        "kv_connector_extra_config": dict(settings),
-    }
-    options = {**tiny_model.OPTIONS, "kv_transfer_config": transfer, "disable_hybrid_kv_cache_manager": True}
-    if recorded.drafts:
-        options["speculative_config"] = tiny_model.drafting(recorded.drafts)
-    with tempfile.TemporaryDirectory() as folder:
-        tiny_model.write_model(Path(folder))
-        made = EngineArgs(model=folder, **options).create_engine_config()
-    made.cache_config.block_size = block_size  # an engine on the CPU would want a multiple of 32; none is started
-    return made

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.prefixes import Prefixes
 from kvtrail.connector.simulate.recorded import use
 from kvtrail.tracer.model.events import RequestEnd, Schedule
@@ -108,23 +109,14 @@ class FakeRequests:
 
     def begin(self, request_id: str, total: int, *, limit: int | None = None, priority: int = 0) -> FakeRequest:
         """Add a request with `total` prompt tokens; it may generate `limit` tokens."""
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
         name = use(request_id, self._used)
 
         def hasher(request: Any) -> list[Any]:
             first, end = len(request.block_hashes), request.num_tokens // self._block_size
             return list(self._prefixes.block_hashes(name, first, end))
 
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=self._prefixes.tokens(name, 0, total),
-            sampling_params=SamplingParams(temperature=0, max_tokens=limit or UNLIMITED, ignore_eos=True),
-            priority=priority,
-            pooling_params=None,
-            block_hasher=hasher,
-        )
+        prompt = self._prefixes.tokens(name, 0, total)
+        request = tiny_model.request(request_id, prompt, limit or UNLIMITED, priority=priority, block_hasher=hasher)
         self._live[request_id] = FakeRequest(request, name)
         return self._live[request_id]
 

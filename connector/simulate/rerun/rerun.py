@@ -6,11 +6,9 @@ As Temporal replays a workflow's history against its code, and reports where the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-from msgspec.structs import replace as replace_fields
 
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.probe import probe_for
@@ -22,6 +20,7 @@ from kvtrail.connector.simulate.rerun.runner import Made, Runner
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
+from kvtrail.tracer.replay.numbering import numbered, streams
 
 Broken = dict[str, dict[str, str]]
 """The rules that each event broke, by its span id, with their explanations."""
@@ -95,30 +94,20 @@ class Rewritten:
     recording stay."""
 
     def __init__(self) -> None:
-        self._recorded: dict[tuple[str, str | None], int] = {}
-        self._given: Counter[tuple[str, str | None]] = Counter()
+        self._recorded: dict[Hashable, int] = {}
+        self._given: Counter[Hashable] = Counter()
 
     def instead(self, recorded: Event, events: Iterable[Event]) -> list[Event]:
         """The events that replace a recorded one, numbered; an empty list leaves it out."""
-        self._keep_gap((recorded.recorder, None), recorded.sequence)
-        if recorded.request is not None:
-            self._keep_gap((recorded.recorder, recorded.request), recorded.request_sequence)
+        for stream, number in streams(recorded):
+            self._given[stream] += max(0, number - self._recorded.get(stream, -1) - 1)
+            self._recorded[stream] = number
         return [self._numbered(event) for event in events]
 
-    def _keep_gap(self, key: tuple[str, str | None], number: int) -> None:
-        missing = number - self._recorded.get(key, -1) - 1
-        self._given[key] += max(0, missing)
-        self._recorded[key] = number
-
     def _numbered(self, event: Event) -> Event:
-        sequence, of_request = self._next((event.recorder, None)), event.request_sequence
-        if event.request is not None:
-            of_request = self._next((event.recorder, event.request))
-        return replace_fields(event, sequence=sequence, request_sequence=of_request)
-
-    def _next(self, key: tuple[str, str | None]) -> int:
-        self._given[key] += 1
-        return self._given[key] - 1
+        numbers = {stream: self._given[stream] for stream, _ in streams(event)}
+        self._given.update(numbers.keys())
+        return numbered(event, numbers)
 
 
 def _with_meaning(made: Made, then: Broken, now: Broken) -> Compared:
