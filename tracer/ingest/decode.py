@@ -202,10 +202,14 @@ class Decoder(ABC, Generic[Data, Encoded]):
                 continue
             of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
             before = len(decoded.events)
-            for span in spans:
-                decoded.add_ours(span.name, self._ids(span), self._attributes(span), of_all)
+            self._add(decoded, spans, of_all)
             decoded.unknown_attributes.update(unknown * (len(decoded.events) - before))
         return decoded
+
+    def _add(self, decoded: Decoded, spans: Iterable[Encoded], common: Mapping[str, Any]) -> None:
+        """Sort spans of ours in."""
+        for span in spans:
+            decoded.add_ours(span.name, self._ids(span), self._attributes(span), common)
 
     @abstractmethod
     def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Iterable[Encoded]]]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 from msgspec import Meta, Raw, Struct, convert, field
+from msgspec.structs import fields
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
@@ -24,6 +25,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Remembered
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import CLASSES, Event
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 SPANS_A_LINE = 256
@@ -126,16 +129,34 @@ _PLAIN_LIST = re.compile(
 _NUMBERS, _STRINGS = re.compile(_NUMBER), re.compile(_STRING)
 _UNUSUAL = (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError)
 """What is raised for another spelling, and for damage."""
+_copy: Callable[[Event], Event] = Event.__copy__  # type: ignore[attr-defined]  # msgspec's types leave it out
 _read_request = msgspec.json.Decoder(_Request, strict=False).decode  # numbers may be strings
 _read_attribute = msgspec.json.Decoder(_Attribute).decode
 _read_attributes = msgspec.json.Decoder(list[_Attribute]).decode
 
 
+_SEQUENCE = f'}},{{"key":"{semconv.SEQUENCE.key}","value":{{"intValue":"'.encode()
+_SEQUENCE_END = b'"}},{"key":"'
+_MOST_DIGITS = 15
+"""A number with so many digits is below `events.MOST`."""
+_FIELDS = {field.encode_name: (field.name, field.type) for cls in CLASSES.values() for field in fields(cls)}
+"""Attribute -> the event's field and its type. An attribute means the same in every kind of event."""
+_OF_RESOURCES = {attribute.key for attribute in semconv.RESOURCE}
+_REQUIRED = {name: [field.name for field in fields(cls) if field.required] for name, cls in CLASSES.items()}
+_NEEDED = {name: required[len(_REQUIRED[Kind.HEARTBEAT]) :] for name, required in _REQUIRED.items()}
+"""What an event's kind requires beyond what all kinds do."""
+
+
 class JsonDecoder(Decoder[str, _Span]):
-    """Decodes requests in JSON."""
+    """Decodes requests in JSON.
+
+    A recorder's spans begin with the same attributes, up to the event's number. So an event is a copy of one that has these
+    fields already. Spans in any other form, and malformed ones, are decoded attribute by attribute.
+    """
 
     def __init__(self) -> None:
         self._remembered = Remembered(_piece)
+        self._checked = Remembered(_checked)
         self._protobuf = ProtobufDecoder()
 
     def spans(self, data: str) -> list[Span]:
@@ -149,6 +170,49 @@ class JsonDecoder(Decoder[str, _Span]):
             return super().decoded(data)
         except _UNUSUAL:
             return self._protobuf.decoded(to_protobuf(json.loads(data)))
+
+    def _add(self, decoded: Decoded, spans: Iterable[_Span], common: Mapping[str, Any]) -> None:
+        patterns: dict[tuple[bytes, str], Event] = {}
+        events = decoded.events
+        for span in spans:
+            try:
+                events.append(self._copied(span, common, patterns))
+            except _UNUSUAL:
+                decoded.add_ours(span.name, self._ids(span), self._attributes(span), common)
+
+    def _copied(self, span: _Span, common: Mapping[str, Any], patterns: dict[tuple[bytes, str], Event]) -> Event:
+        """The event of a span in the form that recorders write. Raises one of `_UNUSUAL` for any other span.
+
+        `patterns` are the events to copy, by what the span begins with and its kind; missing ones are added.
+        """
+        encoded = bytes(span.attributes)
+        at = encoded.find(_SEQUENCE)
+        end = encoded.find(_SEQUENCE_END, at)
+        source, number = encoded[:at], encoded[at + len(_SEQUENCE) : end]
+        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
+        usual = number.isdigit() and len(number) <= _MOST_DIGITS and encoded.endswith(_LAST)
+        if at < 0 or end < 0 or not usual or start_ns == LATEST_NS or end_ns == LATEST_NS:
+            raise ValueError("not what recorders write")
+        if (pattern := patterns.get((source, span.name))) is None:
+            pattern = patterns[source, span.name] = self._pattern(source, span.name, common)
+        event = _copy(pattern)
+        event.trace_id, event.span_id, event.error = trace_id, span_id, error
+        event.sequence, event.start_ns, event.end_ns = int(number), start_ns, end_ns
+        for name, value in map(self._checked.__getitem__, encoded[end + len(_SEQUENCE_END) : -len(_LAST)].split(_NEXT)):
+            setattr(event, name, value)
+        for name in _NEEDED[span.name]:
+            if getattr(event, name) is None:
+                raise ValueError(f"a span without {name}")
+        return event
+
+    def _pattern(self, source: bytes, name: str, common: Mapping[str, Any]) -> Event:
+        """An event with what its span begins with, and None in the other fields that its kind requires."""
+        if not source.startswith(_FIRST):
+            raise ValueError("a span without a recorder")
+        values: dict[str, Any] = dict.fromkeys(_REQUIRED[name])
+        values |= map(self._checked.__getitem__, source[len(_FIRST) :].split(_NEXT))
+        values |= {_FIELDS[key][0]: convert(value, _FIELDS[key][1]) for key, value in common.items()}
+        return CLASSES[name](**values)
 
     def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Iterable[_Span]]]:
         for resource_spans in _read_request(data).resource_spans:
@@ -226,6 +290,15 @@ def _piece(piece: bytes) -> tuple[str, Any]:
         return key.decode(), list(map(bytes.decode, _STRINGS.findall(strings)))
     attribute = _read_attribute(b'{"key":"' + piece + b"}")
     return attribute.key, _value(attribute.value)
+
+
+def _checked(piece: bytes) -> tuple[str, Any]:
+    """The event's field that an attribute fills, and its value. Raises one of `_UNUSUAL` where no event has it."""
+    key, value = _piece(piece)
+    if key in _OF_RESOURCES:
+        raise KeyError(key)
+    name, type_ = _FIELDS[key]
+    return name, convert(value, type_)
 
 
 def _by_key(attributes: Iterable[_Attribute]) -> dict[str, Any]:
