@@ -1,4 +1,4 @@
-"""The vLLM side: an offload connector, and a tracer for anybody's.
+"""The vLLM side: an offload connector, and tracing for anybody's.
 
 Importing this package needs OpenTelemetry only. Classes that need vLLM are made when they are asked for, by name:
 
