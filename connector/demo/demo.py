@@ -11,14 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 
-from kvtrail.connector.demo.children import Child, ChildDied
+from kvtrail.connector.demo.children import Child
 from kvtrail.connector.demo.engine import Order
 
 READY_WITHIN_S = 60.0
@@ -93,7 +93,7 @@ def _run(options: Options) -> None:
         if options.engine_dies:
             _report_death(options, engine)
         elif tokens is None:
-            raise _died(engine)
+            _died(engine)
         _summarize(options)
         if plain is not None and tokens is not None:
             _compare(tokens, plain)
@@ -175,7 +175,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
         bug=options.bug or "",
         guard=options.guard,
         plain=plain,
-        rounds=1 if plain or options.once or options.engine_dies else 0,
+        once=plain or options.once or options.engine_dies,
         metrics_port=0 if plain else options.metrics_port or 0,
     )
     env = {
@@ -186,7 +186,7 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
     }
     child = Child(
         name,
-        ["-m", "kvtrail.connector.demo.engine", order.to_json()],
+        ["-m", "kvtrail.connector.demo.engine", json.dumps(asdict(order))],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
         piped=True,
@@ -222,20 +222,16 @@ def _summarize(options: Options) -> None:
 def _compare(tokens: dict[str, list[int]], plain: _Engine) -> None:
     expected = plain.one_round()
     if expected is None:
-        raise _died(plain)
+        _died(plain)
     if tokens != expected:
         raise DemoError("the generated tokens differ from those of an engine without a connector")
     click.echo("  The generated tokens are the same as those of an engine without a connector.")
 
 
-def _died(engine: _Engine) -> ChildDied:
-    """Why an engine stopped reporting before its round had ended."""
+def _died(engine: _Engine) -> None:
+    """Raise the ChildDied of an engine that stopped reporting before its round had ended."""
     engine.child.process.wait(READY_WITHIN_S)
-    try:
-        engine.child.check()
-    except ChildDied as died:
-        return died
-    return ChildDied(f"the {engine.child.name} stopped reporting; its log: {engine.child.log}")
+    engine.child.check()
 
 
 def _report_findings(options: Options) -> None:

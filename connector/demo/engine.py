@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +34,32 @@ class Order:
         bug: a fault of `kvtrail.connector.faults`, or empty.
         guard: `observe`, `heal` or `raise`.
         plain: run without any connector, for the tokens to compare with.
-        rounds: how many; 0 goes on until standard input closes.
+        once: end after one round, instead of when standard input closes.
         metrics_port: serve vLLM's own metrics there, as `vllm serve` does; 0 does not serve them.
     """
 
     model: str
-    bug: str = ""
-    guard: str = "observe"
-    plain: bool = False
-    rounds: int = 1
-    metrics_port: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    bug: str
+    guard: str
+    plain: bool
+    once: bool
+    metrics_port: int
 
     def connector(self) -> dict[str, Any] | None:
         """The `kv_transfer_config`."""
         if self.plain:
             return None
-        extra = {"kvtrail": {"guard": self.guard, "level": "detailed"}}
-        if not self.bug:
-            return {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
         return {
-            "kv_connector": f"Faulty:{self.bug}:OffloadConnector",
+            "kv_connector": f"Faulty:{self.bug}:OffloadConnector" if self.bug else "OffloadConnector",
             "kv_connector_module_path": "kvtrail.connector",
-            "kv_connector_extra_config": extra,
+            "kv_connector_extra_config": {"kvtrail": {"guard": self.guard, "level": "detailed"}},
         }
 
 
 def main() -> None:
     """Run an order. vLLM's prefix cache is reset before each pass, so the second pass of a round loads from the host."""
+    from kvtrail.connector.recording.recorder import recorders
+
     order = Order(**json.loads(sys.argv[1]))
     report = _Report()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -72,41 +68,26 @@ def main() -> None:
         from prometheus_client import start_http_server  # a dependency of vLLM, which counts in its registry
 
         start_http_server(order.metrics_port, "127.0.0.1")
-    number = 0
-    jobs = _jobs(order, number)
-    report(kind="ready", requests=len(jobs) * PASSES)
-    while order.rounds == 0 or number < order.rounds:
-        number += 1
-        tokens = {}
+    tokens: dict[str, list[int]] = {}
+
+    def served(now: int) -> None:
+        report(kind="progress", done=len(tokens) + now)
+
+    for number in range(1) if order.once else count():
+        # The bug needs new prompts: a request whose prefix is loaded at once is not preempted.
+        jobs = workload.stale_lookup(seed=number) if order.bug else workload.shared_prefixes()
+        if number == 0:
+            report(kind="ready", requests=len(jobs) * PASSES)
+        tokens.clear()
         for part in range(PASSES):
             llm.reset_prefix_cache()
-            named = [
-                workload.DemoRequest(f"r{number}p{part + 1}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step)
-                for j in jobs
-            ]
-            tokens.update(workload.run(llm, named, partial(_served, report, part * len(jobs))))
-        if not order.plain:
-            _flush()
-        report(kind="round", number=number, tokens=tokens)
-        if order.rounds == 0:
+            named = [replace(job, id=f"r{number + 1}p{part + 1}-{job.id}") for job in jobs]
+            tokens.update(workload.run(llm, named, served))
+        for recorder in recorders():
+            recorder.flush()
+        report(kind="round", tokens=tokens)
+        if not order.once:
             time.sleep(GENTLY_S)
-        jobs = _jobs(order, number)
-
-
-def _jobs(order: Order, rounds_before: int) -> list[workload.DemoRequest]:
-    """The jobs of a round. The bug needs new prompts: a request whose prefix is loaded at once is not preempted."""
-    return workload.stale_lookup(seed=rounds_before) if order.bug else workload.shared_prefixes()
-
-
-def _served(report: _Report, before: int, now: int) -> None:
-    report(kind="progress", done=before + now)
-
-
-def _flush() -> None:
-    from kvtrail.connector.recording.recorder import recorders
-
-    for recorder in recorders():
-        recorder.flush()
 
 
 class _Report:
