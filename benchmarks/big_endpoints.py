@@ -87,7 +87,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
 
     def lanes(hours: float, **filters: str) -> Callable[[], object]:
         view = seen.view(hours, **filters)
-        return lambda: source.lanes(**question(view, now_ms=seen.until_ns / 1e6).parameters())
+        return lambda: source.lanes(**question(view, now_ms=seen.until_ns / 1e6))
 
     def request(which: Row) -> Callable[[], object]:
         return lambda: source.request(which["request"], engine=which["engine"])

@@ -47,29 +47,13 @@ class View:
     select: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The parameters of `/api/lanes`; while the view is paused, equal questions have the same answer."""
-
-    from_ns: int
-    to_ns: int
-    engine: str
-    connector: str
-    status: str
-    q: str
-
-    def parameters(self) -> dict[str, str | int]:
-        """As the client takes them."""
-        return asdict(self)
-
-
-def question(view: View, *, now_ms: float) -> Question:
-    """What to ask the tracer for a view."""
+def question(view: View, *, now_ms: float) -> dict[str, int | str]:
+    """What to ask the tracer for a view: the parameters of `/api/lanes`."""
     to_ms = now_ms if view.to_ms is None else view.to_ms
     around_ms = view.span_ms * AROUND
     from_ns = int(max(0.0, to_ms - view.span_ms - around_ms) * 1e6)
     to_ns = max(int((to_ms + around_ms) * 1e6), from_ns + 1_000_000)
-    return Question(from_ns, to_ns, view.engine, view.connector, view.status, view.q)
+    return {"from_ns": from_ns, "to_ns": to_ns, **{name: getattr(view, name) for name in FILTERS}}
 
 
 def payload(answer: Row | None, view: View, *, is_away: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.view import Question, View, as_query, of_component, of_query, payload, question
+from kvtrail.dashboard.live.view import View, as_query, of_component, of_query, payload, question
 from kvtrail.dashboard.views.shared import EVERY_S, request_query, tracer
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
@@ -42,11 +42,11 @@ def current_view() -> View:
 def read(view: View) -> tuple[Row | None, bool]:
     """The tracer's answer, and whether the tracer is away: then it is the last answer, if there was one."""
     asked = question(view, now_ms=time.time() * 1000)
-    last: tuple[Question, Row] | None = st.session_state.get(ANSWERED)
+    last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
     if view.paused and last is not None and last[0] == asked:
         return last[1], False
     try:
-        answer = tracer().lanes(**asked.parameters())
+        answer = tracer().lanes(**asked)
     except TracerAway:
         return (None if last is None else last[1]), True
     st.session_state[ANSWERED] = (asked, answer)

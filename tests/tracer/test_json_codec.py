@@ -80,7 +80,7 @@ def as_read(line: str, path: Path) -> list[Event] | None:
 def test_the_usual_form_is_read_without_googles_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = google_parser.of_json(LINES[name])
     monkeypatch.setattr(otlp_json, "to_protobuf", None)
-    assert otlp_json.spans(LINES[name]) == expected
+    assert JsonDecoder().spans(LINES[name]) == expected
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -155,9 +155,9 @@ def test_what_it_remembers_is_bounded_and_right(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("line", ["", "null", "[1]", '{"resourceSpans":{}}'])
 def test_what_is_no_request_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"not an OTLP trace request|Expecting value"):
-        otlp_json.spans(line)
+        JsonDecoder().spans(line)
 
 
 @pytest.mark.parametrize("line", ["{}", '{"resourceSpans":[]}', '{"resourceSpans":[{"scopeSpans":[]}]}'])
 def test_a_request_may_be_empty(line: str) -> None:
-    assert otlp_json.spans(line) == []
+    assert JsonDecoder().spans(line) == []

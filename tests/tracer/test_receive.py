@@ -242,7 +242,7 @@ def test_the_trace_file_holds_what_was_received(start_tracer: Start, tmp_path: A
     sent = encoded(history(STORY))
     httpx.post(f"{tracer.url}/v1/traces", content=sent, headers=headers)
     until(lambda: trace.exists() and trace.read_text().endswith("\n"))
-    read = [s for line in trace.read_text().splitlines() for s in otlp_json.spans(line)]
+    read = [s for line in trace.read_text().splitlines() for s in otlp_json.JsonDecoder().spans(line)]
     assert read == protobuf.spans(sent)
     writer = TraceWriter(tmp_path / "copy.jsonl")
     writer.write(sent)

@@ -222,4 +222,22 @@ class Decoder(ABC, Generic[Data, Encoded]):
     def _attributes(self, span: Encoded) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _span(self, span: Encoded, resource: Mapping[str, Any], scope: str) -> Span: ...
+    def _rest(self, span: Encoded) -> tuple[str, list[dict[str, Any]]]:
+        """What only a `Span` has: its parent's id, and the events in it."""
+
+    def _span(self, span: Encoded, resource: Mapping[str, Any], scope: str) -> Span:
+        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
+        parent_id, events = self._rest(span)
+        return Span(
+            trace_id=trace_id,
+            span_id=span_id,
+            parent_id=parent_id,
+            name=span.name,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            attributes=self._attributes(span),
+            resource=resource,
+            scope=scope,
+            error=error,
+            events=events,
+        )

@@ -251,29 +251,11 @@ class JsonDecoder(Decoder[str, _Span]):
                 pass
         return _by_key(_read_attributes(encoded))
 
-    def _span(self, span: _Span, resource: Mapping[str, Any], scope: str) -> Span:
-        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
-        return Span(
-            trace_id=trace_id,
-            span_id=span_id,
-            parent_id=_id(span.parent_span_id),
-            name=span.name,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            attributes=self._attributes(span),
-            resource=resource,
-            scope=scope,
-            error=error,
-            events=[self._event(event) for event in span.events],
-        )
+    def _rest(self, span: _Span) -> tuple[str, list[dict[str, Any]]]:
+        return _id(span.parent_span_id), [self._event(event) for event in span.events]
 
     def _event(self, event: _Event) -> dict[str, Any]:
         return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": self._attributes(event)}
-
-
-def spans(text: str) -> list[Span]:
-    """The spans of one request. Raises ValueError as `JsonDecoder.spans` does."""
-    return JsonDecoder().spans(text)
 
 
 def _piece(piece: bytes) -> tuple[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,21 +56,8 @@ class ProtobufDecoder(Decoder[bytes, Any]):
     def _attributes(self, span: Any) -> dict[str, Any]:
         return dict(map(self._remembered.__getitem__, span.attributes[:]))
 
-    def _span(self, span: Any, resource: Mapping[str, Any], scope: str) -> Span:
-        trace_id, span_id, start_ns, end_ns, error = self._ids(span)
-        return Span(
-            trace_id=trace_id,
-            span_id=span_id,
-            parent_id=span.parent_span_id.hex(),
-            name=span.name,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            attributes=self._attributes(span),
-            resource=resource,
-            scope=scope,
-            error=error,
-            events=[_event(event) for event in events] if (events := span.events) else [],
-        )
+    def _rest(self, span: Any) -> tuple[str, list[dict[str, Any]]]:
+        return span.parent_span_id.hex(), [_event(event) for event in events] if (events := span.events) else []
 
 
 @contextmanager

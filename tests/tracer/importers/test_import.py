@@ -259,7 +259,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
     assert "1 requests: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
     result = run("import", "-", "-o", "-", text=text)
     lines = [line for line in result.stdout.splitlines() if line]
-    assert [len(list(otlp_json.spans(line))) for line in lines] == [3]
+    assert [len(list(otlp_json.JsonDecoder().spans(line))) for line in lines] == [3]
     assert "3 events" in run("audit", "-", text=text).output
 
 
