@@ -6,38 +6,59 @@ rules notice many holes by themselves; this covers what they do not look at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from kvtrail.tracer.model.events import Event, Flush, Plan, TransferEnd
+from kvtrail.tracer.model.events import Alloc, Event, Flush, LoadPlan, Plan, TransferEnd
 from kvtrail.tracer.model.semconv import Kind
+
+_OF_EPOCH = {Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE, Kind.LOAD_PLAN, Kind.STORE_PLAN}
+"""What is a prerequisite only of events of its own epoch."""
+_STEP_OR_ALLOC = (Kind.SCHEDULE, Kind.ALLOC)
+_OWN: dict[Kind, tuple[Kind, ...]] = {
+    Kind.SCHEDULE: _STEP_OR_ALLOC,
+    Kind.PREEMPT: _STEP_OR_ALLOC,
+    Kind.STORE_PLAN: _STEP_OR_ALLOC,
+    Kind.LOAD: (Kind.LOAD_PLAN, Kind.ALLOC),
+    Kind.STORE: (Kind.STORE_PLAN, *_STEP_OR_ALLOC),
+    Kind.LOAD_ERROR: (Kind.ALLOC,),
+    Kind.RECEIVED: (Kind.ALLOC,),
+    Kind.UNLOCK: (Kind.LOCK,),
+    Kind.SENT: (Kind.REQUEST,),
+    Kind.FREE: (Kind.REQUEST,),
+    Kind.READ: (Kind.REQUEST,),
+}
+"""What each kind needs: the last event of the first of these kinds that there is, and of steps the epoch's first, since
+it is the only one that is recorded at every level."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """The indexes of a request's events that may be prerequisites of later ones; those of an epoch are dropped with it."""
+    """The indexes of a request's events that may be prerequisites of later ones: by kind, by kind and connector, and plans
+    by connector and transfer."""
 
     members: list[int] = field(default_factory=list)
-    start: int | None = None
-    end: int | None = None
-    preempt: int | None = None
     epoch: int = 0
-    lookups: dict[str, int] = field(default_factory=dict)
-    allocs: dict[str, int] = field(default_factory=dict)
-    alloc: int | None = None
-    step: int | None = None
-    """The first of the epoch: the only one that is recorded at every level."""
-    load: int | None = None
-    store: int | None = None
-    lock: int | None = None
-    jobs: dict[tuple[str, int], int] = field(default_factory=dict)
+    of_epoch: dict[Hashable, int] = field(default_factory=dict)
+    lasting: dict[Hashable, int] = field(default_factory=dict)
 
     def begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-        self.alloc = self.step = self.load = self.store = None
-        self.lookups.clear()
-        self.allocs.clear()
+        self.of_epoch.clear()
+
+    def first(self, *keys: Hashable) -> int | None:
+        """The event under the first of these keys that there is."""
+        known = (self.of_epoch.get(key, self.lasting.get(key)) for key in keys)
+        return next((index for index in known if index is not None), None)
+
+    def note(self, index: int, event: Event) -> None:
+        self.members.append(index)
+        if event.kind not in _OF_EPOCH:
+            self.lasting[event.kind] = index
+        elif event.kind is not Kind.SCHEDULE or Kind.SCHEDULE not in self.of_epoch:
+            self.of_epoch[event.kind] = self.of_epoch[event.kind, event.connector_id] = index
+        if isinstance(event, Plan) and event.transfer_id is not None:
+            self.lasting[event.connector_id, event.transfer_id] = index
 
 
 def prerequisites(events: Sequence[Event]) -> list[tuple[int, ...]]:
@@ -66,15 +87,15 @@ def prerequisites(events: Sequence[Event]) -> list[tuple[int, ...]]:
             continue
         key = (event.engine, event.request)
         past = pasts.setdefault(key, _Past())
-        if event.kind is Kind.REQUEST_START and past.end is not None:
+        if event.kind is Kind.REQUEST_START and Kind.REQUEST in past.lasting:
             endings.append(past)
             past = pasts[key] = _Past()
         needed.append(_prerequisites_of(index, event, past))
     for past in endings:
-        assert past.end is not None
+        end = past.lasting[Kind.REQUEST]
         for index in past.members:
-            if index != past.end:
-                needed[index] = (*needed[index], past.end)
+            if index != end:
+                needed[index] = (*needed[index], end)
     return needed
 
 
@@ -83,64 +104,23 @@ def _prerequisites_of(index: int, event: Event, past: _Past) -> tuple[int, ...]:
     begins = event.epoch > past.epoch
     if begins and event.kind is not Kind.PREEMPT:  # the preemption was not recorded
         past.begin_epoch(event.epoch)
-    needs = {past.start}
-    if own := _OWN.get(event.kind):
-        needs.add(own(event, past))
+    needs = {past.first(Kind.REQUEST_START), _own(event, past)}
     if event.epoch >= past.epoch:  # a worker in another process does not know epochs
-        needs.add(past.preempt)
+        needs.add(past.first(Kind.PREEMPT))
     if begins and event.kind is Kind.PREEMPT:
         past.begin_epoch(event.epoch)
-    past.members.append(index)
-    _note(index, event, past)
+    past.note(index, event)
     return tuple(sorted(index for index in needs if index is not None))
 
 
-def _note(index: int, event: Event, past: _Past) -> None:
-    match event.kind:
-        case Kind.REQUEST_START:
-            past.start = index
-        case Kind.REQUEST:
-            past.end = index
-        case Kind.PREEMPT:
-            past.preempt = index
-        case Kind.LOOKUP:
-            past.lookups[event.connector_id] = index
-        case Kind.ALLOC:
-            past.alloc = past.allocs[event.connector_id] = index
-        case Kind.SCHEDULE if past.step is None:
-            past.step = index
-        case Kind.LOAD_PLAN:
-            past.load = index
-        case Kind.STORE_PLAN:
-            past.store = index
-        case Kind.LOCK:
-            past.lock = index
-    if isinstance(event, Plan) and event.transfer_id is not None:
-        past.jobs[event.connector_id, event.transfer_id] = index
-
-
-def _first(*known: int | None) -> int | None:
-    return next((index for index in known if index is not None), None)
-
-
-def _of_transfer(event: TransferEnd | Flush, past: _Past) -> int | None:
-    return past.jobs.get((event.connector_id, event.transfer_id))
-
-
-_OWN: dict[Kind, Callable[[Any, _Past], int | None]] = {
-    Kind.ALLOC: lambda event, past: past.lookups.get(event.connector_id),
-    Kind.SCHEDULE: lambda event, past: _first(past.step, past.alloc),
-    Kind.PREEMPT: lambda event, past: _first(past.step, past.alloc),
-    Kind.LOAD_PLAN: lambda event, past: _first(past.allocs.get(event.connector_id), past.alloc),
-    Kind.STORE_PLAN: lambda event, past: _first(past.step, past.alloc),
-    Kind.LOAD: lambda event, past: _first(past.load, past.alloc),
-    Kind.STORE: lambda event, past: _first(past.store, past.step, past.alloc),
-    Kind.LOAD_ERROR: lambda event, past: past.alloc,
-    Kind.RECEIVED: lambda event, past: past.alloc,
-    Kind.TRANSFER_END: _of_transfer,
-    Kind.FLUSH: _of_transfer,
-    Kind.UNLOCK: lambda event, past: past.lock,
-    Kind.SENT: lambda event, past: past.end,
-    Kind.FREE: lambda event, past: past.end,
-    Kind.READ: lambda event, past: past.end,
-}
+def _own(event: Event, past: _Past) -> int | None:
+    """What an event of this kind needs."""
+    match event:
+        case Alloc():
+            return past.first((Kind.LOOKUP, event.connector_id))
+        case LoadPlan():
+            return past.first((Kind.ALLOC, event.connector_id), Kind.ALLOC)
+        case TransferEnd() | Flush():
+            return past.first((event.connector_id, event.transfer_id))
+        case _:
+            return past.first(*_OWN.get(event.kind, ()))
