@@ -114,6 +114,6 @@ def test_what_was_not_read_and_not_kept_is_told(tmp_path: Path) -> None:
     trace.write_text(f'{json.dumps(data)}\n{{"resourceSpans":[{{"reso')
     result = run("minimize", str(trace), "-o", "-")
     assert result.exit_code == 0
-    assert "Left out as well: 1 span that no kvtrail recorder wrote." in result.stderr
+    assert "1 span of other services left out." in result.stderr
     assert "kv.from.the.future (1)" in result.stderr
-    assert f"1 line or span could not be read; the first: {trace}:2:" in result.stderr
+    assert f"Not read: 1 line or span; the first: {trace}:2:" in result.stderr

@@ -17,6 +17,7 @@ from kvtrail.tracer.replay.minimize import Minimized, NoFinding
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.output_file import STDOUT
+from kvtrail.tracer.reports.screen import left_out
 
 MOST_NAMED = 10
 """Findings that are named one by one before the rest is only counted."""
@@ -99,15 +100,7 @@ def _summary(result: Minimized, output: Path) -> Iterator[str]:
 
 def _left_out(history: History, result: Minimized) -> Iterator[str]:
     """What is not in the smaller trace besides events that the finding does not need."""
-    if history.foreign:
-        yield f"Left out as well: {words.some(len(history.foreign), 'span')} that no kvtrail recorder wrote."
-    if history.unknown:
-        named = ", ".join(f"{terminal.plain(name)} ({count})" for name, count in history.unknown.items())
-        yield f"Not understood, and left out: spans of a newer kvtrail: {named}"
-    if history.unreadable:
-        file, number, reason = history.unreadable[0]
-        first = terminal.plain(f"{file}:{number}: {reason}")
-        yield f"{words.some(len(history.unreadable), 'line or span')} could not be read; the first: {first}"
+    yield from left_out(history)
     if result.lost:
         yield f"It does not show {words.some(len(result.lost), 'other finding')}; --finding ID keeps one of them instead:"
         yield from _named(result.lost)

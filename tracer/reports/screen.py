@@ -12,6 +12,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict, clock, day
+from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.player import NUMBERS, Player, Step, at_ns
 from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
@@ -49,7 +50,7 @@ def opening(player: Player, columns: int | None) -> list[str]:
     of = Counter(player.judged.verdicts[key] for key in shown)
     requests = words.some(sum(of.values()), "request")
     verdicts = f"{requests}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown."
-    return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(plain(text), columns, rest="  ")]
+    return [line for text in (*_what_was_read(player), verdicts) for line in wrapped(text, columns, rest="  ")]
 
 
 def help_page(player: Player, columns: int) -> list[str]:
@@ -114,7 +115,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
 
 
 def _what_was_read(player: Player) -> Iterator[str]:
-    history, events = player.history, player.events
+    events = player.events
     begin_ns, end_ns = player.begin_ns, max(e.end_ns for e in events)
     engines = len({event.engine for event in events})
     until = clock(end_ns) if day(begin_ns) == day(end_ns) else f"{day(end_ns)} {clock(end_ns)}"
@@ -126,14 +127,19 @@ def _what_was_read(player: Player) -> Iterator[str]:
         yield f"{words.some(len(player), 'step')} of them {'is' if len(player) == 1 else 'are'} shown."
     if missing := player.judged.missing:
         yield f"{words.some(missing, 'event')} missing, by their numbers: what was not seen cannot be judged."
+    yield from left_out(player.history)
+
+
+def left_out(history: History) -> Iterator[str]:
+    """What was not read, what a newer kvtrail wrote, and what others did."""
     if history.unreadable:
         file, number, reason = history.unreadable[0]
         count = len(history.unreadable)
         what = "1 line or span" if count == 1 else f"{words.count(count)} lines or spans"
-        yield f"Not read: {what}; the first: {f'{file}:{number}' if number else file}: {reason}"
+        yield plain(f"Not read: {what}; the first: {f'{file}:{number}' if number else file}: {reason}")
     if history.unknown:
         names = ", ".join(f"{name} ({words.count(number)})" for name, number in history.unknown.items())
-        yield f"Not known to this kvtrail, and left out: {names}."
+        yield plain(f"Not known to this kvtrail, and left out: {names}.")
     if history.foreign:
         yield f"{words.some(len(history.foreign), 'span')} of other services left out."
     if history.repeated:

@@ -75,10 +75,8 @@ def _row(lane: Lane) -> tuple[Any, ...]:
     if lane.ended_ns is not None:
         lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
         reach = min(int(lasted_s).bit_length(), 25)
-    return (
-        lane.request, lane.engine, lane.external, lane.connector, lane.status, lane.verdict, lane.findings, lane.complete,
-        lane.started_ns, lane.last_ns, lane.ended_ns, to_text(lane.changes), to_text(lane.transfers), tier, reach,
-    )  # fmt: skip
+    *plain, changes, transfers = (getattr(lane, name) for name in _FIELDS)
+    return (*plain, to_text(changes), to_text(transfers), tier, reach)
 
 
 class LaneReader(RequestReader):
