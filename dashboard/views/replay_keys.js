@@ -4,9 +4,11 @@
 const LISTENERS = new WeakMap();
 
 class Keys {
-  constructor() {
+  constructor(root) {
     this.presses = 0;
+    this.element = root.host ?? root;
     this.listen = (event) => this.press(event);
+    document.addEventListener("keydown", this.listen);
   }
 
   /** What the page shows now. An answer to an earlier press is not where the reader is any more. */
@@ -16,9 +18,14 @@ class Keys {
       this.step = data.step;
       this.presses = data.presses;
     }
+    this.element.dataset.step = this.step; // tests wait for this
   }
 
   press(event) {
+    if (!this.element.isConnected) {
+      document.removeEventListener("keydown", this.listen);
+      return;
+    }
     const target = event.composedPath()[0];
     if (target.matches?.("input, textarea, select, [contenteditable]")) return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -40,13 +47,10 @@ class Keys {
   }
 }
 
-/** Streamlit calls this at first, and again with each new data; what was pressed in between must not be lost. */
+/** Streamlit calls this at first, and again with each new data. It returns no cleanup: Streamlit may run the cleanup of an
+ * earlier call after a later call, and keys would be lost until the next. */
 export default function (component) {
   const root = component.parentElement;
-  if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys());
-  const keys = LISTENERS.get(root);
-  keys.take(component);
-  document.addEventListener("keydown", keys.listen); // adding the same listener again has no effect
-  (root.host ?? root).dataset.listens = "yes"; // tests wait for this
-  return () => document.removeEventListener("keydown", keys.listen);
+  if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys(root));
+  LISTENERS.get(root).take(component);
 }
