@@ -44,7 +44,7 @@ class Demo:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     def get(self, path: str, **params: str | int) -> Any:
-        response = httpx.get(f"{self.api}{path}", params=params or None)
+        response = httpx.get(f"{self.api}{path}", params=params or None, timeout=SLOW_S)
         response.raise_for_status()
         return response.json()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,10 +22,12 @@ SLOW_S = 240.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the system gives to connections: none of these takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
@@ -42,21 +46,21 @@ class Tracer:
 
     def get(self, path: str, **params: str | int) -> Any:
         """What it answers, out of JSON."""
-        response = httpx.get(f"{self.url}{path}", params=params)
+        response = httpx.get(f"{self.url}{path}", params=params, timeout=SLOW_S)
         response.raise_for_status()
         return response.json()
 
     def post(self, body: bytes) -> None:
         """Send it spans over HTTP: an encoded `ExportTraceServiceRequest`."""
         headers = {"content-type": "application/x-protobuf"}
-        httpx.post(f"{self.url}/v1/traces", content=body, headers=headers, timeout=30).raise_for_status()
+        httpx.post(f"{self.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).raise_for_status()
 
     def end(self) -> None:
         """End it, if it has not ended."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(SLOW_S)
             except subprocess.TimeoutExpired:
                 self.kill()
 

@@ -6,6 +6,7 @@ say of a correct connector is wrong.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,10 +192,14 @@ def test_vllms_own_offloading_is_never_accused(tmp_path: Path, recorded: Callabl
         assert detector.verdicts[rule, Verdict.OK] > 0
 
 
-def test_the_level_can_be_changed_while_the_engine_runs(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
-    """Requests keep the level of their epoch, so that no block table is half told."""
+def test_the_level_can_be_changed_while_the_engine_runs(
+    tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request keeps the level of its epoch, so its block table is recorded whole or not at all."""
+    monkeypatch.setattr(recorder, "HEARTBEAT_S", math.inf)
     file = tmp_path / "level"
     bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 64, "kvtrail": {"level_file": str(file)}})
+    recorded()  # after the first heartbeat no other reads the file: only this test does
     for number, level in enumerate(["basic", "detailed", "nonsense", "basic"]):
         file.write_text(level)
         for each in recorder.recorders():

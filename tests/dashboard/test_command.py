@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 from click.testing import CliRunner
-from processes import free_port, until
+from processes import SLOW_S, free_port, until
 
 from kvtrail.dashboard.command import arguments, dashboard
 
@@ -68,7 +68,7 @@ def test_ctrl_c_ends_it_cleanly_and_frees_the_port() -> None:
     try:
         until(lambda: answers(port))
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=20)
+        output, _ = process.communicate(timeout=SLOW_S)
     finally:
         process.kill()
     assert process.returncode == 0, output

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from processes import SLOW_S
 from prometheus_client import start_http_server
 
 from kvtrail.connector.demo.workload import DemoRequest, shared_prefixes
@@ -66,5 +67,5 @@ def serve(folder: Path, port: int, pipe: Connection) -> None:
             steps(bare, shared_prefixes(seed=number % 2), str(number))
             bare.scheduler.reset_prefix_cache()  # the engine's own prefix cache, so that the connector is asked
             for each in recorder.recorders():
-                each.flush()
+                each.flush(SLOW_S)
             pipe.send("served")

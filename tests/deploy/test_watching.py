@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 from demos import Demo, demo
-from processes import free_port, until
+from processes import SLOW_S, free_port, until
 from prometheus_client.parser import text_string_to_metric_families
 from served_engine import ENGINE as LOADING
 from watching import DASHBOARD, ROOT, Loading, Prometheus, Webhook, programs, running
@@ -202,7 +202,7 @@ Page = dict[str, list[tuple[dict[str, str], float]]]
 
 def _page(url: str) -> Page:
     samples: Page = {}
-    for family in text_string_to_metric_families(httpx.get(url).text):
+    for family in text_string_to_metric_families(httpx.get(url, timeout=SLOW_S).text):
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples

@@ -100,7 +100,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}"
 
     def get(self, path: str, **params: str | float) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=20).json()
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=SLOW_S).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import forks
+from processes import SLOW_S
 
 TOKEN_S = 8e-6
 """How long the made-up model thinks about a token, so that steps take time as steps do."""
@@ -71,8 +72,8 @@ def drive(folder: Path, name: str) -> None:
                     bare.scheduler.reset_prefix_cache(reset_running_requests=True)
             bare.scheduler.reset_prefix_cache()
     for each in recorder.recorders():
-        each.flush()
-        each.close()
+        each.flush(SLOW_S)
+        each.close(SLOW_S)
 
 
 def drive_whole(folder: Path) -> None:
@@ -88,8 +89,8 @@ def drive_whole(folder: Path) -> None:
         jobs = workload.shared_prefixes(requests=12)
         workload.run(llm, [workload.DemoRequest(f"whole-{part}-{n:02d}", j.prompt, 12) for n, j in enumerate(jobs)])
     for each in recorder.recorders():
-        each.flush()
-        each.close()
+        each.flush(SLOW_S)
+        each.close(SLOW_S)
 
 
 def prompts(name: str, requests: int) -> list[tuple[str, list[int], int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from demos import Demo, children_left, demo
-from processes import until
+from processes import SLOW_S, until
 
 
 def number(text: str, what: str) -> int:
@@ -44,8 +44,8 @@ def test_the_bug_kills_the_engine_and_is_explained(tmp_path: Path) -> None:
         output = run.output()
         (finding,) = run.get("/api/findings")
         (failed,) = run.get("/api/requests?status=failed")
-        metrics = httpx.get(f"http://127.0.0.1:{run.http_port}/metrics").text
-        page = httpx.get(f"http://127.0.0.1:{run.dashboard_port}/_stcore/health")
+        metrics = httpx.get(f"http://127.0.0.1:{run.http_port}/metrics", timeout=SLOW_S).text
+        page = httpx.get(f"http://127.0.0.1:{run.dashboard_port}/_stcore/health", timeout=SLOW_S)
     mismatch = r"Mismatch in tokens to load: 256 vs 256 \(tokens in the cache\) - (\d+) \(tokens in vllm\) - 0 \("
     died = re.search(mismatch, output)
     assert died is not None, output

@@ -88,14 +88,26 @@ def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, liv
     assert shown_range(page) != before
 
 
+def settled(page: playwright.Page) -> tuple[str, str]:
+    """The facts and the picture, once they are the same for a while."""
+    seen = [(facts(page), pixels(page))]
+
+    def unchanged() -> bool:
+        page.wait_for_timeout(1500)
+        seen.append((facts(page), pixels(page)))
+        return seen[-1] == seen[-2]
+
+    until(unchanged)
+    return seen[-1]
+
+
 def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: Demo) -> None:
     page.goto(f"{live.page}/?span=60")
     ready(page)
     page.keyboard.press("Space")
     see(page, "Paused at")
     page.wait_for_url(re.compile("paused="))
-    page.wait_for_timeout(1500)
-    said, picture = facts(page), pixels(page)
+    said, picture = settled(page)
     served = live.get("/api/overview")["totals"]["requests"]
     until(lambda: live.get("/api/overview")["totals"]["requests"] > served)
     page.wait_for_timeout(3000)
@@ -105,8 +117,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: De
 
     # Zoom works all the same, and a paused address is paused for whoever opens it.
     page.keyboard.press("+")
-    page.wait_for_timeout(1500)
-    assert facts(page) != said
+    until(lambda: facts(page) != said)
     page.goto(page.url)
     see(page, "Paused at")
     page.get_by_role("button", name="Resume").click()

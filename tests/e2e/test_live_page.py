@@ -114,6 +114,7 @@ def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[i
         kind = "touchMove" if step else "touchStart"
         session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
 def test_empty_incomplete_and_away(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 import forks
 import pytest
 import real_lmcache
-from processes import Tracer
+from processes import Tracer, until
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.model.events import Heartbeat
 
 LOG = """\
 (EngineCore_DP0 pid=7703) [2025-12-03 01:24:36,395] LMCache INFO: Reqid: cmpl-bench-97810623-16-0, Total tokens 10009, \
@@ -72,18 +72,17 @@ def engine(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> Callable[[str
         trace = tmp_path / f"{version}.jsonl"
         tracer = start_tracer("--trace-file", str(trace))
         real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, kvtrail={"level": "detailed"})
-        _settled(trace)
+        until(lambda: _said_goodbye(trace))
         tracer.end()
         return trace
 
     return record
 
 
-def _settled(trace: Path) -> None:
-    """The engine has been ended hard: what it had sent arrives within moments."""
-    size = -1
-    while size != (size := trace.stat().st_size):
-        time.sleep(0.5)
+def _said_goodbye(trace: Path) -> bool:
+    """Whether the export process has sent the last heartbeat of the engine, which was ended hard."""
+    events = (decode.from_span(span) for line in trace.read_text().split("\n")[:-1] for span in otlp_json.spans(line))
+    return any(isinstance(event, Heartbeat) and event.recorder_closed for event in events)
 
 
 def died(report: dict[str, Any]) -> dict[str, Any]:

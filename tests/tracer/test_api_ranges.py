@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from history import START_NS, history
-from processes import Tracer
+from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
 from kvtrail.tracer.detect.savings import Cell
@@ -28,7 +28,7 @@ EVER: dict[str, Any] = {"since_ns": 0, "until_ns": 2**62}
 def feed(tracer: Tracer, text: str, **where: Any) -> None:
     body = as_request(history(text, **where)).SerializeToString()
     headers = {"content-type": "application/x-protobuf"}
-    assert httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers).status_code == 200
+    assert httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).status_code == 200
 
 
 def sums(reader: SqliteReader) -> dict[str, int]:
@@ -55,7 +55,7 @@ def test_efficiency_by_epoch_place_and_time(api: Tracer) -> None:
 
 
 def test_a_window_must_have_an_inside(api: Tracer) -> None:
-    answer = httpx.get(f"{api.url}/api/efficiency", params={"since_ns": 5, "until_ns": 5})
+    answer = httpx.get(f"{api.url}/api/efficiency", params={"since_ns": 5, "until_ns": 5}, timeout=SLOW_S)
     assert answer.status_code == 422
     assert "since_ns 5 is not before until_ns 5" in answer.text
 
@@ -100,11 +100,11 @@ def test_the_fleet_names_engines_with_their_recorders_and_open_requests(api: Tra
 
 def test_a_requests_spans_are_a_trace_file(api: Tracer, tmp_path: Path) -> None:
     feed(api, STALE, request="team/otlp ü-0123abcd", recorder="otlp", engine="otlp-engine")
-    answer = httpx.get(f"{api.url}/api/otlp", params={"request": "team/otlp ü-0123abcd"})
+    answer = httpx.get(f"{api.url}/api/otlp", params={"request": "team/otlp ü-0123abcd"}, timeout=SLOW_S)
     assert answer.headers["content-disposition"] == 'attachment; filename="team_otlp__-0123abcd.jsonl"'
     (tmp_path / "t.jsonl").write_bytes(answer.content)
     assert [finding.rule for finding in audit([tmp_path / "t.jsonl"]).findings] == ["stale-lookup"]
-    assert httpx.get(f"{api.url}/api/otlp", params={"request": "nobody"}).status_code == 404
+    assert httpx.get(f"{api.url}/api/otlp", params={"request": "nobody"}, timeout=SLOW_S).status_code == 404
 
 
 def test_a_batch_that_comes_twice_is_summed_up_once(tmp_path: Path) -> None:
@@ -168,4 +168,4 @@ def test_a_requests_story_for_perfetto(api: Tracer) -> None:
     told = api.get("/api/perfetto", request="perfetto-0123abcd")
     assert any("perfetto-0123abcd" in str(event.get("name")) for event in told["traceEvents"])
     assert any("stale-lookup" in str(event) for event in told["traceEvents"])
-    assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}).status_code == 404
+    assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}, timeout=SLOW_S).status_code == 404

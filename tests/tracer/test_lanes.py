@@ -16,7 +16,7 @@ import pytest
 from history import START_NS, history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import Tracer
+from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
 from kvtrail.tracer.detect.account import Account
@@ -211,7 +211,7 @@ STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached
 def send(tracer: Tracer, events: Any) -> None:
     headers = {"content-type": "application/x-protobuf"}
     body = as_request(events).SerializeToString()
-    httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers).raise_for_status()
+    httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).raise_for_status()
 
 
 def test_the_api_gives_columns_marks_and_gaps(start_tracer: Callable[..., Tracer]) -> None:
@@ -283,4 +283,4 @@ def test_a_request_whose_beginning_is_missing_has_no_lane_before_it_is_given_up(
     "query", ["from_ns=5&to_ns=5", "from_ns=5&to_ns=4", "from_ns=0&to_ns=9000000000000000000", "to_ns=1"]
 )
 def test_windows_that_are_none_are_refused(api: Tracer, query: str) -> None:
-    assert httpx.get(f"{api.url}/api/lanes?{query}").status_code == 422
+    assert httpx.get(f"{api.url}/api/lanes?{query}", timeout=SLOW_S).status_code == 422

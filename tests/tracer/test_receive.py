@@ -20,7 +20,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
-from processes import Tracer, free_port, until
+from processes import SLOW_S, Tracer, free_port, until
 from wire import as_request, encoded
 
 from kvtrail.tracer.ingest import otlp_json, protobuf
@@ -74,11 +74,13 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
 def test_json_is_understood(start_tracer: Start) -> None:
     tracer = start_tracer()
     body = otlp_json.to_json_line(encoded(history(STORY)))
-    answer = httpx.post(f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        f"{tracer.url}/v1/traces", content=body, headers={"content-type": "application/json"}, timeout=SLOW_S
+    )
     assert (answer.status_code, answer.json()) == (200, {})
     zipped = gzip.compress(body.encode())
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert httpx.post(f"{tracer.url}/v1/traces", content=zipped, headers=headers).status_code == 200
+    assert httpx.post(f"{tracer.url}/v1/traces", content=zipped, headers=headers, timeout=SLOW_S).status_code == 200
     (request,) = tracer.get("/api/requests")
     assert request["lookups"] == 2
 
@@ -98,7 +100,7 @@ def test_json_is_understood(start_tracer: Start) -> None:
 def test_bad_requests_are_refused_with_a_reason(
     api: Tracer, content: bytes, headers: dict[str, str], code: int, said: str
 ) -> None:
-    answer = httpx.post(f"{api.url}/v1/traces", content=content, headers=headers)
+    answer = httpx.post(f"{api.url}/v1/traces", content=content, headers=headers, timeout=SLOW_S)
     assert answer.status_code == code
     assert said in answer.content.decode(errors="replace")
 
@@ -107,10 +109,10 @@ def test_damaged_bytes_are_refused_over_grpc_for_good(api: Tracer) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{api.grpc_port}") as channel:
         export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
         with pytest.raises(grpc.RpcError) as refused:
-            export(b"\xff\xff", timeout=30)
+            export(b"\xff\xff", timeout=SLOW_S)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "not an OTLP trace request" in refused.value.details()
-        assert export(b"", timeout=30) == b""
+        assert export(b"", timeout=SLOW_S) == b""
 
 
 def test_a_span_that_lacks_what_it_needs_is_stored_counted_and_harmless(start_tracer: Start) -> None:
@@ -119,9 +121,9 @@ def test_a_span_that_lacks_what_it_needs_is_stored_counted_and_harmless(start_tr
     attributes = request.resource_spans[0].scope_spans[0].spans[1].attributes
     del attributes[:]
     headers = {"content-type": "application/x-protobuf"}
-    answer = httpx.post(f"{tracer.url}/v1/traces", content=request.SerializeToString(), headers=headers)
+    answer = httpx.post(f"{tracer.url}/v1/traces", content=request.SerializeToString(), headers=headers, timeout=SLOW_S)
     assert answer.status_code == 200
-    assert "kvtrail_spans_malformed_total 1.0" in httpx.get(f"{tracer.url}/metrics").text
+    assert "kvtrail_spans_malformed_total 1.0" in httpx.get(f"{tracer.url}/metrics", timeout=SLOW_S).text
 
 
 def test_damaged_spans_harm_nobody_else(start_tracer: Start) -> None:
@@ -144,23 +146,25 @@ def test_damaged_spans_harm_nobody_else(start_tracer: Start) -> None:
                     attribute.value.int_value = 2**62
                 if attribute.key == semconv.REQUEST_SEQUENCE.key and damage == "type":
                     attribute.value.string_value = "zero"
-        answer = httpx.post(f"{tracer.url}/v1/traces", content=request.SerializeToString(), headers=headers)
+        answer = httpx.post(
+            f"{tracer.url}/v1/traces", content=request.SerializeToString(), headers=headers, timeout=SLOW_S
+        )
         assert answer.status_code == 200, answer.text
     requests = tracer.get("/api/requests")
     assert [r["verdict"] for r in requests] == ["drift"] * 4
     assert tracer.get("/api/overview", window_s=86_400)
-    assert "kvtrail_spans_malformed_total 3.0" in httpx.get(f"{tracer.url}/metrics").text
+    assert "kvtrail_spans_malformed_total 3.0" in httpx.get(f"{tracer.url}/metrics", timeout=SLOW_S).text
 
 
 def test_a_late_event_of_a_finished_request_does_not_wipe_its_verdict(start_tracer: Start) -> None:
     tracer = start_tracer()
     headers = {"content-type": "application/x-protobuf"}
     events = history(STORY)
-    httpx.post(f"{tracer.url}/v1/traces", content=encoded(events), headers=headers)
+    httpx.post(f"{tracer.url}/v1/traces", content=encoded(events), headers=headers, timeout=SLOW_S)
     tracer.end()
     again = start_tracer(store=tracer.store)
     late = replace(events[3], request_sequence=len(events), sequence=len(events))
-    httpx.post(f"{again.url}/v1/traces", content=encoded([late]), headers=headers)
+    httpx.post(f"{again.url}/v1/traces", content=encoded([late]), headers=headers, timeout=SLOW_S)
     (request,) = again.get("/api/requests")
     assert (request["verdict"], request["findings"], request["lookups"]) == ("drift", 1, 2)
 
@@ -169,7 +173,9 @@ def test_a_gap_that_is_given_up_is_seen_in_the_store(start_tracer: Start) -> Non
     tracer = start_tracer()
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
     content = encoded([*events[:2], *events[3:]])
-    httpx.post(f"{tracer.url}/v1/traces", content=content, headers={"content-type": "application/x-protobuf"})
+    httpx.post(
+        f"{tracer.url}/v1/traces", content=content, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S
+    )
 
     def told() -> Any:
         (request,) = tracer.get("/api/requests")
@@ -183,7 +189,7 @@ def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> No
     tracer = start_tracer()
     ports = ["--grpc-port", str(free_port()), "--http-port", str(free_port())]
     command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(tracer.store), *ports]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=SLOW_S, check=False)
     assert run.returncode == 1
     assert f"Error: another tracer writes to the store {tracer.store}" in run.stderr
 
@@ -195,7 +201,7 @@ def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> No
 )  # fmt: skip
 def test_bad_options_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(tmp_path / "s.db"), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=SLOW_S, check=False)
     assert run.returncode == 2
     assert "Error: " in run.stderr
     assert "Traceback" not in run.stderr
@@ -207,7 +213,7 @@ def test_nothing_acknowledged_is_lost_by_kill_9(start_tracer: Start) -> None:
     acknowledged = []
     for number in range(50):
         body = encoded(history(STORY, request=f"r-{number}-0123abcd", recorder=f"rec-{number}"))
-        if httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers).status_code == 200:
+        if httpx.post(f"{tracer.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).status_code == 200:
             acknowledged.append(f"r-{number}-0123abcd")
     tracer.kill()
     again = start_tracer(store=tracer.store)
@@ -226,7 +232,7 @@ def test_a_taken_port_is_told_and_leaves_the_other_tracer_alone(start_tracer: St
             [sys.executable, "-m", "kvtrail", "serve", "--store", str(tracer.store.with_suffix(".2.db")),
              "--grpc-port", str(port if option == "--grpc-port" else free_port()),
              "--http-port", str(port if option == "--http-port" else free_port())],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=SLOW_S, check=False,
         )  # fmt: skip
         assert run.returncode == 1
         assert f"Error: cannot listen on 127.0.0.1:{port}" in run.stderr
@@ -240,7 +246,7 @@ def test_the_trace_file_holds_what_was_received(start_tracer: Start, tmp_path: A
     tracer = start_tracer("--trace-file", str(trace))
     headers = {"content-type": "application/x-protobuf"}
     sent = encoded(history(STORY))
-    httpx.post(f"{tracer.url}/v1/traces", content=sent, headers=headers)
+    httpx.post(f"{tracer.url}/v1/traces", content=sent, headers=headers, timeout=SLOW_S)
     until(lambda: trace.exists() and trace.read_text().endswith("\n"))
     read = [s for line in trace.read_text().splitlines() for s in otlp_json.JsonDecoder().spans(line)]
     assert read == protobuf.spans(sent)

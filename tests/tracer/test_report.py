@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click import unstyle
 from history import START_NS, history, judge
+from processes import SLOW_S
 from test_commands import DRIFT, OK, write
 
 from kvtrail.tracer.detect.account import Account
@@ -67,7 +68,7 @@ def audited(*arguments: str, **environment: str) -> str:
     except OSError:  # how Linux says that the other side of a terminal is closed
         pass
     os.close(ours)
-    child.wait(timeout=60)
+    child.wait(timeout=SLOW_S)
     return output.decode().replace("\r\n", "\n")
 
 

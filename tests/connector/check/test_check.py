@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from processes import SLOW_S
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
@@ -60,7 +61,7 @@ def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None
 
 @pytest.fixture(scope="module")
 def stale() -> Checked:
-    return check(STALE, seconds=None, trials=2, config={"chunk_size": 256}, stop_at_first=True)
+    return check(STALE, seconds=None, trials=2, config={"chunk_size": 256}, stop_at_first=True, shrink_seconds=SLOW_S)
 
 
 def test_what_is_found_is_made_small_and_still_fails(stale: Checked) -> None:
@@ -98,7 +99,9 @@ def test_the_reports_say_the_same(stale: Checked, tmp_path: Path) -> None:
     assert Scenario.from_dict(failure["scenario"]) == stale.found[0].scenario
 
 
-def test_the_command_repeats_a_failure_exactly(tmp_path: Path) -> None:
+def test_the_command_repeats_a_failure_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check.__kwdefaults__ is not None
+    monkeypatch.setitem(check.__kwdefaults__, "shrink_seconds", SLOW_S)  # both runs shrink as far as they can
     arguments = ["check", STALE, "--profile", "preemption-storm", "--trials", "1", "--config", '{"chunk_size": 256}']
     runs = [CliRunner().invoke(main, [*arguments, "--json", "-o", str(tmp_path / str(n))]) for n in range(2)]
     assert [run.exit_code for run in runs] == [1, 1], runs[0].output

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from processes import SLOW_S
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
 from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.regression import regression
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.tracer.ingest import otlp_json
 
@@ -27,7 +29,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_fails_with_the_fault_and_passes_without(trace: Path, tmp_path: Path) -> None:
+def test_it_fails_with_the_fault_and_passes_without(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert regression.__kwdefaults__ is not None
+    monkeypatch.setitem(regression.__kwdefaults__, "shrink_seconds", SLOW_S)  # it shrinks as far as it can
     output = tmp_path / "test_stale.py"
     result = CliRunner().invoke(main, ["test", str(trace), "--connector", STALE, "-o", str(output)])
     assert result.exit_code == 0, result.output

@@ -19,7 +19,7 @@ import pytest
 from click import unstyle
 from click.testing import CliRunner, Result
 from history import history
-from processes import until
+from processes import SLOW_S, until
 from wire import encoded
 
 from kvtrail.__main__ import main
@@ -150,7 +150,7 @@ class Terminal:
 
     def until(self, text: str) -> str:
         """Wait until the screen that is drawn now holds the text; returns that screen."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SLOW_S
         while text not in (screen := unstyle(self.output.rpartition("\x1b[2J\x1b[1;1H")[2])):
             assert select.select([self._ours], [], [], max(0, deadline - time.monotonic()))[0], self.output
             try:
