@@ -81,7 +81,8 @@ def engine(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> Callable[[str
 
 def _said_goodbye(trace: Path) -> bool:
     """Whether the export process has sent the last heartbeat of the engine, which was ended hard."""
-    events = (decode.from_span(span) for line in trace.read_text().split("\n")[:-1] for span in otlp_json.spans(line))
+    decoder = otlp_json.JsonDecoder()
+    events = (decode.from_span(span) for line in trace.read_text().split("\n")[:-1] for span in decoder.spans(line))
     return any(isinstance(event, Heartbeat) and event.recorder_closed for event in events)
 
 
