@@ -52,7 +52,7 @@ def served(store: Path, port: int) -> Iterator[tuple[str, float]]:
     arguments = ["--store", str(store), "--retain-hours", "1e6", "--http-port", str(port), "--grpc-port", str(port + 1)]
     began = time.perf_counter()
     url = f"http://127.0.0.1:{port}"
-    with rounds.answering(f"{url}/api/health", "serve", *arguments):
+    with rounds.answering(f"{url}/api/health", "kvtrail", "serve", *arguments):
         yield url, time.perf_counter() - began
 
 

@@ -22,8 +22,6 @@ from kvtrail.dashboard.live.view import as_query
 
 PORT = 18_700
 ROUNDS = 3
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 PATIENCE_MS = 30_000
 SETTLED = (
     """() => !document.querySelector('[data-stale="true"], [data-testid="stSkeleton"], [data-testid="stSpinner"]')"""
@@ -66,7 +64,7 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
 def shown(tracer_url: str, port: int) -> Iterator[str]:
     """A dashboard process for a tracer: its address."""
     url = f"http://127.0.0.1:{port}"
-    with rounds.answering(f"{url}/_stcore/health", "dashboard", "--tracer", tracer_url, "--port", str(port)):
+    with rounds.answering(f"{url}/_stcore/health", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)):
         yield url
 
 
@@ -74,7 +72,7 @@ def table(stores: Sequence[Path], *, folder: Path | None = None) -> None:
     """Open every page over each store, and print the medians. Screenshots of the first store's pages go to the folder."""
     with ExitStack() as stack:
         driver = stack.enter_context(sync_playwright())
-        browser = stack.enter_context(driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS))
+        browser = stack.enter_context(driver.chromium.launch(**rounds.CHROMIUM))
         asked = []
         for number, store in enumerate(stores):
             tracer_url, _ = stack.enter_context(served(store, PORT + 10 * number))

@@ -13,12 +13,13 @@ spans, accounts, lanes, findings and sums.
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import rounds
 from big_traffic import batches
-from rounds import print_ratio, printed
 
 from kvtrail.tracer.store import Batch
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
@@ -46,14 +47,16 @@ def make(path: Path, spans: int) -> None:
 
 
 def write(path: Path, spans: int) -> None:
-    """Print the processor time of writing a span, in microseconds. Each request is written in three parts."""
+    """Print the processor time of writing a span, in microseconds, into a new store beside the path. Each request is written
+    in three parts."""
     parts = [part for batch in batches(spans, until_ns=time.time_ns(), of=A_FLUSH) for part in _parts(batch)]
-    writer = SqliteWriter(path)
-    began = time.process_time()
-    for batch in parts:
-        writer.write(batch)
-    took_s = time.process_time() - began
-    writer.close()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        writer = SqliteWriter(Path(folder) / path.name)
+        began = time.process_time()
+        for batch in parts:
+            writer.write(batch)
+        took_s = time.process_time() - began
+        writer.close()
     print(took_s / sum(len(batch.spans) for batch in parts) * 1e6)
 
 
@@ -63,18 +66,6 @@ def _parts(batch: Batch) -> Iterator[Batch]:
     yield Batch(batch.spans[:third], running, lanes=batch.lanes)
     yield Batch(batch.spans[third : 2 * third], running, lanes=batch.lanes)
     yield Batch(batch.spans[2 * third :], batch.accounts, batch.findings, batch.savings, batch.lanes)
-
-
-def compare_writing(path: Path, spans: int, other: Path) -> None:
-    """Write with this checkout and the other one, alternately."""
-    roots = (Path(__file__).parents[1], other)
-    times: list[list[float]] = [[], []]
-    for _ in range(PAIRS):
-        for root, its_times in zip(roots, times, strict=True):
-            for file in path.parent.glob(f"{path.name}*"):
-                file.unlink()
-            its_times.append(printed(root, __file__, "write", str(path), "--spans", str(spans)))
-    print_ratio("writing", times[0], times[1], "us of a processor per span", ("this", "the other"))
 
 
 def main() -> None:
@@ -99,7 +90,9 @@ def main() -> None:
 
         open_all(stores, folder=options.screenshots)
     elif options.against is not None:
-        compare_writing(options.store, options.spans, options.against)
+        arguments = ("write", options.store, "--spans", options.spans)
+        sides = {"this": (Path(__file__).parents[1], arguments), "the other": (options.against, arguments)}
+        rounds.compare("writing", __file__, sides, PAIRS, "us of a processor per span")
     else:
         write(options.store, options.spans)
 

@@ -13,11 +13,11 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+import rounds
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from rounds import print_ratio, printed
 
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics import Metrics
@@ -26,6 +26,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 ROOT = Path(__file__).parents[1]
 FEW, MANY = 16, 512
+UNIT = "us of a processor per event"
 
 
 def ingest(history: Path, size: int) -> None:
@@ -55,23 +56,16 @@ def requests(history: Path, size: int) -> Iterator[bytes]:
             yield whole.SerializeToString()
 
 
-def compare(history: Path, rounds: int, other: Path | None) -> None:
-    """Measure both sides alternately, each in its own process."""
+def compare(history: Path, count: int, other: Path | None) -> None:
+    """Measure few events a request with many, or this checkout with another one."""
     few, many = (f"{size} a request" for size in (FEW, MANY))
+    of_few, of_many = (("--history", history, "--size", size) for size in (FEW, MANY))
     if other is None:
-        turns(history, "ingesting", {few: (ROOT, FEW), many: (ROOT, MANY)}, rounds)
+        rounds.compare("ingesting", __file__, {few: (ROOT, of_few), many: (ROOT, of_many)}, count, UNIT)
         return
-    for what, size in ((few, FEW), (many, MANY)):
-        turns(history, f"ingesting, {what}", {"this": (ROOT, size), "the other": (other, size)}, rounds)
-
-
-def turns(history: Path, what: str, sides: Mapping[str, tuple[Path, int]], rounds: int) -> None:
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(rounds):
-        for name, (root, size) in sides.items():
-            times[name].append(printed(root, __file__, "--history", str(history), "--size", str(size)))
-    ours, theirs = times
-    print_ratio(what, times[ours], times[theirs], "us of a processor per event", (ours, theirs))
+    for what, arguments in ((few, of_few), (many, of_many)):
+        sides = {"this": (ROOT, arguments), "the other": (other, arguments)}
+        rounds.compare(f"ingesting, {what}", __file__, sides, count, UNIT)
 
 
 def main() -> None:

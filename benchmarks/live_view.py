@@ -12,18 +12,15 @@ import argparse
 import re
 import statistics
 import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import rounds
 from playwright.sync_api import Page, sync_playwright
 
 HERE = Path(__file__).parent
-CHROMIUM = "/usr/bin/chromium"
 PORT = 18_511
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 LISTEN = """() => {
   window.gaps = [];
   const { port1, port2 } = new MessageChannel();
@@ -68,24 +65,24 @@ def _wait_for(page: Page, least: int) -> int:
     return int(found[1])
 
 
-def measure(url: str, *, sizes: Sequence[int], rounds: int, count: int) -> None:
+def measure(url: str, *, sizes: Sequence[int], count: int, updates_each: int) -> None:
     """Print the results for each number of events."""
     print("milliseconds per update, median and quartiles: the longest block of the main thread, and its processor time")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = driver.chromium.launch(**rounds.CHROMIUM)
         for events in sizes:
             measured: dict[str, list[tuple[float, float]]] = {"component": [], "altair": []}
             ratios = []
-            for _ in range(rounds):
+            for _ in range(count):
                 for kind, values in measured.items():
                     page = browser.new_page(viewport={"width": 1400, "height": 1000})
-                    values += updates(page, url, kind=kind, events=events, count=count)
+                    values += updates(page, url, kind=kind, events=events, count=updates_each)
                     page.close()
                 ours, theirs = (
-                    statistics.median(block for block, _ in values[-count:]) for values in measured.values()
+                    statistics.median(block for block, _ in values[-updates_each:]) for values in measured.values()
                 )
                 ratios.append(ours / theirs)
-            print(f"{events:>7,} events, ratio {_spread(ratios, digits=3)}, {rounds} pairs")
+            print(f"{events:>7,} events, ratio {_spread(ratios, digits=3)}, {count} pairs")
             for kind, values in measured.items():
                 blocks, cpu = zip(*values, strict=True)
                 print(f"          {kind:<10} block {_spread(blocks):<24} processor {_spread(cpu)}", flush=True)
@@ -97,18 +94,6 @@ def _spread(values: Sequence[float], *, digits: int = 0) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
 
 
-def serve() -> subprocess.Popen[bytes]:
-    """Start Streamlit with the page."""
-    options = [
-        f"--server.port={PORT}",
-        "--server.address=127.0.0.1",
-        "--server.headless=true",
-        "--server.fileWatcherType=none",
-    ]
-    command = [sys.executable, "-m", "streamlit", "run", str(HERE / "live_view_page.py"), *options]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,13 +101,11 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs="+", default=[1000, 10_000, 50_000])
     parser.add_argument("--updates", type=int, default=4, help="updates in a round")
     options = parser.parse_args()
-    server = serve()
-    try:
-        time.sleep(4)
-        measure(f"http://127.0.0.1:{PORT}", sizes=options.events, rounds=options.rounds, count=options.updates)
-    finally:
-        server.terminate()
-        server.wait()
+    url, page = f"http://127.0.0.1:{PORT}", str(HERE / "live_view_page.py")
+    at = (f"--server.port={PORT}", "--server.address=127.0.0.1")
+    server = ("streamlit", "run", page, *at, "--server.headless=true", "--server.fileWatcherType=none")
+    with rounds.answering(f"{url}/_stcore/health", *server, stderr=subprocess.DEVNULL):
+        measure(url, sizes=options.events, count=options.rounds, updates_each=options.updates)
 
 
 if __name__ == "__main__":

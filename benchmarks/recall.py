@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -35,56 +34,39 @@ incidents that nobody has reported.
 """
 
 
-@dataclass
-class ClassCounts:
-    """The counts of one class of drift."""
-
-    incidents: int = 0
-    decidable: int = 0
-    found: int = 0
-    alike: int = 0
-    false: int = 0
-
-    def add(self, incident: Incident) -> None:
-        """Judge an incident."""
-        detector = incident.judged()
-        rules = rules_found(detector)
-        self.incidents += 1
-        self.decidable += incident.rule is not None
-        self.found += any(
-            finding.rule == incident.rule and finding.numbers == incident.numbers
-            for held in detector.findings.values()
-            for finding in held.values()
-        )
-        self.false += sum(rule not in (incident.rule, *incident.also) for rule in rules)
-
-    def cells(self) -> str:
-        """The row, as Markdown."""
-        counts = (self.incidents, self.decidable, self.found, self.decidable - self.found, self.alike, self.false)
-        return " | ".join(map(str, counts))
+COLUMNS = ("incidents", "decidable", "found", "missed", "look-alikes", "false")
 
 
-def table() -> dict[str, ClassCounts]:
+def counts(incident: Incident) -> Counter[str]:
+    """What judging an incident adds to the columns of its class of drift."""
+    detector = incident.judged()
+    decidable = int(incident.rule is not None)
+    known = (incident.rule, incident.numbers)
+    findings = [finding for held in detector.findings.values() for finding in held.values()]
+    found = int(any((finding.rule, finding.numbers) == known for finding in findings))
+    false = sum(rule not in (incident.rule, *incident.also) for rule in rules_found(detector))
+    return Counter(incidents=1, decidable=decidable, found=found, missed=decidable - found, false=false)
+
+
+def table() -> dict[str, Counter[str]]:
     """Every class, in order, and its counts."""
-    rows: dict[str, ClassCounts] = {}
+    rows: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for incident in INCIDENTS:
-        rows.setdefault(incident.of, ClassCounts()).add(incident)
+        rows[incident.of].update(counts(incident))
     for alike in LOOK_ALIKES:
-        row = rows.setdefault(alike.of, ClassCounts())
-        row.alike += 1
-        row.false += len(rules_found(alike.judged()))
+        rows[alike.of].update({"look-alikes": 1, "false": len(rules_found(alike.judged()))})
     return dict(sorted(rows.items(), key=lambda item: int(item[0][1:] or 99)))
 
 
 def page() -> str:
     """The page, as Markdown."""
     rows = table()
+    rows["all"] = sum(rows.values(), Counter())
     lines = [
         HEAD,
-        "| class | incidents | decidable | found | missed | look-alikes | false |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(f"| {of} | {row.cells()} |" for of, row in rows.items()),
-        f"| all | {_sum(rows.values()).cells()} |",
+        f"| class | {' | '.join(COLUMNS)} |",
+        f"| --- |{' ---: |' * len(COLUMNS)}",
+        *(f"| {of} | {' | '.join(str(row[name]) for name in COLUMNS)} |" for of, row in rows.items()),
         "\nClass X: what was reported and is no drift. A thread with two breaches counts as two incidents.\n",
         "## What cannot be decided, or is no drift\n",
         *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in INCIDENTS if each.rule is None),
@@ -107,14 +89,6 @@ def rules_page() -> str:
         fault = f"`Faulty:{rule.id}`" if rule.id in FAULTS else "none"
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
-
-
-def _sum(rows: Iterable[ClassCounts]) -> ClassCounts:
-    whole = ClassCounts()
-    for row in rows:
-        for name, count in vars(row).items():
-            setattr(whole, name, getattr(whole, name) + count)
-    return whole
 
 
 def main() -> None:

@@ -8,11 +8,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+
+CHROMIUM: dict[str, Any] = {
+    "executable_path": "/usr/bin/chromium",
+    "args": ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"],
+}
+"""How playwright launches the browser."""
 
 
 def print_ratio(what: str, ours: Sequence[float], theirs: Sequence[float], unit: str, names: tuple[str, str]) -> None:
@@ -25,21 +32,30 @@ def print_ratio(what: str, ours: Sequence[float], theirs: Sequence[float], unit:
     )
 
 
-def printed(checkout: Path, program: str, *arguments: str) -> float:
-    """The number that a benchmark prints when it runs in its own process with this checkout of kvtrail."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    command = [sys.executable, program, *arguments]
-    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+def compare(
+    what: str, program: str, sides: Mapping[str, tuple[Path, Sequence[object]]], rounds: int, unit: str
+) -> None:
+    """Run a benchmark that prints a number alternately for two sides, each in its own process, and print the ratio. A side
+    has a name, a checkout of kvtrail and arguments."""
+    numbers: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, (checkout, arguments) in sides.items():
+            environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+            command = [sys.executable, program, *map(str, arguments)]
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            numbers[name].append(float(run.stdout))
+    ours, theirs = sides
+    print_ratio(what, numbers[ours], numbers[theirs], unit, (ours, theirs))
 
 
 @contextmanager
 def answering(url: str, *arguments: str, stderr: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A `kvtrail` process with these arguments, from the moment it answers at the address."""
-    command = [sys.executable, "-m", "kvtrail", *arguments]
+    """A process of a Python module with these arguments, from the moment it answers at the address."""
+    command = [sys.executable, "-m", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
         while True:
-            assert process.poll() is None, f"kvtrail {arguments[0]} has ended"
+            assert process.poll() is None, f"{' '.join(arguments[:2])} has ended"
             try:
                 httpx.get(url, trust_env=False)
                 break
@@ -57,5 +73,5 @@ def tracer(folder: Path, grpc_port: int, http_port: int) -> Iterator[subprocess.
     """A `kvtrail serve` process."""
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     url, store = f"http://127.0.0.1:{http_port}/api/health", str(folder / "bench.db")
-    with answering(url, "serve", "--store", store, *ports, stderr=subprocess.DEVNULL) as process:
+    with answering(url, "kvtrail", "serve", "--store", store, *ports, stderr=subprocess.DEVNULL) as process:
         yield process
