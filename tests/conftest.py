@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import hypothesis
 import pytest
 from processes import Tracer, free_port, serve, until
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 prepare_environment()
+# An example may take as long as a slow machine needs; pytest-timeout ends what hangs.
+hypothesis.settings.register_profile("kvtrail", deadline=None)
+hypothesis.settings.load_profile("kvtrail")
 # A test that does not say where its spans go must not send them to a tracer that somebody runs on this machine.
 os.environ.setdefault("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
 

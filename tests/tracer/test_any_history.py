@@ -72,7 +72,7 @@ def after_all(events: Sequence[Event], whole: Sequence[Event]) -> Detector:
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event], rng: random.Random) -> None:
     shuffled = [*events, *rng.choices(events, k=5)]
     rng.shuffle(shuffled)
@@ -80,7 +80,7 @@ def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event]
 
 
 @given(HISTORIES, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_loss_makes_a_drift(events: list[Event], data: st.DataObject) -> None:
     """Where the whole history has no finding, what is left of it has none; the last event is always heard, since a recorder
     repeats its number in every heartbeat."""
@@ -91,7 +91,7 @@ def test_no_loss_makes_a_drift(events: list[Event], data: st.DataObject) -> None
 
 
 @given(HISTORIES, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_epochs_never_go_down_and_a_drift_stays_one(events: list[Event], rng: random.Random) -> None:
     rng.shuffle(events)
     detector = Detector()

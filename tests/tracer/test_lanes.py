@@ -68,7 +68,7 @@ def found(
     return [lane.request for lane in reader.lanes(window, live=live).lanes]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.floats(0, 10_000), st.floats(0, 20_000)), max_size=30),
     st.floats(0, 12_000),

@@ -122,7 +122,7 @@ def agree(decoder: ProtobufDecoder, payload: bytes) -> list[Span] | None:
     return spans
 
 
-RANDOM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+RANDOM = settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 DECODER = ProtobufDecoder()
 """One for all examples: what it remembers of one must not show in another."""
 

@@ -81,9 +81,7 @@ def looked_at(held: list[dict[str, Any]], search: str, status: str, verdict: str
     return [each["request"] for each in sorted(fitting, key=lambda each: -each["started_ns"])]
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 @pytest.mark.parametrize("few", [0, 20_000], ids=["by trigrams first", "by filters first"])
 def test_exactly_what_fits_is_found_the_latest_first(

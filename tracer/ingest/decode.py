@@ -33,6 +33,7 @@ Ids = tuple[str, str, int, int, str | None]
 _MOST_REMEMBERED = 8192
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
+Key = TypeVar("Key", bytes, str)
 Parsed = TypeVar("Parsed")
 Data = TypeVar("Data")
 Encoded = TypeVar("Encoded", bound="Named")
@@ -152,15 +153,15 @@ class Decoded:
             self.unknown_attributes.update(unknown)
 
 
-class Remembered(dict[bytes, Parsed]):
-    """Encoded attributes -> what they say, parsed when they are seen first. It is emptied when it is full. Its values are
-    shared, so treat them as read-only."""
+class Remembered(dict[Key, Parsed]):
+    """Encoded attributes or ids -> what they say, parsed when they are seen first. It is emptied when it is full. Its values
+    are shared, so treat them as read-only."""
 
-    def __init__(self, parse: Callable[[bytes], Parsed]) -> None:
+    def __init__(self, parse: Callable[[Key], Parsed]) -> None:
         super().__init__()
-        self._parse = parse
+        self._parse: Callable[[Any], Parsed] = parse
 
-    def __missing__(self, encoded: bytes) -> Parsed:
+    def __missing__(self, encoded: Key) -> Parsed:
         parsed = self._parse(encoded)
         if len(encoded) <= _LONGEST_REMEMBERED:
             if len(self) >= _MOST_REMEMBERED:
