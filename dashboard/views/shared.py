@@ -73,13 +73,18 @@ def table(
     key: str,
     most_rows: int = 12,
     links: Sequence[tuple[str, Mapping[str, str]]] | None = None,
-    **columns: Any,
+    numbers: Iterable[str] = (),
+    widths: Mapping[str, int] | None = None,
+    formats: Mapping[str, Any] | None = None,
 ) -> None:
-    """A table as high as its rows, `most_rows` at most; `columns` as `column_config` takes them.
+    """A table as high as its rows, `most_rows` at most.
+
+    Columns have `widths` in pixels, `numbers` thousands separators, and others Streamlit's own `formats`.
 
     `links` has the page and the query that a click on each row opens. A click is looked up in the rows that were on the
     screen when it came: the next refresh may put new ones on top.
     """
+    widths = widths or {}
     clicked = st.session_state.pop(f"{key}_clicked", None)
     if clicked is not None:
         page, query = clicked
@@ -98,22 +103,14 @@ def table(
         key=key,
         hide_index=True,
         height=38 + 35 * min(len(rows), most_rows),
-        column_config=column_config(**columns),
+        column_config={
+            **{name: st.column_config.Column(width=width) for name, width in widths.items()},
+            **{name: st.column_config.NumberColumn(width=widths.get(name), format="localized") for name in numbers},
+            **(formats or {}),
+        },
         placeholder=words.NOTHING,
         **selection,
     )
-
-
-def column_config(
-    numbers: Iterable[str] = (), widths: Mapping[str, int] | None = None, formats: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Columns with `widths` in pixels, `numbers` with thousands separators, and others with Streamlit's own `formats`."""
-    widths = widths or {}
-    return {
-        **{name: st.column_config.Column(width=width) for name, width in widths.items()},
-        **{name: st.column_config.NumberColumn(width=widths.get(name), format="localized") for name in numbers},
-        **(formats or {}),
-    }
 
 
 def recorder_table(recorders: Iterable[Row], *, now_ns: int, most: int | None = None) -> None:

@@ -344,7 +344,7 @@ def to_protobuf(data: Any) -> bytes:
     if not isinstance(data, dict) or ("resourceSpans" not in data and "resource_spans" not in data):
         raise MalformedOtlp("not an OTLP trace request: no resourceSpans")
     try:
-        request = ParseDict(_ids_to_base64(data), ExportTraceServiceRequest(), ignore_unknown_fields=True)
+        request = ParseDict(_with_ids(data, _to_base64), ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
     return request.SerializeToString()
@@ -354,7 +354,7 @@ def to_json_line(payload: bytes) -> str:
     """A request in binary form as one line of a trace file, without the newline."""
     request = ExportTraceServiceRequest.FromString(payload)
     text: str = MessageToJson(request, indent=None, ensure_ascii=False, use_integers_for_enums=True)
-    return json.dumps(_ids_to_hex(json.loads(text)), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(_with_ids(json.loads(text), _to_hex), separators=(",", ":"), ensure_ascii=False)
 
 
 def spans_to_json_line(spans: Iterable[Span]) -> str:
@@ -422,28 +422,22 @@ def _value_to_json(item: Any) -> dict[str, Any]:
             return {"stringValue": str(item)}
 
 
-def _ids_to_base64(data: Any) -> Any:
+def _with_ids(data: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with its ids changed."""
     if isinstance(data, dict):
         return {
-            key: _id_to_base64(item) if key in _IDS and isinstance(item, str) else _ids_to_base64(item)
+            key: change(item) if key in _IDS and isinstance(item, str) else _with_ids(item, change)
             for key, item in data.items()
         }
     if isinstance(data, list):
-        return [_ids_to_base64(item) for item in data]
+        return [_with_ids(item, change) for item in data]
     return data
 
 
-def _id_to_base64(text: str) -> str:
+def _to_base64(text: str) -> str:
     """Writers that know protobuf's JSON, but not OTLP's, leave ids in base64, whose padding no hexadecimal id has."""
     return text if text.endswith("=") else base64.b64encode(bytes.fromhex(text)).decode()
 
 
-def _ids_to_hex(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {
-            key: base64.b64decode(item).hex() if key in _IDS and isinstance(item, str) else _ids_to_hex(item)
-            for key, item in data.items()
-        }
-    if isinstance(data, list):
-        return [_ids_to_hex(item) for item in data]
-    return data
+def _to_hex(text: str) -> str:
+    return base64.b64decode(text).hex()

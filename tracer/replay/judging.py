@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kvtrail.tracer.detect.detector import Detector, Key
 from kvtrail.tracer.detect.rules import Rule
@@ -27,11 +27,11 @@ class Judged:
         missing: events that the numbers say are missing.
     """
 
-    found: Mapping[int, tuple[Finding, ...]] = field(default_factory=dict)
-    again: Mapping[int, tuple[Finding, ...]] = field(default_factory=dict)
-    late: tuple[Finding, ...] = ()
-    verdicts: Mapping[Key, Verdict] = field(default_factory=dict)
-    missing: int = 0
+    found: Mapping[int, tuple[Finding, ...]]
+    again: Mapping[int, tuple[Finding, ...]]
+    late: tuple[Finding, ...]
+    verdicts: Mapping[Key, Verdict]
+    missing: int
 
 
 def judge(
