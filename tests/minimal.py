@@ -25,13 +25,13 @@ def numbered(events: Sequence[Event]) -> list[Event]:
     """The events as a history without gaps."""
     sequences: Counter[str] = Counter()
     of_request: Counter[tuple[str, str | None, str]] = Counter()
-    told = []
+    renumbered = []
     for event in events:
         key = (event.engine, event.request, event.recorder)
-        told.append(replace(event, sequence=sequences[event.recorder], request_sequence=of_request[key]))
+        renumbered.append(replace(event, sequence=sequences[event.recorder], request_sequence=of_request[key]))
         sequences[event.recorder] += 1
         of_request[key] += 1
-    return told
+    return renumbered
 
 
 def assert_minimal(result: Minimized) -> None:

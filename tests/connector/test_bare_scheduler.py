@@ -91,19 +91,19 @@ def test_a_correct_connector_is_never_accused(
     level = {"kvtrail": {"level": "detailed" if seed % 3 else "basic"}}
     bare = scheduler(tmp_path, "OffloadConnector", {**extra, **level}, seed=seed, scheduling_policy=policy)
     storm(bare, seed=seed)
-    told = recorded()
+    events = recorded()
     detector = Detector()
-    detector.feed(told)
+    detector.feed(events)
     detector.settle()
     assert detector.findings == {}
     assert detector.missing == 0
     verdicts = {detector.verdict(account) for account in detector.accounts.values()}
     assert Verdict.DRIFT not in verdicts
     assert Verdict.OK in verdicts
-    preempts = [event for event in told if event.kind == "kv.preempt"]
+    preempts = [event for event in events if event.kind == "kv.preempt"]
     assert len({(e.request, e.epoch) for e in preempts}) == len(preempts), "a preemption begins an epoch of its own"
     assert all(e.epoch >= 1 for e in preempts)
-    kinds = {event.kind for event in told}
+    kinds = {event.kind for event in events}
     assert {"kv.lookup", "kv.alloc", "kv.schedule", "kv.preempt", "kv.request", "kv.reset"} <= kinds
     if extra:
         assert "kv.evict" in kinds
@@ -144,9 +144,9 @@ def test_blocks_that_are_kept_and_given_back_accuse_nobody(
     storm(bare, seed=seed, requests=120, reset_running=False)
     for _ in range(10):
         bare.step()
-    told = recorded()
-    detector = judged(told)
-    detector.feed(heartbeats(told, later_s=3600))
+    events = recorded()
+    detector = judged(events)
+    detector.feed(heartbeats(events, later_s=3600))
     detector.tick()
     assert detector.findings == {}
     assert detector.verdicts["stray-completion", Verdict.OK] > 100
@@ -161,10 +161,10 @@ def test_a_damaged_stream_of_a_correct_connector_accuses_nobody(
     extra = {"cpu_bytes_to_use": 4_000_000, "kvtrail": {"level": "detailed"}} | ({} if native else {"chunk_size": 64})
     bare = scheduler(tmp_path, name, extra, seed=5)
     storm(bare, seed=5, requests=60, reset_running=not native)
-    told = recorded()
+    events = recorded()
     for seed in range(25):
         rng = random.Random(seed)
-        kept = [event for event in told if rng.random() > rng.choice([0.0, 0.001, 0.02, 0.3])]
+        kept = [event for event in events if rng.random() > rng.choice([0.0, 0.001, 0.02, 0.3])]
         kept = kept[: rng.randrange(len(kept) // 2, len(kept) + 1)]
         kept += rng.choices(kept, k=50)
         if seed % 2:
@@ -172,7 +172,7 @@ def test_a_damaged_stream_of_a_correct_connector_accuses_nobody(
         detector = Detector()
         detector.feed(kept)
         detector.settle()
-        detector.feed(heartbeats(told, later_s=3600))  # their numbers show what is missing at the end
+        detector.feed(heartbeats(events, later_s=3600))  # their numbers show what is missing at the end
         detector.settle()
         detector.tick()
         found = [(f.rule, f.request) for held in detector.findings.values() for f in held.values()]
@@ -208,10 +208,10 @@ def test_the_level_can_be_changed_while_the_engine_runs(
         for _ in range(12):
             bare.step()
     bare.run()
-    told = recorded()
-    in_detail = {event.request: event.blocks_ids is not None for event in told if isinstance(event, Alloc)}
+    events = recorded()
+    in_detail = {event.request: event.blocks_ids is not None for event in events if isinstance(event, Alloc)}
     assert in_detail == {"r-0": False, "r-1": True, "r-2": True, "r-3": False}
-    assert judged(told).findings == {}
+    assert judged(events).findings == {}
 
 
 def judged(events: list[Event]) -> Detector:
@@ -238,12 +238,12 @@ def test_the_children_of_a_multiconnector_are_not_mistaken_for_each_other(
         bare.add(f"r-{number}", head + [rng.randrange(3, 512) for _ in range(50)], 5)
         bare.run()
         bare.scheduler.reset_prefix_cache()
-    told = recorded()
-    assert len({e.connector_id for e in told if e.kind == "kv.lookup"}) == (2 if outer == "MultiConnector" else 3)
-    detector = judged(told)
+    events = recorded()
+    assert len({e.connector_id for e in events if e.kind == "kv.lookup"}) == (2 if outer == "MultiConnector" else 3)
+    detector = judged(events)
     assert detector.findings == {}
     assert {detector.verdict(a) for a in detector.accounts.values()} == {Verdict.OK}
-    assert len([e for e in told if e.kind == "kv.request"]) == 8
+    assert len([e for e in events if e.kind == "kv.request"]) == 8
     assert detector.verdicts["alloc-mismatch", Verdict.OK] > 0
 
 
@@ -254,12 +254,12 @@ def test_an_id_that_is_used_again_is_another_request(tmp_path: Path, recorded: C
         bare.add("same", prompt, 4)
         bare.run()
         bare.scheduler.reset_prefix_cache()
-    told = recorded()
-    detector = judged(told)
+    events = recorded()
+    detector = judged(events)
     assert detector.findings == {}
     (account,) = detector.accounts.values()
     assert (account.lookups, account.returned, detector.verdict(account)) == (1, 256, Verdict.OK)
-    assert len({e.trace_id for e in told if e.request == "same"}) == 3
+    assert len({e.trace_id for e in events if e.request == "same"}) == 3
 
 
 def test_the_injected_stale_lookup_is_found_on_the_real_scheduler(

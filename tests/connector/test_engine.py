@@ -62,12 +62,12 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Copy]]:
 
 def rounds(llm: Any, jobs: list[DemoRequest] = JOBS, count: int = 2, **reset: bool) -> list[Tokens]:
     """Several rounds with vLLM's own prefix cache emptied before each."""
-    told = []
+    tokens_by_pass = []
     for number in range(count):
         assert llm.reset_prefix_cache(**reset)
         named = [DemoRequest(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
-        told.append({k.partition("-")[2]: v for k, v in workload.run(llm, named).items()})
-    return told
+        tokens_by_pass.append({k.partition("-")[2]: v for k, v in workload.run(llm, named).items()})
+    return tokens_by_pass
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     llm = tiny_model.build(tmp_path_factory.mktemp("plain"))
     first, second = rounds(llm)
     assert first == second
-    assert len({tuple(tokens) for tokens in first.values()}) > len(first) // 2, "the model must tell its prompts apart"
+    assert len({tuple(tokens) for tokens in first.values()}) > len(first) // 2, (
+        "different prompts must give different tokens"
+    )
     llm.llm_engine.engine_core.shutdown()
     return first
 

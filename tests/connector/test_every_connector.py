@@ -60,7 +60,7 @@ INTERFACE: dict[str, Any] = {
     for name, attribute in inspect.getmembers_static(owner)
     if not name.startswith("_")
 }
-"""Everything public that vLLM may ask of a connector, as it stands in vLLM's own base classes."""
+"""Everything public that vLLM may ask of a connector, as it is declared in vLLM's own base classes."""
 
 MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")}
 OVERRIDDEN = sorted(MIXED_IN & set(INTERFACE))
@@ -134,7 +134,7 @@ def vllm_config() -> VllmConfig:
 
 
 class Metric:
-    """Stands in for the three kinds of Prometheus metrics, and registers nowhere."""
+    """A fake for the three kinds of Prometheus metrics, and registers nowhere."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -222,7 +222,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 class Stub:
-    """The plain class with one method that keeps its arguments and answers, or raises, as it is told."""
+    """The plain class with one method that records its arguments and returns or raises what the test sets."""
 
     def __init__(self, plain: type, method: str, *answers: Any) -> None:
         self.calls: list[dict[str, Any]] = []
@@ -456,7 +456,7 @@ def test_calls_during_construction_are_the_plain_classs(plain: type) -> None:
 
 
 def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That answers are the same is worth something only while tracing really happens: each of these leaves a span."""
+    """Equal answers prove something only if the calls are really traced: each of these leaves a span."""
     expected = {
         "on_new_request": "kv.request.start",
         "get_num_new_matched_tokens": "kv.lookup",

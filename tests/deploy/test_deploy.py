@@ -37,8 +37,8 @@ def test_every_alert_fires_where_it_must_and_only_there() -> None:
 
 
 def test_every_alert_is_tested_to_fire_and_to_be_silent() -> None:
-    told = yaml.safe_load((DEPLOY / "prometheus" / "kvtrail.rules.test.yml").read_text())["tests"]
-    cases = [case for test in told for case in test.get("alert_rule_test", ())]
+    rule_tests = yaml.safe_load((DEPLOY / "prometheus" / "kvtrail.rules.test.yml").read_text())["tests"]
+    cases = [case for test in rule_tests for case in test.get("alert_rule_test", ())]
     fires = {case["alertname"] for case in cases if case["exp_alerts"]}
     alerts = {rule["alert"] for group in _rules()["groups"] for rule in group["rules"] if "alert" in rule}
     assert fires == alerts

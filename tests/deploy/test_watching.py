@@ -103,8 +103,8 @@ def test_vllm_and_kvtrail_count_the_same(watched: Watched) -> None:
         until(lambda counted=counted: len({str(each) for each in counted()}) == 1, why=counted)  # type: ignore[misc]
         assert min(counted()[0][name] for name in ("hits", "queries")) > 0
         models = {s["model_name"] for s, _ in _page(url)["vllm:external_prefix_cache_hits_total"]}
-        told = _page(f"{watched.living.api}/metrics")["kvtrail_engine_info"]
-        assert models == {s["model_name"] for s, _ in told if s["engine"] == engine}
+        infos = _page(f"{watched.living.api}/metrics")["kvtrail_engine_info"]
+        assert models == {s["model_name"] for s, _ in infos if s["engine"] == engine}
 
 
 def test_kvtrail_counts_what_vllm_leaves_out(watched: Watched) -> None:
@@ -130,7 +130,7 @@ def test_an_injected_bug_fires_an_alert_and_it_resolves(watched: Watched, promet
     until(
         lambda: webhook.heard("KvtrailSevereDrift", "resolved", rule="stale-lookup", engine=engines["dying"]),
     )
-    accused = {each["labels"].get("engine") for each in webhook.told}
+    accused = {each["labels"].get("engine") for each in webhook.received}
     assert accused <= {*engines.values(), None}, "the healthy engine is left alone"
 
 
@@ -209,4 +209,4 @@ def _page(url: str) -> Page:
 
 
 def _sum(samples: Page, name: str, **labels: Any) -> float:
-    return sum(value for told, value in samples[name] if labels.items() <= told.items())
+    return sum(value for having, value in samples[name] if labels.items() <= having.items())

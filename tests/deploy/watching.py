@@ -60,16 +60,16 @@ class Loading:
 
 
 class Webhook:
-    """Whom Alertmanager tells."""
+    """A webhook that Alertmanager notifies."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
-        told = self.told
+        self.received: list[dict[str, Any]] = []
+        received = self.received
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                told.extend(json.loads(body)["alerts"])
+                received.extend(json.loads(body)["alerts"])
                 self.send_response(200)
                 self.end_headers()
 
@@ -83,10 +83,10 @@ class Webhook:
         return f"http://127.0.0.1:{self.server.server_port}/"
 
     def heard(self, alert: str, status: str, **labels: str) -> list[dict[str, Any]]:
-        """What was told of an alert."""
+        """The notifications of an alert."""
         return [
             each
-            for each in self.told
+            for each in self.received
             if each["labels"]["alertname"] == alert
             and each["status"] == status
             and labels.items() <= each["labels"].items()

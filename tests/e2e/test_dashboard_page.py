@@ -202,7 +202,7 @@ def test_a_tracer_that_goes_away_is_said_and_its_return_is_seen(
     see(page, "Open request chat-7-0123abcd")  # nobody loses what they were reading
     shoot(page, "away")
 
-    # The same command line: the same ports and the same store. The fixture ends whatever process stands here.
+    # The same command line: the same ports and the same store. The fixture ends whichever process is set here.
     with tracer.log.open("ab") as log:
         tracer.process = subprocess.Popen(tracer.process.args, stdout=log, stderr=log)
     playwright.expect(page.get_by_text("does not answer")).to_have_count(0, timeout=SLOW_MS)

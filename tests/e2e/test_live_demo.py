@@ -115,7 +115,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: De
     assert pixels(page) == picture
     shoot(page, "live-paused")
 
-    # Zoom works all the same, and a paused address is paused for whoever opens it.
+    # Zoom works all the same, and a paused address is paused for everybody who opens it.
     page.keyboard.press("+")
     until(lambda: facts(page) != said)
     page.goto(page.url)

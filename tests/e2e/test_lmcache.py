@@ -21,7 +21,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What an engine without any connector generates."""
     plain = real_lmcache.run(tmp_path_factory.mktemp("plain"), None)
     assert plain.tokens[0] == plain.tokens[1]
-    assert len({tuple(tokens) for tokens in plain.tokens[0].values()}) > 5, "the model must tell its prompts apart"
+    assert len({tuple(tokens) for tokens in plain.tokens[0].values()}) > 5, (
+        "different prompts must give different tokens"
+    )
     return plain
 
 
@@ -59,12 +61,12 @@ def test_0_3_10_dies_and_the_finding_says_why(tmp_path: Path, tracer: Tracer) ->
 def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
     healed = real_lmcache.run(tmp_path, "0.3.10", grpc_port=tracer.grpc_port, kvtrail={"guard": "heal"})
     assert healed.tokens == expected.tokens
-    told = requests_of(tracer, 16)
+    requests = requests_of(tracer, 16)
     findings: Findings = tracer.get("/api/findings")
     stale = [finding for finding in findings if finding["rule"] == "stale-lookup"]
     assert stale
     assert all(finding["healed"] == finding["count"] for finding in stale)
-    moved_as_logged(healed, told)
+    moved_as_logged(healed, requests)
 
 
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
@@ -73,8 +75,8 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
 ) -> None:
     """A defect of theirs: a resumed request's list of blocks is vLLM's own, and vLLM appends to it too."""
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, kvtrail=DETAILED)
-    told = requests_of(tracer, 16)
-    moved_as_logged(lived, told)
+    requests = requests_of(tracer, 16)
+    moved_as_logged(lived, requests)
     assert lived.tokens[0] == expected.tokens[0], "what is stored wrongly is loaded in the second pass only"
     wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
     findings: Findings = tracer.get("/api/findings")
@@ -87,13 +89,13 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
 def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, expected: Run, version: str) -> None:
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, mended=True, kvtrail=DETAILED)
-    told = requests_of(tracer, 16)
+    requests = requests_of(tracer, 16)
     assert lived.tokens == expected.tokens
     assert tracer.get("/api/findings") == []
-    assert {request["verdict"] for request in told} == {"ok"}
-    moved_as_logged(lived, told)
-    lookups = sum(request["lookups"] for request in told)
-    assert lookups > 2 * len(told), "the engine must have been short of room, or nothing was tried"
+    assert {request["verdict"] for request in requests} == {"ok"}
+    moved_as_logged(lived, requests)
+    lookups = sum(request["lookups"] for request in requests)
+    assert lookups > 2 * len(requests), "the engine must have been short of room, or nothing was tried"
 
 
 def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) -> None:
@@ -109,8 +111,8 @@ def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) ->
     assert finding["numbers"] == {"total": 790, "matched": 512, "computed": 384, "returned": 256, "at_most": 128}
 
 
-def moved_as_logged(run: Run, told: list[dict[str, Any]]) -> None:
+def moved_as_logged(run: Run, requests: list[dict[str, Any]]) -> None:
     """Our loads and stores against those of LMCache's own log."""
     assert run.loaded > 2000
-    assert sum(request["loaded"] for request in told) == run.loaded
-    assert sum(request["stored"] for request in told) == run.stored
+    assert sum(request["loaded"] for request in requests) == run.loaded
+    assert sum(request["stored"] for request in requests) == run.stored

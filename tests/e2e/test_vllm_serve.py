@@ -149,7 +149,7 @@ def answers(url: str) -> bool:
 
 @dataclass
 class Story:
-    """What the tracer tells after two requests with the same prompt, the first with the caller's trace."""
+    """What the tracer reports after two requests with the same prompt, the first with the caller's trace."""
 
     first: dict[str, Any]
     second: dict[str, Any]
@@ -288,13 +288,13 @@ def test_the_request_is_found_by_its_ids(story: Story) -> None:
 
 
 def test_the_timeline_holds_vllms_own_span(story: Story) -> None:
-    """The foreign span stands among the events of the request, and nothing is missing or found wrong."""
+    """The foreign span is listed among the events of the request, and nothing is missing or found wrong."""
     steps = story.first["steps"]
     (foreign,) = [s for s in steps if s["foreign"]]
     assert foreign["name"] == "llm_request"
     assert foreign["numbers"]["gen_ai.request.id"] == EXTERNAL_ID
-    told = [s["name"] for s in steps if not s["foreign"] and s["role"] == "scheduler"]
-    assert told == [
+    names = [s["name"] for s in steps if not s["foreign"] and s["role"] == "scheduler"]
+    assert names == [
         "kv.request.start",
         "kv.lookup",
         "kv.alloc",
@@ -330,7 +330,7 @@ def test_scheduler_and_worker_are_processes_of_their_own(story: Story) -> None:
 def test_the_service_name_is_honoured(story: Story) -> None:
     """OTEL_SERVICE_NAME is the service of every kvtrail span, of the scheduler and of the worker."""
     assert {r["service"] for r in story.health["recorders"]} == {SERVICE}
-    steps = [s for told in (story.first, story.second) for s in told["steps"] if not s["foreign"]]
+    steps = [s for names in (story.first, story.second) for s in names["steps"] if not s["foreign"]]
     assert {s["role"] for s in steps} == {"scheduler", "worker"}
     assert {s["service"] for s in steps} == {SERVICE}
 

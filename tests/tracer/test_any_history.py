@@ -57,7 +57,7 @@ HISTORIES = st.lists(st.one_of(CALL, CALL, CALL, WAIT), max_size=25).map(
 )
 
 
-def told(detector: Detector) -> tuple[object, ...]:
+def report(detector: Detector) -> tuple[object, ...]:
     """Findings, verdicts and accounts."""
     found = [finding.as_dict() for held in detector.findings.values() for finding in held.values()]
     accounts = {key: account.as_dict() for key, account in detector.accounts.items()}
@@ -76,7 +76,7 @@ def after_all(events: Sequence[Event], whole: Sequence[Event]) -> Detector:
 def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event], rng: random.Random) -> None:
     shuffled = [*events, *rng.choices(events, k=5)]
     rng.shuffle(shuffled)
-    assert told(judge(shuffled, later_s=700)) == told(judge(events, later_s=700))
+    assert report(judge(shuffled, later_s=700)) == report(judge(events, later_s=700))
 
 
 @given(HISTORIES, st.data())

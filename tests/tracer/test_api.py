@@ -25,22 +25,22 @@ def feed(tracer: Tracer, text: str, **where: Any) -> None:
 
 def test_a_request_is_told_step_by_step_with_its_account(api: Tracer) -> None:
     feed(api, STORY, request="story-0123abcd", recorder="story")
-    told = api.get("/api/requests/story-0123abcd")
-    assert told["request"]["status"] == "failed"
-    assert told["request"]["error"] == "AssertionError: Mismatch"
-    names = [step["name"] for step in told["steps"]]
+    result = api.get("/api/requests/story-0123abcd")
+    assert result["request"]["status"] == "failed"
+    assert result["request"]["error"] == "AssertionError: Mismatch"
+    names = [step["name"] for step in result["steps"]]
     assert names == ["kv.request.start", "kv.lookup", "kv.alloc", "kv.schedule", "kv.preempt", "kv.lookup", "kv.alloc"]
-    accounts = [(s["account"]["epoch"], s["account"]["computed"], s["account"]["allocated"]) for s in told["steps"]]
+    accounts = [(s["account"]["epoch"], s["account"]["computed"], s["account"]["allocated"]) for s in result["steps"]]
     assert accounts[3:6] == [(0, 256, 256), (1, None, None), (1, 336, None)]
-    assert told["missing"] == 0
-    (finding,) = told["findings"]
-    assert {w["span_id"] for w in finding["witness"]} <= {s["span_id"] for s in told["steps"]}
+    assert result["missing"] == 0
+    (finding,) = result["findings"]
+    assert {w["span_id"] for w in finding["witness"]} <= {s["span_id"] for s in result["steps"]}
 
 
 def test_a_request_is_found_by_its_external_id(api: Tracer) -> None:
     feed(api, "L 10 c0 h0 -> 0", request="by-external-0123abcd", recorder="external")
-    told = api.get("/api/requests/by-external")
-    assert told["request"]["request"] == "by-external-0123abcd"
+    result = api.get("/api/requests/by-external")
+    assert result["request"]["request"] == "by-external-0123abcd"
 
 
 def test_an_unknown_request_is_a_404_that_names_it(api: Tracer) -> None:
@@ -67,8 +67,8 @@ def test_missing_events_are_told(api: Tracer) -> None:
     events = history(STORY, request="gap-0123abcd", recorder="gap")
     body = as_request([*events[:2], *events[3:]]).SerializeToString()
     httpx.post(f"{api.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S)
-    told = api.get("/api/requests/gap-0123abcd")
-    assert told["missing"] == 1
+    result = api.get("/api/requests/gap-0123abcd")
+    assert result["missing"] == 1
     health = api.get("/api/health")
     (recorder,) = [r for r in health["recorders"] if r["id"] == "gap"]
     assert recorder["missing"] == 1
@@ -85,8 +85,8 @@ def test_requests_of_an_engine_that_ended_are_abandoned(api: Tracer) -> None:
     )  # fmt: skip
     body = as_request([*events, goodbye]).SerializeToString()
     httpx.post(f"{api.url}/v1/traces", content=body, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S)
-    told = api.get("/api/requests/left-0123abcd")
-    assert told["request"]["status"] == "abandoned"
+    result = api.get("/api/requests/left-0123abcd")
+    assert result["request"]["status"] == "abandoned"
 
 
 def test_the_tail_is_live(api: Tracer) -> None:

@@ -41,14 +41,16 @@ def sums(reader: SqliteReader) -> dict[str, int]:
 
 def test_efficiency_by_epoch_place_and_time(api: Tracer) -> None:
     feed(api, HIT, request="eff-0123abcd", recorder="eff", engine="eff-engine", connector="C")
-    told = api.get("/api/efficiency", engine="eff-engine", **WINDOW)
-    assert told["worth"]["taken"] == 928
-    assert told["worth"]["hit_share"] == pytest.approx(928 / 1499)
-    assert {epoch: part["taken"] for epoch, part in told["by_epoch"].items()} == {"0": 416, "1": 512}
-    assert [(p["engine"], p["connector"], p["worth"]["asked"]) for p in told["by_place"]] == [("eff-engine", "C", 1499)]
-    assert [stretch["worth"]["lookups"] for stretch in told["trend"]] == [2]
-    assert "eff-engine" in told["choices"]["engines"]
-    assert told["worth"]["prefill_saved_s"] is None
+    result = api.get("/api/efficiency", engine="eff-engine", **WINDOW)
+    assert result["worth"]["taken"] == 928
+    assert result["worth"]["hit_share"] == pytest.approx(928 / 1499)
+    assert {epoch: part["taken"] for epoch, part in result["by_epoch"].items()} == {"0": 416, "1": 512}
+    assert [(p["engine"], p["connector"], p["worth"]["asked"]) for p in result["by_place"]] == [
+        ("eff-engine", "C", 1499)
+    ]
+    assert [stretch["worth"]["lookups"] for stretch in result["trend"]] == [2]
+    assert "eff-engine" in result["choices"]["engines"]
+    assert result["worth"]["prefill_saved_s"] is None
     elsewhere = api.get("/api/efficiency", engine="eff-engine", since_ns=1, until_ns=10**9)
     assert elsewhere["worth"]["asked"] == 0
     assert elsewhere["trend"] == []
@@ -78,24 +80,24 @@ def found(api: Tracer, **asked: str | int) -> list[Any]:
 
 def test_the_trend_counts_findings_where_they_were_last_seen(api: Tracer) -> None:
     feed(api, STALE, request="trend-0123abcd", recorder="trend", engine="trend-engine", connector="Trend")
-    told = api.get("/api/findings/trend", engine="trend-engine", **WINDOW)
-    (stretch,) = told["counts"]
+    result = api.get("/api/findings/trend", engine="trend-engine", **WINDOW)
+    (stretch,) = result["counts"]
     assert (stretch["rule"], stretch["severity"], stretch["findings"]) == ("stale-lookup", "crash", 1)
-    assert stretch["at_ns"] <= START_NS + 10**9 < stretch["at_ns"] + told["step_ns"] + 10**9
-    assert "stale-lookup" in told["choices"]["rules"]
-    assert told["choices"]["severities"][0] == "crash"
-    assert {"trend-engine"} <= set(told["choices"]["engines"])
+    assert stretch["at_ns"] <= START_NS + 10**9 < stretch["at_ns"] + result["step_ns"] + 10**9
+    assert "stale-lookup" in result["choices"]["rules"]
+    assert result["choices"]["severities"][0] == "crash"
+    assert {"trend-engine"} <= set(result["choices"]["engines"])
 
 
 def test_the_fleet_names_engines_with_their_recorders_and_open_requests(api: Tracer) -> None:
     feed(api, "L 100 c0 h0 -> 0", request="fleet-0123abcd", recorder="fleet", engine="fleet-engine", connector="F")
-    told = api.get("/api/fleet")
-    (engine,) = [e for e in told["engines"] if e["engine"] == "fleet-engine"]
+    result = api.get("/api/fleet")
+    (engine,) = [e for e in result["engines"] if e["engine"] == "fleet-engine"]
     assert (engine["open"], engine["service"]) == (1, "test")
     (recorder,) = engine["recorders"]
     assert (recorder["id"], recorder["connectors"]) == ("fleet", ["F"])
     assert recorder["lag_ns"] > 10**9  # the history is an old one
-    assert told["tracer"]["open"] >= 1
+    assert result["tracer"]["open"] >= 1
 
 
 def test_a_requests_spans_are_a_trace_file(api: Tracer, tmp_path: Path) -> None:
@@ -122,8 +124,8 @@ def test_a_restart_in_the_middle_of_a_request_sums_up_once(tmp_path: Path) -> No
             writer = SqliteWriter(path)
             Pipeline(writer, Metrics()).ingest(encoded(part), transport="http")
             writer.close()
-        told = sums(SqliteReader(path))
-        assert (told["asked"], told["taken"], told["spared"], told["lookups"]) == (1499, 928, 928, 2), cut
+        result = sums(SqliteReader(path))
+        assert (result["asked"], result["taken"], result["spared"], result["lookups"]) == (1499, 928, 928, 2), cut
 
 
 def test_sums_of_a_batch_that_could_not_be_stored_are_not_lost(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
 
 def test_a_requests_story_for_perfetto(api: Tracer) -> None:
     feed(api, STALE, request="perfetto-0123abcd", recorder="perfetto", engine="perfetto-engine")
-    told = api.get("/api/perfetto", request="perfetto-0123abcd")
-    assert any("perfetto-0123abcd" in str(event.get("name")) for event in told["traceEvents"])
-    assert any("stale-lookup" in str(event) for event in told["traceEvents"])
+    result = api.get("/api/perfetto", request="perfetto-0123abcd")
+    assert any("perfetto-0123abcd" in str(event.get("name")) for event in result["traceEvents"])
+    assert any("stale-lookup" in str(event) for event in result["traceEvents"])
     assert httpx.get(f"{api.url}/api/perfetto", params={"request": "nobody"}, timeout=SLOW_S).status_code == 404

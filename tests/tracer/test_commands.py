@@ -56,9 +56,9 @@ def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None
 def test_audit_as_json(tmp_path: Path) -> None:
     result = run("audit", "--json", str(write(tmp_path / "t.jsonl", OK, DRIFT)))
     assert result.exit_code == 1
-    told = json.loads(result.output)
-    assert [f["rule"] for f in told["findings"]] == ["stale-lookup"]
-    assert told["requests"] == {"ok": 1, "drift": 1, "unknown": 0}
+    report = json.loads(result.output)
+    assert [f["rule"] for f in report["findings"]] == ["stale-lookup"]
+    assert report["requests"] == {"ok": 1, "drift": 1, "unknown": 0}
 
 
 def test_audit_by_some_rules_only(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_audit_by_some_rules_only(tmp_path: Path) -> None:
     none = run("audit", "--rule", "full-hit", path)
     assert none.exit_code == 0
     assert "0 with drift" in none.output
-    told = json.loads(run("audit", "--json", "--rule", "alloc-mismatch", path).output)
-    assert {f["rule"] for f in told["findings"]} | {c["rule"] for c in told["checks"]} == {"alloc-mismatch"}
+    report = json.loads(run("audit", "--json", "--rule", "alloc-mismatch", path).output)
+    assert {f["rule"] for f in report["findings"]} | {c["rule"] for c in report["checks"]} == {"alloc-mismatch"}
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
@@ -121,8 +121,8 @@ def test_several_files_and_gzip_are_one_history(tmp_path: Path) -> None:
     first.write_text(otlp_json.to_json_line(encoded(events[4:])))
     second.write_bytes(gzip.compress(otlp_json.to_json_line(encoded(events[:4])).encode()))
     result = run("audit", "--json", str(first), str(second), str(first))
-    told = json.loads(result.output)
-    assert (told["missing"], told["repeated"], told["drift"]) == (0, len(events) - 4, True)
+    report = json.loads(result.output)
+    assert (report["missing"], report["repeated"], report["drift"]) == (0, len(events) - 4, True)
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def lane(number: int, begin_s: float, lasts_s: float | None, **changed: Any) -> 
 
 def account(lane: Lane) -> dict[str, Any]:
     """A lane never comes without its request's account, by which its ids are found."""
-    told = Account(engine=lane.engine, request=lane.request, external=lane.external, status=lane.status)
-    told.started_ns, told.last_ns, told.ended_ns = lane.started_ns, lane.last_ns, lane.ended_ns
-    return {**told.as_dict(), "verdict": lane.verdict, "findings": lane.findings}
+    source = Account(engine=lane.engine, request=lane.request, external=lane.external, status=lane.status)
+    source.started_ns, source.last_ns, source.ended_ns = lane.started_ns, lane.last_ns, lane.ended_ns
+    return {**source.as_dict(), "verdict": lane.verdict, "findings": lane.findings}
 
 
 @pytest.fixture
@@ -74,11 +74,11 @@ def found(
     st.floats(0, 12_000),
     st.floats(0.001, 3000),
 )
-def test_exactly_what_overlaps_is_found(told: list[tuple[float, float]], begin: float, width: float) -> None:
+def test_exactly_what_overlaps_is_found(source: list[tuple[float, float]], begin: float, width: float) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     for statement in lanes.SCHEMA:
         db.execute(statement)
-    held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(told)]
+    held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(source)]
     lanes.put(db, held)
     window = Window(from_ns=int(begin * S), to_ns=int((begin + width) * S))
     expected = {x.request for x in held if x.started_ns <= window.to_ns and x.last_ns >= window.from_ns}
@@ -177,28 +177,28 @@ def test_old_lanes_leave_with_their_requests(tmp_path: Path) -> None:
     pipeline.close()
 
 
-def drawn(told: Lane, *, width_s: float = 100, finest_us: float = 0, until_s: float = 0) -> list[Segment]:
+def drawn(source: Lane, *, width_s: float = 100, finest_us: float = 0, until_s: float = 0) -> list[Segment]:
     window = Window(from_ns=0, to_ns=int(width_s * S))
-    return segments(told, window=window, until_ns=int(until_s * S) or told.last_ns, finest_us=finest_us)
+    return segments(source, window=window, until_ns=int(until_s * S) or source.last_ns, finest_us=finest_us)
 
 
 def test_a_lane_is_cut_into_its_phases_and_the_last_goes_on() -> None:
-    told = lane(1, 10, None, changes=(0, 0, 4, 1_000_000, 5, 3_000_000), transfers=(7, 2_000_000, 2_500_000))
-    assert drawn(told, until_s=20) == [
+    source = lane(1, 10, None, changes=(0, 0, 4, 1_000_000, 5, 3_000_000), transfers=(7, 2_000_000, 2_500_000))
+    assert drawn(source, until_s=20) == [
         Segment(Phase.QUEUED, 10_000_000, 11_000_000),
         Segment(Phase.PREFILL, 11_000_000, 13_000_000),
         Segment(Phase.DECODE, 13_000_000, 20_000_000),
         Segment(Phase.STORE, 12_000_000, 12_500_000),
     ]
-    assert [s.phase for s in drawn(told, width_s=12, until_s=20)] == [Phase.QUEUED, Phase.PREFILL, Phase.STORE]
-    assert drawn(lane(1, 10, 5, changes=())) == [], "only workers have told of it"
+    assert [s.phase for s in drawn(source, width_s=12, until_s=20)] == [Phase.QUEUED, Phase.PREFILL, Phase.STORE]
+    assert drawn(lane(1, 10, 5, changes=())) == [], "only workers have recorded it"
     assert drawn(lane(1, 10, 5, changes=(0, 0, 8, 5_000_000))) == [Segment(Phase.QUEUED, 10_000_000, 15_000_000)]
 
 
 def test_what_is_too_fine_to_see_is_drawn_together() -> None:
     fine = tuple(n for k in range(500) for n in (k % 2 * 5, k * 1000))
-    told = lane(1, 0, 60, changes=(*fine, 4, 500_000))
-    coarse = drawn(told, finest_us=100_000)
+    source = lane(1, 0, 60, changes=(*fine, 4, 500_000))
+    coarse = drawn(source, finest_us=100_000)
     assert len(coarse) < 10
     assert coarse[-1].phase is Phase.PREFILL
     assert (coarse[0].begin_us, coarse[-1].end_us) == (0, 60_000_000)
@@ -274,8 +274,8 @@ def test_a_request_whose_beginning_is_missing_has_no_lane_before_it_is_given_up(
     window = Window(from_ns=0, to_ns=START_NS + S)
     assert reader.lanes(window, live=["engine"]).lanes == []
     pipeline.tidy()  # it is older than the grace time
-    (told,) = reader.lanes(window, live=["engine"]).lanes
-    assert (told.started_ns // S, told.complete) == (START_NS // S, False)
+    (source,) = reader.lanes(window, live=["engine"]).lanes
+    assert (source.started_ns // S, source.complete) == (START_NS // S, False)
     pipeline.close()
 
 

@@ -65,7 +65,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 
 
 def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None:
-    told = history(
+    recorded = history(
         """
         L 749 c32 h256 -> 224
         L 749 c32 h256 -> 224
@@ -78,7 +78,7 @@ def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None
         end
         """
     )
-    sidecar.hear(told)
+    sidecar.hear(recorded)
     first, resumed = {"epoch": "first"}, {"epoch": "resumed"}
     assert sidecar.value("kvtrail_lookups_total", answer="hit") == 2
     assert sidecar.value("kvtrail_admissions_total", **first) == 1
@@ -104,7 +104,7 @@ def test_of_several_connectors_none_is_blamed_for_what_another_loads(sidecar: Si
 
 
 @pytest.mark.parametrize(
-    ("told", "counted"),
+    ("recorded", "counted"),
     [
         (("host:192", "disk:64"), {"host": 192, "disk": 64}),
         (("host:192",), {"external_unspecified": 256}),
@@ -112,18 +112,18 @@ def test_of_several_connectors_none_is_blamed_for_what_another_loads(sidecar: Si
     ],
 )
 def test_hits_are_counted_by_source_where_the_sources_add_up(
-    sidecar: Sidecar, told: tuple[str, ...], counted: dict[str, int]
+    sidecar: Sidecar, recorded: tuple[str, ...], counted: dict[str, int]
 ) -> None:
     events = history("L 749 c0 h256 -> 256\nA 256")
-    sidecar.hear([replace(e, hit_sources=told) if isinstance(e, Alloc) else e for e in events])
+    sidecar.hear([replace(e, hit_sources=recorded) if isinstance(e, Alloc) else e for e in events])
     sources = ("host", "disk", "moon", "external_unspecified")
     seen = {source: sidecar.value("kvtrail_hit_tokens_total", epoch="first", source=source) for source in sources}
     assert {source: value for source, value in seen.items() if value} == counted
 
 
 def test_waiting_for_kv_is_timed_and_shown_while_it_lasts(sidecar: Sidecar) -> None:
-    told = history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0\nR\nA 0\nS 600+80")
-    before, after = told[:-3], told[-3:]
+    recorded = history("L 749 c0 -> 600 async\nA 600\nwait 130\nb: L 10 c0 h0 -> 0\nR\nA 0\nS 600+80")
+    before, after = recorded[:-3], recorded[-3:]
     sidecar.hear(before, after[:1], after[1:])
     assert sidecar.value("kvtrail_wait_duration_seconds_count") == 1
     assert sidecar.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
@@ -134,12 +134,12 @@ def test_waiting_for_kv_is_timed_and_shown_while_it_lasts(sidecar: Sidecar) -> N
 def test_after_a_restart_the_wait_is_timed_and_its_admission_not_counted_again(
     sidecar: Sidecar, tmp_path: Path
 ) -> None:
-    told = history("L 749 c0 -> 600 async\nA 600\nwait 130\nR\nA 0\nS 600+80")
-    sidecar.hear(told[:3])
+    recorded = history("L 749 c0 -> 600 async\nA 600\nwait 130\nR\nA 0\nS 600+80")
+    sidecar.hear(recorded[:3])
     assert sidecar.value("kvtrail_admissions_total", epoch="first") == 1
     sidecar.pipeline.close()
     again = Sidecar(tmp_path)
-    again.hear(told[3:])
+    again.hear(recorded[3:])
     assert again.value("kvtrail_admissions_total", epoch="first") == 0
     assert again.value("kvtrail_wait_duration_seconds_sum") == pytest.approx(130, abs=0.1)
     again.pipeline.close()
@@ -159,8 +159,8 @@ def test_a_load_that_does_not_come_is_shown_with_its_age(sidecar: Sidecar) -> No
 
 def test_kept_blocks_are_shown_until_they_are_free_and_the_leak_is_found(sidecar: Sidecar) -> None:
     """Their request ended long ago: it must not be forgotten before its blocks are given back."""
-    told = history("L 300 c0 h0 -> 0\nA 0 [1-10]\nS 0+300\nend delayed [1-10]")
-    sidecar.hear(told, heartbeats(told, later_s=590))
+    recorded = history("L 300 c0 h0 -> 0\nA 0 [1-10]\nS 0+300\nend delayed [1-10]")
+    sidecar.hear(recorded, heartbeats(recorded, later_s=590))
     assert sidecar.value("kvtrail_kept_requests") == 1
     assert sidecar.value("kvtrail_kept_blocks") == 10
     assert sidecar.value("kvtrail_kept_oldest_seconds") == pytest.approx(590, abs=0.1)
@@ -168,8 +168,8 @@ def test_kept_blocks_are_shown_until_they_are_free_and_the_leak_is_found(sidecar
 
 
 def test_a_leak_is_found_by_the_sidecar(sidecar: Sidecar) -> None:
-    told = history("L 300 c0 h0 -> 0\nA 0\nS 0+300\nend delayed")
-    sidecar.hear(told, heartbeats(told, later_s=601))
+    recorded = history("L 300 c0 h0 -> 0\nA 0\nS 0+300\nend delayed")
+    sidecar.hear(recorded, heartbeats(recorded, later_s=601))
     (finding,) = SqliteReader(sidecar.store).findings()
     assert finding["rule"] == "late-free"
 
@@ -182,10 +182,10 @@ def test_numbered_transfers_are_timed_from_their_plan_to_their_end(sidecar: Side
 
 
 def test_what_is_lost_is_counted_by_engine(sidecar: Sidecar) -> None:
-    told = history("L 749 c0 h0 -> 0\nA 0\nS 0+80\nend")
-    (beat,) = heartbeats(told, later_s=1)
+    recorded = history("L 749 c0 h0 -> 0\nA 0\nS 0+80\nend")
+    (beat,) = heartbeats(recorded, later_s=1)
     assert isinstance(beat, Heartbeat)
-    sidecar.hear(told[:2] + told[3:], [replace(beat, recorder_dropped=5)])
+    sidecar.hear(recorded[:2] + recorded[3:], [replace(beat, recorder_dropped=5)])
     assert sidecar.value("kvtrail_events_missing_total") == 1
     assert sidecar.value("kvtrail_events_dropped_total") == 5
     assert sidecar.value("kvtrail_events_outstanding") == 1
@@ -252,7 +252,9 @@ def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sideca
 
 
 def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_path: Path) -> None:
-    told = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nL 749 c336 h256 -> 0\nA 0")
+    recorded = history(
+        "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nL 749 c336 h256 -> 0\nA 0"
+    )
 
     def checks(sidecar: Sidecar) -> dict[str, float | None]:
         return {
@@ -262,11 +264,11 @@ def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_p
 
     first = Sidecar(tmp_path)
     assert checks(first) == {"ok": None, "drift": None, "unknown": None}
-    first.hear(told[:2], told[2:])
+    first.hear(recorded[:2], recorded[2:])
     assert checks(first) == {"ok": 2, "drift": 1, "unknown": None}
     first.pipeline.close()
     again = Sidecar(tmp_path)
     assert checks(again) == {"ok": None, "drift": None, "unknown": None}
-    again.hear(told)  # what an exporter sends twice
+    again.hear(recorded)  # what an exporter sends twice
     assert checks(again) == {"ok": None, "drift": None, "unknown": None}
     again.pipeline.close()

@@ -35,8 +35,8 @@ NOISE = """
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"
 
 
-def told(incident: Incident, *, noise: bool = False) -> list[Event]:
-    """The incident, and the signs of life by which what comes too late is told."""
+def history_of(incident: Incident, *, noise: bool = False) -> list[Event]:
+    """The incident, and the heartbeats that show what comes too late."""
     around = [NOISE.format(f"n{number}") for number in range(12)] if noise else ["", ""]
     middle = len(around) // 2
     events = replace(incident, text="\n".join([*around[:middle], incident.text, *around[middle:]])).events()
@@ -54,7 +54,7 @@ def written(recording: History, path: Path) -> Path:
 
 @pytest.mark.parametrize("incident", FOUND, ids=lambda incident: incident.id)
 def test_an_incident_keeps_its_finding_and_nothing_can_be_left_out(incident: Incident, tmp_path: Path) -> None:
-    recording = loaded(told(incident))
+    recording = loaded(history_of(incident))
     before = next(f for f in findings(recording.events).values() if f.rule == incident.rule)
     result = minimize(recording, rule=incident.rule)
     after = result.finding
@@ -74,8 +74,8 @@ def test_the_incidents_are_of_every_rule() -> None:
 
 @pytest.mark.parametrize("incident", FOUND, ids=lambda incident: incident.id)
 def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None:
-    alone = minimize(loaded(told(incident)), rule=incident.rule)
-    recording = loaded(told(incident, noise=True))
+    alone = minimize(loaded(history_of(incident)), rule=incident.rule)
+    recording = loaded(history_of(incident, noise=True))
     result = minimize(recording, rule=incident.rule)
     assert [(e.kind, e.epoch, e.numbers()) for e in result.history.events] == [
         (e.kind, e.epoch, e.numbers()) for e in alone.history.events
@@ -85,7 +85,7 @@ def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None
 
 
 def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_path: Path) -> None:
-    recording = loaded(told(FOUND[0], noise=True))
+    recording = loaded(history_of(FOUND[0], noise=True))
     recorded = {span.span_id: span for _, span in recording.moments}
     result = minimize(recording)
     assert [e.sequence for e in result.history.events] == list(range(result.events))
@@ -101,7 +101,7 @@ def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_pat
 
 
 def test_a_part_says_of_what_it_is_a_part_also_when_it_is_cut_again() -> None:
-    recording = loaded(told(FOUND[0], noise=True))
+    recording = loaded(history_of(FOUND[0], noise=True))
     result = minimize(recording)
     marks: dict[str, object] = {
         semconv.MINIMIZED_EVENTS.key: len(recording.moments),
@@ -234,7 +234,9 @@ def test_without_a_drift_there_is_nothing_to_keep() -> None:
 
 def test_progress_is_told() -> None:
     heard: list[tuple[int, int]] = []
-    result = minimize(loaded(told(FOUND[0], noise=True)), on_progress=lambda left, tries: heard.append((left, tries)))
+    result = minimize(
+        loaded(history_of(FOUND[0], noise=True)), on_progress=lambda left, tries: heard.append((left, tries))
+    )
     assert heard[-1][1] == result.tries
     assert [tries for _, tries in heard] == sorted(tries for _, tries in heard)
 

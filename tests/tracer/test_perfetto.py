@@ -42,8 +42,8 @@ def exported(tmp_path: Path, *texts: str, foreign: int = 0) -> list[Data]:
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda constant: pytest.fail(constant))
     assert set(data) == {"displayTimeUnit", "traceEvents"}
     check(data["traceEvents"])
-    told: list[Data] = data["traceEvents"]
-    return told
+    trace_events: list[Data] = data["traceEvents"]
+    return trace_events
 
 
 FIELDS = {

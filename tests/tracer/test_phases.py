@@ -10,10 +10,10 @@ from kvtrail.tracer.model.events import Store
 
 
 def phases(text: str) -> Phases:
-    told = Phases()
+    request_phases = Phases()
     for event in history(text):
-        told.enter(event)
-    return told
+        request_phases.enter(event)
+    return request_phases
 
 
 def names(text: str) -> list[str]:
@@ -50,19 +50,19 @@ def test_a_store_shows_where_the_prompt_was_done_in_whatever_order_it_comes() ->
     events = history("L 100 c0 h0 -> 0\nA 0\nS 0+100\nstore 0+100 in 4\nend")
     orders = [events, [e for e in events if isinstance(e, Store)] + [e for e in events if not isinstance(e, Store)]]
     for order in orders:
-        told = Phases()
+        request_phases = Phases()
         for event in order:
-            told.enter(event)
-        changes = told.changes()
+            request_phases.enter(event)
+        changes = request_phases.changes()
         assert [phase.name for _, phase in changes[-3:]] == ["PREFILL", "DECODE", "DONE"]
         (store,) = (e for e in events if isinstance(e, Store))
         assert changes[-2][0] == store.end_ns
 
 
 def test_loads_stores_and_numbered_transfers_have_both_ends() -> None:
-    told = phases("L 100 c0 h64 -> 64\nA 64\nplan load 0+64 #7\nload 32\ndone #7\nplan store 0+32 #8")
+    request_phases = phases("L 100 c0 h64 -> 64\nA 64\nplan load 0+64 #7\nload 32\ndone #7\nplan store 0+32 #8")
     begin_ns = START_NS + 3_000_000 + 10_000
-    assert told.transfers() == [
+    assert request_phases.transfers() == [
         (begin_ns, START_NS + 5_010_000, Phase.LOAD),
         (START_NS + 4_000_000, START_NS + 4_010_000, Phase.LOAD),
     ]
@@ -70,8 +70,8 @@ def test_loads_stores_and_numbered_transfers_have_both_ends() -> None:
 
 def test_a_request_that_never_rests_keeps_its_longest_phases() -> None:
     rounds = "\n".join(["S 0+10", "P"] * MOST_CHANGES)
-    told = phases(f"L 100 c0 h0 -> 0\nA 0\nwait 60\n{rounds}\nend")
-    changes = told.changes()
+    request_phases = phases(f"L 100 c0 h0 -> 0\nA 0\nwait 60\n{rounds}\nend")
+    changes = request_phases.changes()
     assert len(changes) <= MOST_CHANGES
     assert Phase.QUEUED in [phase for _, phase in changes], "the minute in which it queued"
     assert changes[-1][1] is Phase.DONE

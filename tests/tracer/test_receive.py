@@ -177,12 +177,12 @@ def test_a_gap_that_is_given_up_is_seen_in_the_store(start_tracer: Start) -> Non
         f"{tracer.url}/v1/traces", content=content, headers={"content-type": "application/x-protobuf"}, timeout=SLOW_S
     )
 
-    def told() -> Any:
+    def stored_request() -> Any:
         (request,) = tracer.get("/api/requests")
         return request
 
-    until(lambda: told()["status"] == "finished")
-    assert (told()["complete"], told()["verdict"]) == (False, "unknown")
+    until(lambda: stored_request()["status"] == "finished")
+    assert (stored_request()["complete"], stored_request()["verdict"]) == (False, "unknown")
 
 
 def test_a_second_tracer_on_the_same_store_is_refused(start_tracer: Start) -> None:

@@ -93,13 +93,13 @@ def test_the_whole_of_a_finding() -> None:
 
 
 def test_what_a_rule_says_is_said_once_and_its_requests_stand_together() -> None:
-    told = text(
+    printed = text(
         finding("a", "r-1"),
         finding("a", "r-2", count=3, healed=1),
         finding("a", "r-1", epoch=1, count=2, healed=2),
         finding("b", "r-1", severity=Severity.LEAK),
     )
-    lines = [line for line in told.splitlines() if line.startswith(("a ", "b ", "  request", "  In", "  Usually"))]
+    lines = [line for line in printed.splitlines() if line.startswith(("a ", "b ", "  request", "  In", "  Usually"))]
     assert lines == [
         "a [crash] Something contradicts itself",
         "  In 2 requests.",
@@ -115,24 +115,24 @@ def test_what_a_rule_says_is_said_once_and_its_requests_stand_together() -> None
 
 
 def test_equal_names_in_two_engines_are_two_requests() -> None:
-    told = text(finding(engine="one"), finding(engine="two"))
-    assert "In 2 requests." in told
-    assert "Connector, engine one; once" in told
+    printed = text(finding(engine="one"), finding(engine="two"))
+    assert "In 2 requests." in printed
+    assert "Connector, engine one; once" in printed
     assert "engine" not in text(finding())
 
 
 def test_what_concerns_no_request_is_said_of_its_engine() -> None:
-    told = text(finding(request=""))
-    assert "  In 1 engine." in told
-    assert "  Connector, engine engine; once, not healed" in told
+    printed = text(finding(request=""))
+    assert "  In 1 engine." in printed
+    assert "  Connector, engine engine; once, not healed" in printed
 
 
 def test_of_many_requests_the_first_ten_are_shown() -> None:
     many = [finding(request=f"r-{n}", epoch=e) for n in range(MAX_REQUESTS + 2) for e in range(2)]
-    told = text(*many)
-    assert told.count("  request r-") == 2 * MAX_REQUESTS
-    assert f"request r-{MAX_REQUESTS}," not in told
-    assert "and 2 more requests; --all shows all of them" in told
+    printed = text(*many)
+    assert printed.count("  request r-") == 2 * MAX_REQUESTS
+    assert f"request r-{MAX_REQUESTS}," not in printed
+    assert "and 2 more requests; --all shows all of them" in printed
     assert "1 more request;" in text(*many[:-2])
     assert "more request" not in text(*many[:-4])
     everything = text(*many, everything=True)
@@ -172,8 +172,8 @@ def test_ids_stay_whole() -> None:
 
 
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
-    told = as_text(Audit(findings=[finding(request="r\x1b[2J\n\u202e\ud800ü", connector="\x07")]))
-    assert r"request r\x1b[2J\n\u202e\ud800ü, epoch 0, \x07; once" in told
+    printed = as_text(Audit(findings=[finding(request="r\x1b[2J\n\u202e\ud800ü", connector="\x07")]))
+    assert r"request r\x1b[2J\n\u202e\ud800ü, epoch 0, \x07; once" in printed
     assert plain("a b–ü") == "a b–ü"  # noqa: RUF001
 
 
@@ -222,6 +222,6 @@ def test_a_page_keeps_the_lines_of_formulas_and_lists() -> None:
         def explain(self, finding: Finding) -> str:
             return ""
 
-    told = rule_page(Listed(), columns=80)
-    assert "Severity: \x1b[33m\x1b[1mhang\x1b[0m." in told
-    assert "Invariant, where x is a number:\n    x = 1\n- or not\n\nThe end." in unstyle(told)
+    printed = rule_page(Listed(), columns=80)
+    assert "Severity: \x1b[33m\x1b[1mhang\x1b[0m." in printed
+    assert "Invariant, where x is a number:\n    x = 1\n- or not\n\nThe end." in unstyle(printed)

@@ -125,7 +125,7 @@ def test_a_request_that_is_aborted_while_it_loads_frees_its_blocks_when_the_load
 
 
 def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None:
-    """The first child flushes its store, and then the second tells the same step."""
+    """The first child flushes its store, and then the second reports the same step."""
     given = "b: L 65 c0 h0 -> 0\nb: A 0 [1-3]\nb: S 0+65 [1-3]\n"
     stored = "L 64 c0 h0 -> 0\nA 0 [1 2]\nS 0+64 [1 2]\nplan store 0+64 [1 2] #1\nend\n"
     again = "b: @nixl S 0+65 [1-3]\ndone #1"
@@ -171,7 +171,7 @@ def test_every_rule_says_what_it_is(rule: Rule) -> None:
 
 
 def test_two_stretches_of_tokens_in_one_block() -> None:
-    """What LMCache 0.5.6 stored of a resumed request: block 23 stands twice in its list."""
+    """What LMCache 0.5.6 stored of a resumed request: block 23 is twice in its list."""
     finding = only_finding("L 750 c384 h256 -> 0\nA 0\nS 384+47\nstore 256+256 in 7")
     assert (finding.rule, finding.severity) == ("block-shortage", "wrong output")
     assert finding.numbers == {"start": 256, "count": 256, "blocks_count": 7, "block_size": 32, "need_blocks": 8}

@@ -1,4 +1,4 @@
-"""What the offload is worth, on hand-made histories whose sums are known."""
+"""What the offload saves, on hand-made histories whose sums are known."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_the_store_held_and_was_computed_all_the_same() -> None:
         512,
         512,
     )
-    # Whoever hides the match accuses nobody.
+    # A connector that hides its match gives no findings.
     assert some("L 749 c0 h? -> 256\nA 256\nS 256+493", "recomputed", "admissions_hidden") == (0, 1)
 
 
@@ -172,7 +172,7 @@ def test_savings_are_spared_tokens_at_the_measured_rate_of_their_own_engine() ->
     def row(engine: str, epoch: int, **measures: int) -> SavingsRow:
         return SavingsRow(at_s=0, engine=engine, connector="C", epoch=epoch, measures=measures)
 
-    told = savings_of(
+    total = savings_of(
         [
             row("a", 0, spared=4000, taken=4000, local=1000, asked=10_000, prefill=2000, prefill_ns=10**9),
             row("a", 1, spared=1000, asked=2000, taken=1000),
@@ -180,13 +180,13 @@ def test_savings_are_spared_tokens_at_the_measured_rate_of_their_own_engine() ->
             row("c", 0, spared=70),
         ]
     )
-    assert told.prefill_saved_s == pytest.approx(5000 / 2000 + 500 / 1000)
-    assert (told.spared, told.spared_unrated) == (5570, 70)
-    assert told.hit_share == pytest.approx(5000 / 12_000)
-    assert told.local_share == pytest.approx(1000 / 12_000)
+    assert total.prefill_saved_s == pytest.approx(5000 / 2000 + 500 / 1000)
+    assert (total.spared, total.spared_unrated) == (5570, 70)
+    assert total.hit_share == pytest.approx(5000 / 12_000)
+    assert total.local_share == pytest.approx(1000 / 12_000)
 
 
 def test_worth_of_nothing_is_not_known() -> None:
-    told = savings_of([])
-    assert told.prefill_saved_s is told.hit_share is told.load_bytes_per_s is told.prefill_tokens_per_s is None
-    assert told.spared == 0
+    total = savings_of([])
+    assert total.prefill_saved_s is total.hit_share is total.load_bytes_per_s is total.prefill_tokens_per_s is None
+    assert total.spared == 0

@@ -45,30 +45,30 @@ def test_what_an_event_rests_on(line: str, rests_on: set[str]) -> None:
         "done #4", "flush #4", "error [4]", "R", "lock 2", "unlock 2", "end delayed", "sent", "freed", "read", "reset",
     ]  # fmt: skip
     lines = [*first, *second]
-    told = prerequisites(history("\n".join(lines[1:])))
-    assert {lines[index] for index in told[lines.index(line)]} == rests_on
+    needed = prerequisites(history("\n".join(lines[1:])))
+    assert {lines[index] for index in needed[lines.index(line)]} == rests_on
 
 
 def test_a_preemption_rests_on_a_step_and_on_the_preemption_before() -> None:
     lines = ["start", "L 300 c0 -> 0", "A 0", "S 0+96", "P", "L 300 c0 -> 0", "A 0", "S 0+48", "P"]
-    told = prerequisites(history("\n".join(lines[1:])))
-    assert (told[4], told[8]) == ((0, 3), (0, 4, 7))
+    needed = prerequisites(history("\n".join(lines[1:])))
+    assert (needed[4], needed[8]) == ((0, 3), (0, 4, 7))
 
 
 def test_a_transfer_that_outlives_its_epoch_rests_on_its_plan() -> None:
-    told = prerequisites(history("L 300 c0 -> 0\nA 0\nS 0+96\nplan store 0+64 #1\nP\ndone #1"))
-    assert told[6] == (0, 4, 5)
+    needed = prerequisites(history("L 300 c0 -> 0\nA 0\nS 0+96\nplan store 0+64 #1\nP\ndone #1"))
+    assert needed[6] == (0, 4, 5)
 
 
 def test_of_an_id_that_is_used_again_all_of_the_request_before_rests_on_its_end() -> None:
     first = history("L 300 c0 -> 0\nA 0\nend")
-    told = prerequisites([*first, *(replace(event, sequence=event.sequence + len(first)) for event in first)])
-    assert told == [(3,), (0, 3), (0, 1, 3), (0,), (), (4,), (4, 5), (4,)]
+    needed = prerequisites([*first, *(replace(event, sequence=event.sequence + len(first)) for event in first)])
+    assert needed == [(3,), (0, 3), (0, 1, 3), (0,), (), (4,), (4, 5), (4,)]
 
 
 def test_requests_and_engines_with_the_same_id_do_not_rest_on_each_other() -> None:
-    told = prerequisites(history("b: L 90 c0 -> 0\n<other> L 300 c0 -> 0\n<other> A 0\nb: A 0"))
-    assert told[-1] == (0, 1)
+    needed = prerequisites(history("b: L 90 c0 -> 0\n<other> L 300 c0 -> 0\n<other> A 0\nb: A 0"))
+    assert needed[-1] == (0, 1)
 
 
 def test_a_choice_shrinks_until_no_single_one_can_go() -> None:

@@ -25,9 +25,9 @@ VERDICTS = ("ok", "drift", "unknown")
 
 
 def account(request: str, external: str, started_ns: int, **changed: Any) -> dict[str, Any]:
-    told = Account("e", request, external=external, trace_id=f"{started_ns:032x}").as_dict()
+    rows = Account("e", request, external=external, trace_id=f"{started_ns:032x}").as_dict()
     times = {"started_ns": started_ns, "last_ns": started_ns, "verdict": "ok", "findings": 0}
-    return {**told, **times, **changed}
+    return {**rows, **times, **changed}
 
 
 def span_of(account: dict[str, Any]) -> tuple[Span, Event | None]:
@@ -48,14 +48,14 @@ def span_of(account: dict[str, Any]) -> tuple[Span, Event | None]:
 def held() -> list[dict[str, Any]]:
     """Requests in the order of their arrival, which is nearly that of their begin; some have an id of another form."""
     dice = random.Random(7)
-    told = []
+    rows = []
     for number in range(3000):
         external = f"chat-{number}" if number % 3 else f'cmpl-{dice.getrandbits(64):016x}-0"é'
         request = f"{external}-{dice.getrandbits(32):08x}" if number % 7 else f"engine's own {number}"
         at_ns = 1000 * number + dice.randrange(50_000)
         changed = {"status": STATUSES[number % 50 % 3], "verdict": VERDICTS[number // 5 % 3]}
-        told.append(account(request, external, at_ns, **changed))
-    return told
+        rows.append(account(request, external, at_ns, **changed))
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,12 @@ def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) 
 
 def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
-    told = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", 10 - n) for n in range(3)]
-    spans = [span_of(each) for each in told]
+    rows = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", 10 - n) for n in range(3)]
+    spans = [span_of(each) for each in rows]
     writer.write(
         Batch(
             spans=spans,
-            accounts=[*told, account("cmpl-10-0-abc", "cmpl-10-0", 99), account("cmpl-1.5", "cmpl-1.5", 98)],
+            accounts=[*rows, account("cmpl-10-0-abc", "cmpl-10-0", 99), account("cmpl-1.5", "cmpl-1.5", 98)],
         )
     )
     reader = SqliteReader(tmp_path / "s.db")

@@ -32,9 +32,9 @@ NAMES = ("requests", "running", "lookups", "matched", "loaded", "stored", "preem
 def check(path: Path) -> dict[str, int]:
     """The totals, after comparing them with a look at every row; every request is found by its ids."""
     db = sqlite3.connect(path)
-    told = SqliteReader(path).totals()
+    stored = SqliteReader(path).totals()
     counted = dict(zip(NAMES, db.execute(f"SELECT {COUNTED} FROM requests").fetchone(), strict=True))
-    assert {name: told[name] for name in NAMES} == counted
+    assert {name: stored[name] for name in NAMES} == counted
     for status, verdict, requests in db.execute("SELECT status, verdict, requests FROM request_totals"):
         rows = db.execute("SELECT count(*) FROM requests WHERE status = ? AND verdict = ?", (status, verdict))
         assert rows.fetchone() == (requests,)
@@ -42,17 +42,17 @@ def check(path: Path) -> dict[str, int]:
     entered = db.execute("SELECT rowid FROM request_ids WHERE request_ids MATCH '\"req\"' ORDER BY rowid").fetchall()
     assert [number for (number,) in entered] == sorted(number for number, request in held if "req" in request)
     db.close()
-    return told
+    return stored
 
 
 def account(number: int, dice: random.Random) -> dict[str, Any]:
-    told = Account(f"e-{number % 3}", f"req-{number}", external=f"x-{number}").as_dict()
+    stored = Account(f"e-{number % 3}", f"req-{number}", external=f"x-{number}").as_dict()
     numbers = {name: dice.randrange(1000) for name in ("lookups", "longest_match", "loaded", "stored", "epoch")}
     ended_ns = dice.choice([None, number + 5])
     status = "running" if ended_ns is None else dice.choice(["finished", "failed"])
     verdict, findings = dice.choice([("ok", 0), ("drift", 2), ("unknown", 0)])
     return {
-        **told, **numbers, "started_ns": number, "last_ns": number + 5, "ended_ns": ended_ns, "status": status,
+        **stored, **numbers, "started_ns": number, "last_ns": number + 5, "ended_ns": ended_ns, "status": status,
         "verdict": verdict, "findings": findings,
     }  # fmt: skip
 
@@ -91,8 +91,8 @@ def test_after_a_restart(tmp_path: Path) -> None:
     writer.close()
     again = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
     again.ingest(encoded(events[4:]), transport="grpc")
-    told = check(tmp_path / "s.db")
-    assert (told["requests"], told["running"], told["lookups"], told["drifting"]) == (1, 0, 2, 1)
+    stored = check(tmp_path / "s.db")
+    assert (stored["requests"], stored["running"], stored["lookups"], stored["drifting"]) == (1, 0, 2, 1)
     again.prune(retain_ns=time.time_ns() - START_NS - 10**12)
     assert check(tmp_path / "s.db")["requests"] == 0
 
@@ -131,10 +131,10 @@ def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, after: int) -> No
                 break
     assert process.wait() == -signal.SIGKILL
     writer = SqliteWriter(path)
-    told = check(path)
-    assert told["requests"] > 0
+    stored = check(path)
+    assert stored["requests"] > 0
     writer.write(Batch(accounts=[account(10**6, random.Random(14))]))
-    assert check(path)["requests"] == told["requests"] + 1
+    assert check(path)["requests"] == stored["requests"] + 1
     writer.close()
 
 
@@ -167,7 +167,7 @@ PRAGMA user_version=1;
 def test_a_store_of_the_first_schema_is_made_over(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     dice = random.Random(15)
-    told = [account(number, dice) for number in dice.sample(range(1000), 300)]
+    stored = [account(number, dice) for number in dice.sample(range(1000), 300)]
     columns = ("request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns",
                "ended_ns", "lookups", "longest_match", "loaded", "stored", "epoch")  # fmt: skip
     finding = {"id": "f", "rule": "stale-lookup", "connector": "C", "engine": "e-1", "request": "req-1"}
@@ -175,7 +175,7 @@ def test_a_store_of_the_first_schema_is_made_over(tmp_path: Path) -> None:
     db.executescript(OLD)
     db.executemany(
         f"INSERT INTO requests VALUES ({', '.join('?' * 16)})",
-        ((*(each[name] for name in columns), json.dumps(each)) for each in told),
+        ((*(each[name] for name in columns), json.dumps(each)) for each in stored),
     )
     db.execute(
         "INSERT INTO findings VALUES ('f', 'stale-lookup', 'crash', 'req-1', 'e-1', 5, ?)", (json.dumps(finding),)
@@ -184,13 +184,13 @@ def test_a_store_of_the_first_schema_is_made_over(tmp_path: Path) -> None:
     writer = SqliteWriter(path)
     assert check(path)["requests"] == 300
     reader = SqliteReader(path)
-    assert reader.requests(limit=1000) == sorted(told, key=lambda each: -each["started_ns"])
-    some = told[17]
+    assert reader.requests(limit=1000) == sorted(stored, key=lambda each: -each["started_ns"])
+    some = stored[17]
     assert some in reader.requests(search=some["external"])
     assert reader.findings() == [finding]
     assert reader.findings_places() == {"rules": ["stale-lookup"], "connectors": ["C"], "engines": ["e-1"]}
     writer.write(Batch(accounts=[{**some, "lookups": some["lookups"] + 7}]))
-    assert check(path)["lookups"] == sum(each["lookups"] for each in told) + 7
+    assert check(path)["lookups"] == sum(each["lookups"] for each in stored) + 7
     writer.close()
     SqliteWriter(path).close()
     assert check(path)["requests"] == 300, "made over once"

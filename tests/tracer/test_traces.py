@@ -122,9 +122,9 @@ def test_what_is_torn_off_is_told(tmp_path: Path) -> None:
         path.write_bytes(content)
         result = audit([path])
         assert len(EVENTS) - 1 <= result.events <= len(EVENTS)
-        ((file, number, told),) = result.unreadable
+        ((file, number, message),) = result.unreadable
         assert (file, number) == (str(path), len(EVENTS))
-        assert told.startswith(reason)
+        assert message.startswith(reason)
 
 
 def test_a_message_that_is_damaged_is_told_and_the_others_are_read(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Pat
     assert result.unknown_attributes == {"kvtrail.tokens.dreamt": 3, "kvtrail.galaxy": len(EVENTS)}
     history_ = load([path])
     assert (history_.unknown, history_.unknown_attributes) == (result.unknown_spans, result.unknown_attributes)
-    told = CliRunner().invoke(main, ["audit", str(path)]).output
-    assert "spans that this one does not understand and skips: kv.dream (1)." in told
-    assert "kvtrail.galaxy (10), kvtrail.tokens.dreamt (3)" in told
+    message = CliRunner().invoke(main, ["audit", str(path)]).output
+    assert "spans that this one does not understand and skips: kv.dream (1)." in message
+    assert "kvtrail.galaxy (10), kvtrail.tokens.dreamt (3)" in message
 
 
 def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_the_scenario_shows_it(finding: KnownFinding) -> None:
 
 @pytest.mark.parametrize("finding", MENDED, ids=lambda finding: finding.id)
 def test_without_that_one_thing_it_is_gone(finding: KnownFinding) -> None:
-    """So the scenario shows the connector's fault, and not one of the made-up workers or of the stand."""
+    """So the scenario shows the connector's fault, and not one of the fake workers or of the simulator."""
     assert finding.play(connector=finding.mended)["failures"] == {}
 
 

@@ -35,15 +35,15 @@ REFUSED = {
     "MoRIIOConnector": "No module named 'msgpack'",
 }
 WAITS_FOR_WORKERS = ("MooncakeStoreConnector",)
-"""Its lookup waits without end for a worker's answer, and nothing stands in for that."""
+"""Its lookup waits forever for a worker's answer, and there is no fake for that."""
 PACKAGES = {"FlexKVConnectorV1": "flexkv", "MoRIIOConnector": "msgpack"}
 
 
 def test_none_is_forgotten() -> None:
     known = (*CLEAN, *ELSEWHERE, *NEVER_HIT, *REFUSED, *WAITS_FOR_WORKERS)
     assert sorted(known) == REGISTERED
-    told = (real_lmcache.ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
-    assert [name for name in REGISTERED if f"| {name} " not in told] == []
+    findings = (real_lmcache.ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    assert [name for name in REGISTERED if f"| {name} " not in findings] == []
 
 
 @pytest.mark.parametrize("name", CLEAN)

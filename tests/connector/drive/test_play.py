@@ -29,8 +29,8 @@ CROWD = Scenario(
 
 def numbers(events: Any) -> list[tuple[Any, ...]]:
     """What the events say, but for signs of life, which come by the clock."""
-    told = (e for e in events if e.kind != "kv.recorder")
-    return [(e.kind, e.request, e.request_sequence, e.epoch, e.numbers(), e.error) for e in told]
+    of_requests = (e for e in events if e.kind != "kv.recorder")
+    return [(e.kind, e.request, e.request_sequence, e.epoch, e.numbers(), e.error) for e in of_requests]
 
 
 def test_the_same_scenario_gives_the_same_history() -> None:

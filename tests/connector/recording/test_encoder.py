@@ -34,9 +34,9 @@ def test_any_value_survives(value: bool | int | str | float) -> None:
 
 
 def test_a_story_survives_the_wire() -> None:
-    told = history(STORY)
-    read = [decode.from_span(span) for span in protobuf.spans(encoded(told))]
-    for before, after in zip(told, read, strict=True):
+    events = history(STORY)
+    read = [decode.from_span(span) for span in protobuf.spans(encoded(events))]
+    for before, after in zip(events, read, strict=True):
         assert after is not None
         assert {k: v for k, v in asdict(before).items() if k not in LOST} == {
             k: v for k, v in asdict(after).items() if k not in LOST

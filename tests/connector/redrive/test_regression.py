@@ -1,4 +1,4 @@
-"""A recorded fault becomes a test that stands alone."""
+"""A recorded fault becomes a self-contained test."""
 
 from __future__ import annotations
 

@@ -73,15 +73,15 @@ def test_a_request_and_a_window_of_time(trace: Path) -> None:
 def test_json_is_an_object_a_line(trace: Path) -> None:
     result = run(trace, "--json")
     assert result.exit_code == 1
-    told = [json.loads(line) for line in result.output.splitlines()]
-    assert [line["type"] for line in told] == ["history", *["step"] * 10, "end"]
+    records = [json.loads(line) for line in result.output.splitlines()]
+    assert [line["type"] for line in records] == ["history", *["step"] * 10, "end"]
 
 
 def test_options_can_be_set_in_the_environment(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"JSON": "1", "FROM": "+0.003", "TO": "+0.003", "REQUEST": "cmpl"}.items():
         monkeypatch.setenv(f"KVTRAIL_REPLAY_{name}", value)
-    told = [json.loads(line) for line in run(trace).output.splitlines()]
-    assert [line["step"] for line in told if line["type"] == "step"] == [4]
+    records = [json.loads(line) for line in run(trace).output.splitlines()]
+    assert [line["step"] for line in records if line["type"] == "step"] == [4]
 
 
 @pytest.mark.parametrize(

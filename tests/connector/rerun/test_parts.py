@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from history import history as told
+from history import history as events_from
 from msgspec.structs import asdict, replace
 
 from kvtrail.connector.known.offload.environment import room
@@ -25,7 +25,7 @@ def events_of(talk: RecordedCalls) -> tuple[tuple[Event, ...], ...]:
 
 def calls_of(text: str, **about: Any) -> RecordedCalls:
     return recorded_calls(
-        History(moments=tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {})) for e in told(text, **about)))
+        History(moments=tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {})) for e in events_from(text, **about)))
     )
 
 
@@ -50,7 +50,7 @@ def test_reports_and_steps_are_different_calls() -> None:
 
 
 def test_from_a_gap_on_nothing_is_known_to_be_whole() -> None:
-    events = told("L 100 c0 h0 -> 0\nA 0\nS 0+64\nS 64+36\nend")
+    events = events_from("L 100 c0 h0 -> 0\nA 0\nS 0+64\nS 64+36\nend")
     del events[3]
     moments = tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {})) for e in events)
     talk = recorded_calls(History(moments=moments))
@@ -59,7 +59,9 @@ def test_from_a_gap_on_nothing_is_known_to_be_whole() -> None:
 
 def test_after_a_fork_a_request_runs_from_where_it_is_until_the_recording_is_caught_up() -> None:
     """The recorded connector had promised 256 tokens after 64, this one promises 32."""
-    begin, lookup, alloc, first, second, third = told("L 600 c64 h320 -> 256\nA 256\nS 320+48\nS 368+48\nS 416+1")
+    begin, lookup, alloc, first, second, third = events_from(
+        "L 600 c64 h320 -> 256\nA 256\nS 320+48\nS 368+48\nS 416+1"
+    )
     assert isinstance(begin, RequestStart)
     assert isinstance(lookup, Lookup)
     assert isinstance(alloc, Alloc)
@@ -82,7 +84,7 @@ def test_after_a_fork_a_request_runs_from_where_it_is_until_the_recording_is_cau
 
 
 def test_an_answer_that_nobody_acted_on_is_no_fork() -> None:
-    _, first, again, alloc = told("L 600 c64 h320 -> 256\nL 600 c64 h64 -> 0\nA 0")
+    _, first, again, alloc = events_from("L 600 c64 h320 -> 256\nL 600 c64 h64 -> 0\nA 0")
     assert isinstance(first, Lookup)
     assert isinstance(again, Lookup)
     assert isinstance(alloc, Alloc)
@@ -94,8 +96,8 @@ def test_an_answer_that_nobody_acted_on_is_no_fork() -> None:
 
 
 def test_what_is_told_anew_is_numbered_anew_and_keeps_its_gaps() -> None:
-    """Two plans stand for one; of the request two numbers are missing, of the recorder one more."""
-    begin, step, _, last = told("S 0+64\nS 64+36\nend")
+    """Two plans replace one; of the request two numbers are missing, of the recorder one more."""
+    begin, step, _, last = events_from("S 0+64\nS 64+36\nend")
     rewritten = Rewritten()
     assert rewritten.instead(begin, [begin]) == [begin]
     both = rewritten.instead(step, [step, step])

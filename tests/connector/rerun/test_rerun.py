@@ -1,4 +1,4 @@
-"""Re-runs: the recorded connector gives the recorded answers, call for call; another one is told apart, and judged."""
+"""Re-runs: the recorded connector gives the recorded answers, call for call; those of another are compared and judged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
-from history import history as told
+from history import history as events_from
 from rerun_recording import in_another_order, served, tortured
 
 from kvtrail.connector.commands.replay import replay
@@ -84,7 +84,7 @@ def test_so_do_the_golden_traces(trace: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["preemption-storm", "mixed", "spec-decode", "reset"])
 def test_where_steps_are_not_recorded_no_answer_is_called_different(tmp_path: Path, profile: str) -> None:
-    """At level basic what was stored tells how far the requests had come; what cannot be followed is not compared."""
+    """At level basic what was stored shows how far the requests had come; what cannot be followed is not compared."""
     name, extra = OURS
     recorded = tortured(tmp_path / "t.jsonl", name, profile, {**extra, "kvtrail": {"level": "basic"}})
     result = rerun(load([recorded]), against=name)
@@ -174,7 +174,7 @@ def test_what_is_missing_makes_no_difference_of_the_connectors(tmp_path: Path, s
 
 def a_history(text: str, **about: Any) -> History:
     """A history of events that nobody recorded."""
-    events = told(text, **about)
+    events = events_from(text, **about)
     return History(moments=tuple((e, Span("", e.span_id, "", e.kind, 0, 0, {}, {}, "", None, [])) for e in events))
 
 

@@ -217,10 +217,10 @@ def test_where_the_assertion_is_in_the_log_the_story_tells_it_and_guesses_nothin
 
 def test_an_audit_tells_few_stories_and_the_remarkable_first(tmp_path: Path) -> None:
     dull = [looked_up(n, 0, 0, 0, request=f"cmpl-{n}") for n in range(9)]
-    told = json.loads(run("audit", "--json", str(write(tmp_path, [*dull, *INCIDENT]))).output)["stories"]
-    assert told[0] == f"request {R}"
-    assert sum(line.startswith("request ") for line in told) == 5
-    assert "And of 5 more; `kvtrail import --story` tells of them all." in told
+    report = json.loads(run("audit", "--json", str(write(tmp_path, [*dull, *INCIDENT]))).output)["stories"]
+    assert report[0] == f"request {R}"
+    assert sum(line.startswith("request ") for line in report) == 5
+    assert "And of 5 more; `kvtrail import --story` tells of them all." in report
 
 
 def test_an_imported_trace_is_judged_as_the_log_itself(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_a_gzip_that_is_cut_short_gives_what_is_left(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode())[:-100])
     result = run("audit", "--json", str(path))
-    told = json.loads(result.output)
-    assert told["events"] > 1000
-    assert "damaged" in told["unreadable"][0]["reason"]
+    report = json.loads(result.output)
+    assert report["events"] > 1000
+    assert "damaged" in report["unreadable"][0]["reason"]
 
 
 def test_a_trace_beside_a_log_is_judged_as_alone(tmp_path: Path) -> None:

@@ -64,12 +64,12 @@ def test_only_one_request_and_all_again() -> None:
 
 def test_what_cannot_be_done_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     after("p", END, "n", "f", "z", HOME, "F", "r", "x\r", "g", "99\r")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for sentence in (
         "This is the first step.", "This is the last step.", "No finding after this step.", "No finding before this step.",
         "Press ? for the keys.", "there is no request 'x'", "there is no step 99; there are 20",
     ):  # fmt: skip
-        assert sentence in told
+        assert sentence in output
 
 
 def test_the_first_page_tells_what_was_read_and_the_keys(capsys: pytest.CaptureFixture[str]) -> None:

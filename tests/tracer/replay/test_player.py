@@ -285,13 +285,13 @@ def test_any_order_of_lines_gives_the_same_steps_accounts_and_findings(tmp_path:
     whole = [*events, *worker]
     path = write(tmp_path / "t.jsonl", whole)
     lines = path.read_text().splitlines()
-    told = set()
+    outputs = set()
     for seed in range(100):
         random.Random(seed).shuffle(lines)
         path.write_text("\n".join(lines))
         player = Player(load([path]))
-        told.add("\n".join([*json_lines.lines(player), *screen.lines(player, columns=None)]))
-    assert len(told) == 1
-    (text,) = told
+        outputs.add("\n".join([*json_lines.lines(player), *screen.lines(player, columns=None)]))
+    assert len(outputs) == 1
+    (text,) = outputs
     assert text.count('"type": "step"') == len(whole)
     assert "stuck-load" in text

@@ -40,20 +40,20 @@ def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
 
 
 def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
-    told = lines(STORY + LATE)
-    at = next(n for n, line in enumerate(told) if line.startswith(f"{STALE_AT:>2}  "))
-    assert told[at + 1].startswith("    stale-lookup [crash] A cached lookup answer")
-    assert "at most max(0, 256 - 336) = 0 can be new" in told[at + 3]
-    assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in told[at + 4 :]
-    end = told.index("    At the end of the history, because something never came:")
-    assert told[end + 1].startswith("    stuck-load [hang]")
+    output = lines(STORY + LATE)
+    at = next(n for n, line in enumerate(output) if line.startswith(f"{STALE_AT:>2}  "))
+    assert output[at + 1].startswith("    stale-lookup [crash] A cached lookup answer")
+    assert "at most max(0, 256 - 336) = 0 can be new" in output[at + 3]
+    assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in output[at + 4 :]
+    end = output.index("    At the end of the history, because something never came:")
+    assert output[end + 1].startswith("    stuck-load [hang]")
 
 
 def test_a_gap_is_a_line_of_its_own() -> None:
     events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
-    told = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
-    assert "2 events missing, by their numbers: what was not seen cannot be judged." in told
-    assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in told
+    output = "\n".join(map(unstyle, screen.lines(played(events[:1] + events[3:]), columns=None)))
+    assert "2 events missing, by their numbers: what was not seen cannot be judged." in output
+    assert "\n   ... 2 events of cmpl-1-0-0123abcd missing here\n2  01:24:36.003" in output
 
 
 def test_what_was_not_read_is_told_first() -> None:
@@ -70,9 +70,9 @@ def test_what_was_not_read_is_told_first() -> None:
         "2 spans of other services left out.",
         "3 repeated spans counted once.",
     ]
-    told = json.loads(next(json_lines.lines(Player(history_))))
-    assert (told["foreign"], told["repeated"], told["unknown"]) == (2, 3, {"kv.from.the.future": 4})
-    assert told["unreadable"][1] == {"file": "t.jsonl", "line": 9, "reason": "no JSON"}
+    output = json.loads(next(json_lines.lines(Player(history_))))
+    assert (output["foreign"], output["repeated"], output["unknown"]) == (2, 3, {"kv.from.the.future": 4})
+    assert output["unreadable"][1] == {"file": "t.jsonl", "line": 9, "reason": "no JSON"}
 
 
 def test_engines_and_connectors_are_named_where_there_are_several() -> None:
@@ -96,11 +96,11 @@ def test_a_screen_fits_the_terminal_at_every_step(columns: int, rows: int) -> No
     player = played(history(STORY + LATE))
     for number in range(1, len(player) + 1):
         player.go(number)
-        told = shown(player, columns, rows)
-        assert len(told) == rows
-        assert max(map(len, told)) <= columns
-        assert told[0].startswith(f"Step {number} of {len(player)}")
-        assert rows < 20 or any(line.startswith(">") for line in told)
+        output = shown(player, columns, rows)
+        assert len(output) == rows
+        assert max(map(len, output)) <= columns
+        assert output[0].startswith(f"Step {number} of {len(player)}")
+        assert rows < 20 or any(line.startswith(">") for line in output)
 
 
 def test_the_account_stands_beside_where_there_is_room() -> None:
@@ -110,9 +110,9 @@ def test_the_account_stands_beside_where_there_is_room() -> None:
     (computed,) = [line for line in wide if line.endswith("336  (was –)")]  # noqa: RUF001
     assert computed.rindex("computed ") == 120 - screen.ACCOUNT
     assert any(line.startswith("account: status preempted; epoch 1") for line in narrow)
-    for told in (wide, narrow):
-        assert any(f">{STALE_AT}! " in line for line in told)
-        assert any(line.startswith("stale-lookup [crash]") for line in told)
+    for output in (wide, narrow):
+        assert any(f">{STALE_AT}! " in line for line in output)
+        assert any(line.startswith("stale-lookup [crash]") for line in output)
 
 
 def test_what_does_not_fit_is_counted_and_can_be_had() -> None:
@@ -138,12 +138,12 @@ def test_a_trace_file_cannot_steer_the_terminal() -> None:
         "L 749 c0 h256 -> 256 keys a\x1b[2J\nA 256 !\x07\x1b]0;x", request="r\x1b[2J-0123abcd", engine="e\x1b"
     )
     player = played(events)
-    told = list(map(unstyle, screen.lines(player, columns=None)))
+    output = list(map(unstyle, screen.lines(player, columns=None)))
     for number in range(1, len(player) + 1):
         player.go(number)
-        told += shown(player, 100, 30)
-    assert not any("\x1b" in line or "\x07" in line for line in told)
-    assert any(r"raised \x07\x1b]0;x" in line for line in told)
+        output += shown(player, 100, 30)
+    assert not any("\x1b" in line or "\x07" in line for line in output)
+    assert any(r"raised \x07\x1b]0;x" in line for line in output)
 
 
 def test_lines_for_machines_hold_all_of_it() -> None:

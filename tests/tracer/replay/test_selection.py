@@ -13,7 +13,7 @@ from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named
 SPAN = Span("", "", "", "", 0, 0, {}, {})
 
 
-def told(*requests: tuple[str, str]) -> History:
+def output(*requests: tuple[str, str]) -> History:
     """A history of these requests, by engine and id."""
     events: list[Event] = []
     for engine, request in requests:
@@ -21,7 +21,7 @@ def told(*requests: tuple[str, str]) -> History:
     return History(moments=tuple((event, SPAN) for event in events))
 
 
-HISTORY = told(("e", "chat-1-0123abcd"), ("e", "chat-12-4567abcd"), ("e", "other-99999999"))
+HISTORY = output(("e", "chat-1-0123abcd"), ("e", "chat-12-4567abcd"), ("e", "other-99999999"))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_request_by_its_id_the_external_one_or_a_beginning(text: str, request_
 
 
 def test_one_request_may_pass_several_engines() -> None:
-    passed = told(("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
+    passed = output(("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
     both = (("prefill", "chat-1-0123abcd"), ("decode", "chat-1-89abcdef"))
     assert requests_named(passed, "chat-1") == both
     assert requests_named(passed, "ch") == both
@@ -60,7 +60,7 @@ def test_who_is_not_there_is_told_with_who_is(text: str) -> None:
 
 
 def test_of_many_requests_the_first_are_named() -> None:
-    many = told(*(("e", f"r{n}-0123abcd") for n in range(9)))
+    many = output(*(("e", f"r{n}-0123abcd") for n in range(9)))
     with pytest.raises(NotInHistory, match=r"9 requests: r0, r1, r2, r3, r4 and 4 more$"):
         requests_named(many, "x")
 
