@@ -42,14 +42,8 @@ class Child:
         code = self.process.poll()
         if code is not None:
             how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise ChildDied(
-                f"the {self.name} ended unexpectedly, {how}; the last line of {self.log}: {self.last_line()}"
-            )
-
-    def last_line(self) -> str:
-        """The last line of the log that is not empty."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1] if lines else "(empty)"
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()] or ["(empty)"]
+            raise ChildDied(f"the {self.name} ended unexpectedly, {how}; the last line of {self.log}: {lines[-1]}")
 
     def end(self) -> None:
         """End it with SIGTERM, and if that does not help with SIGKILL."""

@@ -61,7 +61,8 @@ def main() -> None:
     from kvtrail.connector.recording.recorder import recorders
 
     order = Order(**json.loads(sys.argv[1]))
-    report = _Report()
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed, such as vLLM's log, goes to standard error
     threading.Thread(target=_end_with_parent, daemon=True).start()
     llm = tiny_model.build(Path(order.model), order.connector(), disable_log_stats=not order.metrics_port)
     if order.metrics_port:
@@ -69,6 +70,9 @@ def main() -> None:
 
         start_http_server(order.metrics_port, "127.0.0.1")
     tokens: dict[str, list[int]] = {}
+
+    def report(**what: Any) -> None:
+        print(json.dumps(what), file=channel, flush=True)
 
     def served(now: int) -> None:
         report(kind="progress", done=len(tokens) + now)
@@ -88,17 +92,6 @@ def main() -> None:
         report(kind="round", tokens=tokens)
         if not order.once:
             time.sleep(GENTLY_S)
-
-
-class _Report:
-    """Writes JSON lines to standard output. What else is printed there, such as vLLM's log, goes to standard error."""
-
-    def __init__(self) -> None:
-        self._channel = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)
-
-    def __call__(self, **what: Any) -> None:
-        print(json.dumps(what), file=self._channel, flush=True)
 
 
 def _end_with_parent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -123,8 +122,3 @@ def flush() -> None:
     for each in recorder.recorders():
         if not each.flush(FLUSH_S) or each.dropped:
             raise RuntimeError(f"kvtrail: {each.dropped} events of this run were dropped; its history has gaps")
-
-
-def fresh_id() -> str:
-    """A unique engine id."""
-    return f"bare-{secrets.token_hex(4)}"

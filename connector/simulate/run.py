@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.scenario import CachesReset, Scenario, tokens
+from kvtrail.connector.simulate.scenario import Scenario, tokens
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
@@ -119,7 +120,11 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
     while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
         while resets and resets[-1].at_step <= stage.steps:
-            _reset(stage.scheduler, resets.pop())
+            reset, scheduler = resets.pop(), stage.scheduler
+            if reset.prefix_cache:
+                scheduler.reset_prefix_cache(reset_running_requests=reset.running, reset_connector=reset.connector)
+            else:
+                scheduler.reset_connector_cache()
         while arrivals and arrivals[-1].at_step <= stage.steps:
             each = arrivals.pop()
             prompt, output = tokens(each.prompt), tokens(each.output)
@@ -135,13 +140,6 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
         idle = 0 if busy else idle + 1
         if not busy and not stage.scheduler.requests and idle > scenario.workers.latest_steps:
             return
-
-
-def _reset(scheduler: Any, reset: CachesReset) -> None:
-    if reset.prefix_cache:
-        scheduler.reset_prefix_cache(reset_running_requests=reset.running, reset_connector=reset.connector)
-    else:
-        scheduler.reset_connector_cache()
 
 
 def judged(events: Iterable[Event]) -> Detector:
@@ -184,4 +182,4 @@ def _of_its_own(connector: Mapping[str, Any]) -> dict[str, Any]:
     for child in extra.get("connectors", ()):
         below = child.setdefault("kv_connector_extra_config", {})
         below["kvtrail"] = {"level": "detailed"} | below.get("kvtrail", {})
-    return {"engine_id": in_memory.fresh_id(), **own}
+    return {"engine_id": f"bare-{secrets.token_hex(4)}", **own}

@@ -134,7 +134,8 @@ def recorded_calls(history: History, *, request: str | None = None) -> RecordedC
         )
     (((engine, recorder, connector_id), (first, *_)),) = lookups.items()
     recorded = [event for event in history.events if (event.engine, event.recorder) == (engine, recorder)]
-    mine = [e for e in recorded if e.role == "scheduler" and (e.connector_id == connector_id or _of_all(e))]
+    of_all = (RequestStart, RequestEnd)  # recorded once for all connectors of an engine
+    mine = [e for e in recorded if e.role == "scheduler" and (e.connector_id == connector_id or isinstance(e, of_all))]
     drafts = max((e.drafted or 0 for e in mine if isinstance(e, Schedule)), default=0)
     drafts = drafts or int(history.resource(recorder).get(semconv.DRAFTS.key) or 0)
     calls = tuple(_calls(mine, drafts=drafts > 0))
@@ -163,11 +164,6 @@ def _settings(resource: Mapping[str, Any]) -> dict[str, Any]:
     except ValueError:
         return {}
     return settings if isinstance(settings, dict) else {}
-
-
-def _of_all(event: Event) -> bool:
-    """Whether it is recorded once for all connectors of an engine."""
-    return isinstance(event, RequestStart | RequestEnd)
 
 
 def _calls(events: Iterable[Event], *, drafts: bool) -> Iterable[Call]:

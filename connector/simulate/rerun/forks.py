@@ -37,14 +37,6 @@ class Fork:
     taken: bool = False
     ran: bool = False
 
-    @property
-    def reason(self) -> str:
-        """Why what comes after it cannot be compared."""
-        return (
-            f"since #{self.number} the recording takes another course: there the scheduler was told"
-            f" {_in_words(self.recorded)}, here {_in_words(self.answered)}"
-        )
-
 
 class Forks:
     """The forks of all requests.
@@ -85,8 +77,12 @@ class Forks:
 
     def why_not(self, event: Event) -> str:
         """Why an event's call cannot be compared, or an empty text."""
-        fork = self.of(event)
-        return "" if fork is None else fork.reason
+        if (fork := self.of(event)) is None:
+            return ""
+        return (
+            f"since #{fork.number} the recording takes another course: there the scheduler was told"
+            f" {_in_words(fork.recorded)}, here {_in_words(fork.answered)}"
+        )
 
     def run(self, event: Schedule, held: FakeRequest) -> Run:
         """What a step runs of a request. After a fork it runs from where the request is now to where the recorded
