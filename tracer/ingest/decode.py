@@ -83,8 +83,10 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     except ValidationError as wrong:
         expected, _, path = str(wrong).partition(" - at `$.")
         key = path.rstrip("`").partition("[")[0]
-        reason = f"{key} is {values[key]!r}: {expected}" if key in values else expected
-        raise MalformedSpan(f"span {ids[1]} ({name}): {reason}") from wrong
+        if key in values:
+            wanted = expected.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
+            expected = f"{key} is {values[key]!r}, but must be {wanted}"
+        raise MalformedSpan(f"span {ids[1]} ({name}): {expected}") from wrong
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
