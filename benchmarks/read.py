@@ -18,12 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from bare_scheduler import storm
 from memory import MemoryTransport
 from rounds import print_ratio
-from test_bare_scheduler import storm
 
 from kvtrail.connector.recording import exporter, recorder
 from kvtrail.connector.simulate.stages import BareScheduler

@@ -78,8 +78,8 @@ def rules_page() -> str:
     """docs/rules.md: the rules' own pages, and which rule has which proof."""
     lines = [
         "\n## Proofs\n",
-        "Each rule's fault is found on vLLM's real scheduler (`tests/connector/test_faults.py`); its incidents are found, and"
-        " its look-alikes are silent, in `tests/incidents`.\n",
+        "Each rule's fault is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its incidents are"
+        " found, and its look-alikes are silent, in `tests/incidents`.\n",
         "| rule | classes | injected fault | incidents | look-alikes |",
         "| --- | --- | --- | --- | ---: |",
     ]

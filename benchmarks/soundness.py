@@ -15,10 +15,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "connector"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from test_bare_scheduler import scheduler, storm
+from bare_scheduler import scheduler, storm
 
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import MUCH_LATER_S, judged

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 import httpx
 import hypothesis
 import pytest
-from processes import Tracer, free_port, serve, until
+from memory import MemoryTransport
+from processes import SLOW_S, Tracer, free_port, serve, until
+
+from kvtrail.connector.recording import exporter, recorder
 
 # vLLM reads its settings when it is imported.
 from kvtrail.connector.simulate.tiny_model import prepare_environment
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+    from kvtrail.tracer.model.events import Event
 
 prepare_environment()
 # An example may take as long as a slow machine needs; pytest-timeout ends what hangs.
@@ -107,3 +112,21 @@ def page(chromium: Browser) -> Iterator[Page]:
     page.set_default_timeout(SLOW_MS)
     yield page
     context.close()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
+    """What the recorders of this test have sent."""
+    memory = MemoryTransport()
+    monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(memory))
+
+    def read() -> list[Event]:
+        for each in recorder.recorders():
+            assert each.flush(SLOW_S)
+            assert each.dropped == 0
+        return memory.events()
+
+    yield read
+    for each in recorder.recorders():
+        each.close(SLOW_S)
+    recorder._recorders.clear()

@@ -1,5 +1,5 @@
-"""The sidecar: receives spans, keeps the token account of every request, finds drift.
+"""The sidecar: receives spans, keeps a token account for every request, and finds drift.
 
-Nothing here imports vLLM, torch or the `connector` package. `semconv`, `contract`, `events`, `ledger`, `rules` and
-`detect` are pure Python without I/O, so that a connector can use the same vocabulary and the same arithmetic.
+Nothing here imports vLLM, torch or `kvtrail.connector`. `model` and `detect` are pure Python without I/O, so a connector can
+use the same vocabulary and the same arithmetic.
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from history import history
+from played_history import LATE, REPEATED_AT, STALE_AT, STORY, played
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Detector
@@ -17,32 +17,11 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Verdict
-from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.audit import audit
-from kvtrail.tracer.replay.history import History, load
+from kvtrail.tracer.replay.history import load
 from kvtrail.tracer.replay.player import NUMBERS, NoSuchStep, Player
 from kvtrail.tracer.reports import json_lines, screen
 
-SPAN = Span("", "", "", "", 0, 0, {}, {})
-STORY = """
-L 749 c0 h256 -> 256
-b: L 300 c0 h0 -> 0
-A 256 [1-24]
-S 256+80
-b: A 0 [30-40]
-plan store 256+80 keys c #4
-b: S 0+300 [30-40]
-P free 2
-evict a
-L 749 c336 h256 -> 256 cached
-L 749 c336 h256 -> 256 cached
-c: L 512 c0 h256 -> 256 async
-A 256 [1-24]
-c: A 256 [50-66]
-b: end
-"""
-STALE_AT, REPEATED_AT = 12, 13
-LATE = "wait 700\nd: L 64 c0 h0 -> 0"
 CALLS = [
     "L 749 c0 h256 -> 256",
     "L 749 c336 h256 -> 256 cached",
@@ -64,10 +43,6 @@ CALLS += [
     "reset",
     "end delayed",
 ]
-
-
-def played(events: Iterable[Event], **selection: Any) -> Player:
-    return Player(History(moments=tuple((event, SPAN) for event in events)), **selection)
 
 
 def at_random(seed: int) -> list[Event]:

@@ -29,7 +29,7 @@ from kvtrail.tracer.replay.history import History, load
 
 OURS = ("OffloadConnector", {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000})
 NATIVE = ("TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 FAULTY = "Faulty:stale-lookup:OffloadConnector"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_scheduler import scheduler, storm
 from history import heartbeats
-from test_bare_scheduler import recorded, scheduler, storm  # noqa: F401  # a fixture is used by its name
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
@@ -127,7 +127,7 @@ def build(folder: Path, fault: str) -> BareScheduler:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_rule_finds_its_fault_on_the_real_scheduler(
     tmp_path: Path,
-    recorded: Callable[[], list[Event]],  # noqa: F811
+    recorded: Callable[[], list[Event]],
     fault: str,
 ) -> None:
     bare = build(tmp_path, fault)

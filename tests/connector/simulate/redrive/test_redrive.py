@@ -21,7 +21,7 @@ from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 @pytest.mark.parametrize("scenario", [DEMO, STALE], ids=["demo", "stale"])

@@ -115,12 +115,12 @@ for round_ in range(10**6):
 @pytest.mark.parametrize("after", [3, 20, 60])
 def test_after_a_kill_in_the_middle_of_writing(tmp_path: Path, after: int) -> None:
     path = tmp_path / "s.db"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", WRITING, str(path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": f"{root / 'tests'}:{root / 'tests' / 'tracer'}"},
+        env={"PYTHONPATH": f"{root / 'tests'}:{Path(__file__).parent}"},
     )
     assert process.stdout is not None
     with process.stdout:

@@ -13,7 +13,7 @@ from kvtrail.tracer.model import events, semconv
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def span(kind: str, **attributes: object) -> Span:

@@ -1,6 +1,6 @@
 """Findings in connectors that others wrote, each with the smallest scenario that shows it: data for the tests, and for the
 traces in tests/golden/findings, which
-`PYTHONPATH=tests python tests/connector/check/known_findings.py` writes again.
+`PYTHONPATH=tests python tests/connector/simulate/check/known_findings.py` writes again.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import DRIFT, OK, run, write
 from history import history
-from test_commands import DRIFT, OK, run, write
 from wire import encoded
 
 from kvtrail.tracer.detect.rules import all_rules

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from click import unstyle
+from command_line import DRIFT, OK, write
 from history import START_NS, history, judge
 from processes import SLOW_S
-from test_commands import DRIFT, OK, write
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import Rule

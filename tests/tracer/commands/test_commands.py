@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command_line import DRIFT, OK, run, write
 from history import history
 from wire import encoded
 
-from kvtrail.__main__ import COMMANDS, main
+from kvtrail.__main__ import COMMANDS
 from kvtrail.tracer.detect.rules import Rule, all_rules, page
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 
-ROOT = Path(__file__).parents[2]
-OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
-DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, catch_exceptions=False)
-
-
-def write(path: Path, *texts: str, a_line_each: bool = False) -> Path:
-    lines = []
-    for number, text in enumerate(texts):
-        events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
-        batches = [[e] for e in events] if a_line_each else [events]
-        lines += [otlp_json.to_json_line(encoded(batch)) for batch in batches]
-    random.Random(0).shuffle(lines)
-    path.write_text("\n".join(lines) + "\n")
-    return path
+ROOT = Path(__file__).parents[3]
 
 
 def test_audit_of_a_sound_trace(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from history import history
-from test_player import LATE, STALE_AT, STORY, played
+from played_history import LATE, STALE_AT, STORY, played
 
 from kvtrail.tracer.replay.player import Player
 from kvtrail.tracer.reports.console import Console

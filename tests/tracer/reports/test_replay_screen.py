@@ -7,7 +7,7 @@ import json
 import pytest
 from click import unstyle
 from history import history
-from test_player import LATE, SPAN, STALE_AT, STORY, played
+from played_history import LATE, SPAN, STALE_AT, STORY, played
 
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.player import Player

@@ -1,0 +1,31 @@
+"""Commands as a person calls them, and trace files to call them with."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from history import history
+from wire import encoded
+
+from kvtrail.__main__ import main
+from kvtrail.tracer.ingest import otlp_json
+
+OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
+DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nA 256\nend"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def write(path: Path, *texts: str, a_line_each: bool = False) -> Path:
+    lines = []
+    for number, text in enumerate(texts):
+        events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
+        batches = [[e] for e in events] if a_line_each else [events]
+        lines += [otlp_json.to_json_line(encoded(batch)) for batch in batches]
+    random.Random(0).shuffle(lines)
+    path.write_text("\n".join(lines) + "\n")
+    return path
