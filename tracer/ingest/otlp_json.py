@@ -80,9 +80,9 @@ class _Span(_Part):
     end_time_unix_nano: _Time = 0
     attributes: Raw = _NO_ATTRIBUTES
     dropped_attributes_count: _Small = 0
-    events: list[_Event] = []
+    events: tuple[_Event, ...] = ()
     dropped_events_count: _Small = 0
-    links: list[_Link] = []
+    links: tuple[_Link, ...] = ()
     dropped_links_count: _Small = 0
     status: _Status | None = None
 
