@@ -20,10 +20,12 @@ from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import said, some
 
 STEP = "replay_step"
-"""The session's name for the step. The slider cannot hold it: after each jump it is another slider."""
-JUMPS = "replay_jumps"
-"""The session's name for how often the step was changed by anything but the slider."""
+"""The session's name for the step. The slider cannot hold it: with more steps it becomes another slider."""
+LEFT = "replay_left"
+"""The session's name for when each step was left."""
 KEYS = "replay_keys"
+ECHO_S = 1.5
+"""How long a browser may take to draw a step."""
 
 
 @st.fragment(run_every=shared.EVERY_S)
@@ -78,16 +80,17 @@ def heading(timeline: Row) -> None:
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
     """The buttons, and the slider below them: beside them it would have no room on a narrow page."""
-    # A new slider after each jump: a browser that has not drawn the jump yet reports where the old one was, and nobody
-    # asked for that step.
-    slider = f"slider {st.session_state[JUMPS]} of {steps}"
+    left: dict[int, float] = st.session_state.setdefault(LEFT, {})
 
     def go(to: int) -> None:
+        left[st.session_state[STEP]] = time.monotonic()
         st.session_state[STEP] = to
-        st.session_state[JUMPS] += 1
 
     def slide() -> None:
-        st.session_state[STEP] = st.session_state[slider]
+        # A browser that has not yet drawn the last steps reports where the slider was: nobody asked for that.
+        to = st.session_state["slider"]
+        if time.monotonic() - left.get(to, -ECHO_S) >= ECHO_S:
+            go(to)
 
     before, after = neighbours(with_findings, step=step)
     buttons = (
@@ -109,7 +112,8 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
                 args=(to,),
             )
     if steps > 1:
-        st.slider("Step", 1, steps, step, key=slider, on_change=slide)
+        st.session_state["slider"] = step
+        st.slider("Step", 1, steps, key="slider", on_change=slide)
     listen_to_keys(step, steps, with_findings, go)
 
 
@@ -147,7 +151,6 @@ def current_step(timeline: Row, step: int, findings: dict[int, list[Row]]) -> No
 wanted = st.query_params.get("id", "")
 # Not in the fragment: a link means the step that it names; afterwards the address follows the step.
 st.session_state[STEP] = st.query_params.get("step", "")
-st.session_state[JUMPS] = st.session_state.get(JUMPS, 0) + 1
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:

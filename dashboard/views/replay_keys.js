@@ -4,11 +4,9 @@
 const LISTENERS = new WeakMap();
 
 class Keys {
-  constructor(root) {
+  constructor() {
     this.presses = 0;
-    this.element = root.host ?? root;
     this.listen = (event) => this.press(event);
-    document.addEventListener("keydown", this.listen);
   }
 
   /** What the page shows now. An answer to an earlier press is not where the reader is any more. */
@@ -18,14 +16,9 @@ class Keys {
       this.step = data.step;
       this.presses = data.presses;
     }
-    this.element.dataset.step = this.step; // tests wait for this
   }
 
   press(event) {
-    if (!this.element.isConnected) {
-      document.removeEventListener("keydown", this.listen);
-      return;
-    }
     const target = event.composedPath()[0];
     if (target.matches?.("input, textarea, select, [contenteditable]")) return;
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -47,10 +40,13 @@ class Keys {
   }
 }
 
-/** Streamlit calls this at first, and again with each new data. It returns no cleanup: Streamlit may run the cleanup of an
- * earlier call after a later call, and keys would be lost until the next. */
+/** Streamlit calls this at first, and again with each new data; what was pressed in between must not be lost. */
 export default function (component) {
   const root = component.parentElement;
-  if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys(root));
-  LISTENERS.get(root).take(component);
+  if (!LISTENERS.has(root)) LISTENERS.set(root, new Keys());
+  const keys = LISTENERS.get(root);
+  keys.take(component);
+  document.addEventListener("keydown", keys.listen); // adding the same listener again has no effect
+  (root.host ?? root).dataset.listens = "yes"; // tests wait for this
+  return () => document.removeEventListener("keydown", keys.listen);
 }

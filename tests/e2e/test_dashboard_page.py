@@ -103,7 +103,7 @@ def test_a_request_is_replayed_step_by_step(
     page.locator(".st-key-after button").click()
     see(page, "Step 2 of 8: lookup")
     see(page, "0 of 750 computed, 0 matched; answered 0")
-    page.locator("[data-step='2']").wait_for(state="attached")
+    page.locator("[data-listens]").wait_for(state="attached")
     page.keyboard.press("n")
     see(page, "Step 3 of 8: allocation")
     page.keyboard.press("p")
