@@ -139,7 +139,12 @@ _SEQUENCE = f'}},{{"key":"{semconv.SEQUENCE.key}","value":{{"intValue":"'.encode
 _SEQUENCE_END = b'"}},{"key":"'
 _MOST_DIGITS = 15
 """A number with so many digits is below `events.MOST`."""
-_FIELDS = {field.encode_name: (field.name, field.type) for cls in CLASSES.values() for field in fields(cls)}
+_FIELDS = {
+    field.encode_name: (field.name, field.type)
+    for cls in CLASSES.values()
+    for field in fields(cls)
+    if field.encode_name != field.name  # ids, times and the error are the span's own, and no attribute's
+}
 """Attribute -> the event's field and its type. An attribute means the same in every kind of event."""
 _OF_RESOURCES = {attribute.key for attribute in semconv.RESOURCE}
 _REQUIRED = {name: [field.name for field in fields(cls) if field.required] for name, cls in CLASSES.items()}

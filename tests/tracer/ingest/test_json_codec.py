@@ -10,9 +10,11 @@ import collector
 import google_parser
 import pytest
 from history import history
+from msgspec import structs
 from wire import encoded
 
 from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model.events import Event
@@ -161,3 +163,11 @@ def test_what_is_no_request_is_refused(line: str) -> None:
 @pytest.mark.parametrize("line", ["{}", '{"resourceSpans":[]}', '{"resourceSpans":[{"scopeSpans":[]}]}'])
 def test_a_request_may_be_empty(line: str) -> None:
     assert JsonDecoder().spans(line) == []
+
+
+def test_a_foreign_attribute_named_like_a_field_changes_nothing() -> None:
+    (span,) = map(span_of, history("L 749 c0 h256 -> 256")[1:2])
+    for name in ("trace_id", "error"):
+        other = structs.replace(span, attributes={**span.attributes, name: "a" * 32})
+        (event,) = JsonDecoder().decoded(otlp_json.spans_to_json_line([other])).events
+        assert event == decode.from_span(span)
