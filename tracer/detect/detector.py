@@ -19,7 +19,7 @@ from kvtrail.tracer.detect.ordering import Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, Tally, all_rules
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
-from kvtrail.tracer.model.findings import Drift, Finding, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Unknown, Verdict
 from kvtrail.tracer.model.semconv import Kind
 
 GRACE_NS = 10 * 10**9
@@ -346,7 +346,7 @@ class Detector:
         """Count a judgement; a drift becomes a finding, or is counted in the finding that it repeats."""
         if judgement is Verdict.OK:
             tally.ok += 1
-        elif judgement is Verdict.UNKNOWN:
+        elif judgement is Verdict.UNKNOWN or isinstance(judgement, Unknown):
             tally.unknown += 1
         elif isinstance(judgement, Drift):
             tally.drift += 1

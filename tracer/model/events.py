@@ -32,7 +32,7 @@ Keys = tuple[str, ...]
 _KEYS = {
     attribute.field: attribute.key
     for attributes in (
-        (semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES),
+        (semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.SAMPLED_ONLY),
         semconv.COMMON,
         *semconv.FIELDS.values(),
     )
@@ -72,6 +72,10 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     chunk_size: Count | None = None
     capabilities: str | None = None
     """What its recorder declares about connectors: the value of `semconv.CAPABILITIES`."""
+    sampled: bool | None = None
+    """False where OpenTelemetry's sampler left the request out."""
+    sampled_only: bool | None = None
+    """True where its recorder leaves out the requests that are not sampled."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""
@@ -300,6 +304,18 @@ class CacheReset(Event, kw_only=True, gc=False):
     scheduler_step: Count | None = None
 
 
+class Holdings(Event, kw_only=True, gc=False):
+    kind = Kind.HOLDINGS
+    chunk_keys: Keys = ()
+    holdings_first: bool = False
+    holdings_last: bool = False
+
+
+class Failure(Event, kw_only=True, gc=False):
+    kind = Kind.FAILURE
+    call: str = ""
+
+
 class Heartbeat(Event, kw_only=True, gc=False):
     kind = Kind.HEARTBEAT
     recorder_recorded: Count = 0
@@ -312,6 +328,6 @@ CLASSES: dict[str, type[Event]] = {
     for cls in (
         RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
         TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
-        Evict, Reset, CacheReset, Heartbeat,
+        Evict, Reset, CacheReset, Holdings, Failure, Heartbeat,
     )
 }  # fmt: skip

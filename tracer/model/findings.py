@@ -31,6 +31,21 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Unknown(StrEnum):
+    """A judgement: the recorded events cannot decide it, and why. Each reason is one that a person can act on."""
+
+    LOST = "events were lost"
+    LATE = "the recorder was running before kvtrail listened"
+    LEVEL = "the level of recording is too low"
+    PROBE = "the connector has no probe that shows it"
+    SAMPLED = "only sampled requests are recorded"
+    UNNAMED = "the connector stores chunks without naming them"
+    SHARED = "others may have written to the store"
+    OPEN = "the request has not ended"
+    UNCHECKED = "no rule applied to the request"
+    RULE = "a rule failed"
+
+
 @dataclass(frozen=True, slots=True)
 class Drift:
     """A judgement: the invariant is broken. `witness` is the smallest set of events that shows it, in order; the last
@@ -41,7 +56,7 @@ class Drift:
     healed: bool = False
 
 
-Judgement = Verdict | Drift | None
+Judgement = Verdict | Unknown | Drift | None
 """What a rule says of one event; None when the event is none of its business."""
 
 

@@ -66,6 +66,8 @@ class Kind(StrEnum):
     EVICT = "kv.evict"
     RESET = "kv.reset"
     CACHE_RESET = "kv.cache.reset"
+    HOLDINGS = "kv.holdings"
+    FAILURE = "kv.failure"
     HEARTBEAT = "kv.recorder"
 
 
@@ -142,6 +144,11 @@ DELAYED = Attribute("kvtrail.free.delayed", bool, "The connector keeps the block
 OUTCOME = Attribute("kvtrail.outcome", str, "How the request ended: vLLM's finish status, in lower case.")
 FAILED = Attribute("kvtrail.failed", bool, "The transfer failed.")
 SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
+HOLDINGS_FIRST = Attribute(
+    "kvtrail.holdings.first", bool, "The first part of a list of all chunks that the store holds."
+)
+HOLDINGS_LAST = Attribute("kvtrail.holdings.last", bool, "The last part of that list.")
+CALL = Attribute("kvtrail.call", str, "The connector's method that was called.")
 RECORDED = Attribute(
     "kvtrail.recorder.recorded", int, "Events recorded since this recorder began, dropped ones included."
 )
@@ -178,6 +185,8 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.EVICT: (KEY, COUNT, BYTES),
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),
+    Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
+    Kind.FAILURE: (CALL,),
     Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED),
 }
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
@@ -212,6 +221,9 @@ BRIEFS: dict[Kind, str] = {
     Kind.EVICT: "A chunk left the connector's store to make room.",
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
     Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
+    Kind.HOLDINGS: "A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever.",
+    Kind.FAILURE: "A call of the connector raised; the message is its status. Lookups and allocations that raised are spans"
+    " of their own kinds.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
 }
 
@@ -224,9 +236,16 @@ CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced c
 CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "The traced connector among those of its process.")
 ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.", "role")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
+SAMPLED = Attribute(
+    "kvtrail.request.sampled",
+    bool,
+    "False where OpenTelemetry's sampler left the request out: it is recorded all the same, since it shares blocks and chunks"
+    " with others. Absent where it is sampled.",
+    "sampled",
+)
 COMMON: tuple[Attribute, ...] = (
     REQUEST_ID, EXTERNAL_ID, EPOCH, REQUEST_SEQUENCE, SEQUENCE, CONNECTOR, CONNECTOR_ID, ROLE, RANK,
-    CHUNK_SIZE,
+    CHUNK_SIZE, SAMPLED,
 )  # fmt: skip
 """Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
 
@@ -259,10 +278,16 @@ CAPABILITIES = Attribute(
     " name decides.",
     "capabilities",
 )
+SAMPLED_ONLY = Attribute(
+    "kvtrail.recorder.sampled_only",
+    bool,
+    "The recorder leaves out the requests that are not sampled, so nothing can be said about the engine as a whole.",
+    "sampled_only",
+)
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
     MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CAPABILITIES,
+    CAPABILITIES, SAMPLED_ONLY,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -123,6 +123,8 @@ _KINDS: dict[str, str] = {
     Kind.EVICT: "eviction",
     Kind.RESET: "reset",
     Kind.CACHE_RESET: "prefix cache reset",
+    Kind.HOLDINGS: "chunks held",
+    Kind.FAILURE: "failed call",
     Kind.HEARTBEAT: "sign of life",
 }
 
