@@ -60,7 +60,7 @@ class Ours:
         recorder, source = self.recorder, self.source
         for n in range(BURST):
             request = self.requests[n % REQUESTS]
-            at_ns = time.time_ns()
+            at_ns = time.monotonic_ns()
             values = (700 + n, 336, 256, 0, False, False, None, None)
             recorder.record(Kind.LOOKUP.value, source, recorder.contexts.of(request), at_ns, at_ns, values)
 

@@ -30,7 +30,7 @@ class NullExporter:
 
     endpoint = "nowhere"
 
-    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None: ...
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None: ...
 
     def send(self, events: Sequence[Any]) -> bool:
         return True

@@ -21,7 +21,7 @@ def encoded(events: Sequence[Event]) -> bytes:
         semconv.RECORDER_ID.key: events[0].recorder,
         semconv.BLOCK_SIZE.key: BLOCK_SIZE,
     }
-    encoder = Encoder(resource, span_id_base=0x1000)
+    encoder = Encoder(resource, span_id_base=0x1000, base_ns=0)
     contexts: dict[str, RequestContext] = {}
     recorded = []
     for event in events:

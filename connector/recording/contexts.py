@@ -28,6 +28,7 @@ class RequestContext:
 
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
+        start_ns: when it was first seen, by the monotonic clock.
         request: vLLM's request object on the scheduler's side, else None.
         hashed: how many of its block hashes have been recorded.
         started: whether its start has been recorded; several connectors may report it.
@@ -99,7 +100,9 @@ class Contexts:
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Accept a request's place in its caller's trace, as another process has decided it."""
         if request_id not in self.open:
-            self._remember(RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=None, sampled=sampled))
+            self._remember(
+                RequestContext(request_id, start_ns=time.monotonic_ns(), root=root, parent=None, sampled=sampled)
+            )
 
     def end(self, context: RequestContext) -> None:
         """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
@@ -131,7 +134,7 @@ class Contexts:
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
         sampled = self._is_sampled(root, parent)
-        context = RequestContext(request_id, start_ns=time.time_ns(), root=root, parent=parent, sampled=sampled)
+        context = RequestContext(request_id, start_ns=time.monotonic_ns(), root=root, parent=parent, sampled=sampled)
         context.request, context.incarnation = request, incarnation
         self._remember(context)
         return context

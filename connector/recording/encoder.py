@@ -132,9 +132,11 @@ class _Lengths(dict[int, bytes]):
 class Encoder:
     """Encodes the events of one recorder. Not thread-safe."""
 
-    def __init__(self, resource: Mapping[str, object], span_id_base: int) -> None:
-        """`span_id_base` + an event's sequence number is the id of its span."""
+    def __init__(self, resource: Mapping[str, object], span_id_base: int, base_ns: int) -> None:
+        """`span_id_base` + an event's sequence number is the id of its span; `base_ns` + the time of an event is
+        Unix time."""
         self._span_id_base = span_id_base
+        self._base_ns = base_ns
         internal = b"\x30\x01"  # SPAN_KIND_INTERNAL
         self._kinds = {
             kind.value: (field(5, kind.encode()) + internal, tuple(_Attribute(a.key) for a in attributes))
@@ -164,13 +166,14 @@ class Encoder:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = event
         trace, parent, root_ids, names = self._identities[identity]
         name, fields = self._kinds[kind]
+        times = _TIMES.pack(0x39, self._base_ns + start_ns, 0x41, self._base_ns + end_ns)
         ids: tuple[bytes, ...]
         if kind == _ROOT:
             ids = (root_ids,)
         else:
             span_id = _SPAN_ID.pack(b"\x12\x08", self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF)
             ids = (trace, span_id, parent)
-        parts = [*ids, name, _TIMES.pack(0x39, start_ns, 0x41, end_ns), source, self._sequence.of(sequence)]
+        parts = [*ids, name, times, source, self._sequence.of(sequence)]
         if names:
             parts += (names, self._epochs[epoch], self._request_sequences[request_sequence])
         parts += [encoded[value] for encoded, value in zip(fields, values, strict=True) if value is not None]

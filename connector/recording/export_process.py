@@ -61,7 +61,7 @@ def main() -> None:
 def _goodbye(last: EventTuple, heartbeat: EventTuple) -> EventTuple:
     """The heartbeat that the engine did not live to send, numbered as its next event."""
     kind, source, identity, _, number, epoch, *_, values = heartbeat
-    now_ns = time.time_ns()
+    now_ns = time.monotonic_ns()  # the same clock in all processes of a machine
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
     return (kind, source, identity, sequence_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
 

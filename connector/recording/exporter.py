@@ -35,8 +35,9 @@ class Exporter(Protocol):
 
     endpoint: str
 
-    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
-        """Called once, first: the attributes of the recorder's resource, and where the ids of its spans begin."""
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
+        """Called once, first: the attributes of the recorder's resource, where the ids of its spans begin, and the Unix time
+        at which the monotonic clock, by which events are timed, was 0."""
 
     def send(self, events: Sequence[EventTuple]) -> bool:
         """True once the receiver has acknowledged them. Blocks for the exporter's timeout at most. A batch that was not
@@ -60,8 +61,8 @@ class InProcessExporter:
         self._batch = -1
         self._acknowledged = 0
 
-    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
-        self._encoder = Encoder(resource, span_id_base)
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
+        self._encoder = Encoder(resource, span_id_base, base_ns)
 
     def send(self, events: Sequence[EventTuple]) -> bool:
         """Of a batch that comes again, only the requests that were not acknowledged are sent."""
@@ -88,9 +89,9 @@ class ExportProcess:
         self._hello = b""
         self._start()
 
-    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         known = {k: v for k, v in resource.items() if isinstance(v, bool | int | float | str)}
-        self._hello = marshal.dumps((known, span_id_base))
+        self._hello = marshal.dumps((known, span_id_base, base_ns))
         self._write(self._hello)
 
     def send(self, events: Sequence[EventTuple]) -> bool:

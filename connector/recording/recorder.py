@@ -41,6 +41,8 @@ BATCH = 2048
 loses its caches, so a few large batches cost it less than many small ones."""
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
+LEAST_OFFSET_NS = 10**9
+"""By how much the wall clock must have moved to be worth a word."""
 
 
 class Recorder:
@@ -67,7 +69,9 @@ class Recorder:
         self.contexts = Contexts(engine_id, provider.sampler)
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
-        out.open(provider.resource.attributes, secrets.randbits(63))
+        self._base_ns = time.time_ns() - time.monotonic_ns()
+        """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
+        out.open(provider.resource.attributes, secrets.randbits(63), self._base_ns)
         self._given_up = self._sent = 0
         self._wake = threading.Event()
         self._flushed = threading.Condition()
@@ -89,7 +93,8 @@ class Recorder:
         values: tuple[Any, ...],
         error: str | None = None,
     ) -> None:
-        """Record one event; `values` are those of `semconv.FIELDS[kind]`, in that order. Never blocks, never raises."""
+        """Record one event. Times are those of `time.monotonic_ns`; `values` are those of `semconv.FIELDS[kind]`, in that
+        order. Never blocks, never raises."""
         if context is None:
             context = self._no_request
         elif not context.sampled:
@@ -185,8 +190,10 @@ class Recorder:
             return []
         self._heartbeat_s, self._said_goodbye = now_s, closing
         self.level.read()
-        at_ns, dropped = time.time_ns(), self.dropped
-        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, (self._sent + dropped, dropped, closing))
+        at_ns, dropped = time.monotonic_ns(), self.dropped
+        moved_ns = time.time_ns() - at_ns - self._base_ns
+        offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
+        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, (self._sent + dropped, dropped, closing, offset_ns))
         return self._ring.take(BATCH)
 
 

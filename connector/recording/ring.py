@@ -12,8 +12,9 @@ Identity = tuple[bytes, bytes, str]
 """What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
 is one, and the request's id."""
 EventTuple = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
-"""kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in Unix nanoseconds,
-error, and the values of `semconv.FIELDS[kind]`. Only types that `marshal` can write, so that it can leave the process."""
+"""kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in nanoseconds of the
+monotonic clock, error, and the values of `semconv.FIELDS[kind]`. Only types that `marshal` can write, since it leaves the
+process."""
 
 sequence_of = itemgetter(3)
 """An event's sequence number in its recorder."""

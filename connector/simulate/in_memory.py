@@ -31,8 +31,8 @@ class InMemoryExporter:
         self._sealed = False
         self._common: dict[tuple[bytes, Identity], dict[str, Any]] = {}
 
-    def open(self, resource: Mapping[str, Any], span_id_base: int) -> None:
-        self._resource, self._span_id_base = dict(resource), span_id_base
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
+        self._resource, self._span_id_base, self._base_ns = dict(resource), span_id_base, base_ns
 
     def send(self, events: Sequence[EventTuple]) -> bool:
         if not self._sealed:
@@ -50,7 +50,7 @@ class InMemoryExporter:
             return
         (root, _, _), sequence = self._held[-1][2:4]
         at_ns = max(end_ns for *_, end_ns, _, _ in self._held) + later_s * 10**9
-        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", ""), (sequence, 0, False)
+        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", ""), (sequence, 0, False, None)
         self._held.append((kind, b"", nobody, sequence + 1, 0, 0, at_ns, at_ns, None, values))
 
     def events(self) -> list[Event]:
@@ -59,7 +59,7 @@ class InMemoryExporter:
 
     def spans(self) -> list[Span]:
         """The spans, as a tracer would receive them."""
-        encoder = Encoder(self._resource, self._span_id_base)
+        encoder = Encoder(self._resource, self._span_id_base, self._base_ns)
         payloads = encoder.requests(self._held, BATCH)
         return [span for p in payloads for span in protobuf.spans(p)]
 
@@ -76,8 +76,8 @@ class InMemoryExporter:
             sequence=sequence,
             request_sequence=request_sequence if common.get("request") else 0,
             epoch=epoch if common.get("request") else 0,
-            start_ns=start_ns,
-            end_ns=end_ns,
+            start_ns=self._base_ns + start_ns,
+            end_ns=self._base_ns + end_ns,
             error=error,
             span_id=root if kind == semconv.Kind.REQUEST else f"{number:016x}",
             **{attribute.field: value for attribute, value in fields if value is not None},

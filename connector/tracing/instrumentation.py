@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import wraps
-from time import time_ns
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -103,7 +103,7 @@ class Instrumentation:
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             values = (request.num_tokens, limit, self._steps, priority or None, self._new_hashes(context, request))
             start_ns = context.start_ns
-            self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, time_ns(), values)
+            self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 
     def looked_up(
         self, connector: Any, request: Any, computed: int, start_ns: int, answer: tuple[int | None, bool]
@@ -113,7 +113,7 @@ class Instrumentation:
         Raises:
             ContractBreach: the answer breaks the contract under `guard: raise`.
         """
-        end_ns = time_ns()
+        end_ns = monotonic_ns()
         total, (returned, is_async) = request.num_tokens, answer
         matched = cached = None
         try:
@@ -159,7 +159,7 @@ class Instrumentation:
         sources = _hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, None, None, sources)
         if error is None:
-            self._recorder.record(_NAMES[Kind.ALLOC], self._source, context, start_ns, time_ns(), values)
+            self._recorder.record(_NAMES[Kind.ALLOC], self._source, context, start_ns, monotonic_ns(), values)
         else:
             self.failed(Kind.ALLOC, request, start_ns, values, error)
 
@@ -167,7 +167,7 @@ class Instrumentation:
     def failed(self, kind: Kind, request: Any, start_ns: int, values: tuple[Any, ...], error: BaseException) -> None:
         """A call of the connector has raised."""
         context, text = self._recorder.contexts.of(request), f"{type(error).__name__}: {error}"
-        self._recorder.record(_NAMES[kind], self._source, context, start_ns, time_ns(), values, text)
+        self._recorder.record(_NAMES[kind], self._source, context, start_ns, monotonic_ns(), values, text)
         self._recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to send more
 
     def step_built(self, connector: Any, output: Any, metadata: Any) -> None:
@@ -177,7 +177,7 @@ class Instrumentation:
         try:
             if self._pool.cached_block_hash_to_block is not self._prefix_cache:
                 self._prefix_cache = self._pool.cached_block_hash_to_block
-                self._record(Kind.CACHE_RESET, None, time_ns(), (self._steps,))
+                self._record(Kind.CACHE_RESET, None, monotonic_ns(), (self._steps,))
             if (
                 output.scheduled_new_reqs
                 or output.preempted_req_ids
@@ -205,7 +205,7 @@ class Instrumentation:
     @_never_breaks
     def workers_reported(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
         """After `update_connector_output`: transfers that ended, and blocks that could not be loaded."""
-        at_ns = time_ns()
+        at_ns = monotonic_ns()
         for number in ended:
             self._job(Kind.TRANSFER_END, number, (False, self._steps))
         if invalid := getattr(output, "invalid_block_ids", None):
@@ -226,13 +226,13 @@ class Instrumentation:
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
             outcome = request.status.name.removeprefix("FINISHED_").lower()
             values = (*counts, outcome, delayed, None, self._steps, self._new_hashes(context, request))
-            self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, time_ns(), values)
+            self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context)
 
     @_never_breaks
     def cache_reset(self, succeeded: bool | None) -> None:
         """After `reset_cache`."""
-        self._record(Kind.RESET, None, time_ns(), (succeeded, self._steps))
+        self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
     @_never_breaks
     def flush(self) -> None:
@@ -254,7 +254,7 @@ class Instrumentation:
         """Record what this step has copied, in the callers' traces that the scheduler's side passed on."""
         if not (moved := self._ask(question, connector)):
             return
-        end_ns, contexts = time_ns(), self._recorder.contexts
+        end_ns, contexts = monotonic_ns(), self._recorder.contexts
         for request_id, place in getattr(connector._connector_metadata, PLACES, {}).items():
             contexts.adopt(request_id, *place)
         for request_id, *values in moved:
@@ -265,7 +265,7 @@ class Instrumentation:
 
     def _scheduled(self, connector: Any, output: Any) -> None:
         """Record preemptions and first steps of a `SchedulerOutput`, and in detail every step with its blocks."""
-        at_ns, of_id = time_ns(), self._recorder.contexts.of_id
+        at_ns, of_id = monotonic_ns(), self._recorder.contexts.of_id
         if output.preempted_req_ids:
             free = _left_free(connector, output) if self._level.detailed else None
             for request_id in output.preempted_req_ids:
@@ -297,7 +297,7 @@ class Instrumentation:
     @_never_breaks
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
-        at_ns = time_ns()
+        at_ns = monotonic_ns()
         loads, stores, evicted, flushed, events = seen
         places: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
@@ -335,7 +335,7 @@ class Instrumentation:
     def _job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
         """A numbered transfer has ended, or is waited for. One that was not planned is ignored."""
         if (request_id := self._jobs.get(number)) is not None:
-            self._record(kind, self._recorder.contexts.of_id(request_id), time_ns(), (number, *more))
+            self._record(kind, self._recorder.contexts.of_id(request_id), monotonic_ns(), (number, *more))
 
     def _holders(self, connector: Any, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
         """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
-from time import time_ns
+from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, plain_name
@@ -95,7 +95,7 @@ class Tracing:
         return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        start_ns, look_up = time_ns(), self._kvtrail_look_up
+        start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
         try:
             answer = look_up(self, request, num_computed_tokens)
         except BaseException as error:
@@ -105,7 +105,7 @@ class Tracing:
         return self._kvtrail.looked_up(self, request, num_computed_tokens, start_ns, answer)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
-        start_ns = time_ns()
+        start_ns = monotonic_ns()
         try:
             result = self._kvtrail_plain.update_state_after_alloc(self, request, blocks, num_external_tokens)
         except BaseException as error:
@@ -198,7 +198,7 @@ def _moving(plain: Callable[..., Any], record: Callable[[Instrumentation, Any, i
 
     @wraps(plain)
     def moving(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start_ns = time_ns()
+        start_ns = monotonic_ns()
         result = plain(self, *args, **kwargs)
         record(self._kvtrail, self, start_ns)
         return result

@@ -342,7 +342,7 @@ class Detector:
         if event.end_ns > engine.heard_ns:
             engine.heard_ns = event.end_ns
 
-    def _record(self, tally: Tally, judgement: Verdict | Drift, touched: dict[str, Finding]) -> None:
+    def _record(self, tally: Tally, judgement: Verdict | Unknown | Drift, touched: dict[str, Finding]) -> None:
         """Count a judgement; a drift becomes a finding, or is counted in the finding that it repeats."""
         if judgement is Verdict.OK:
             tally.ok += 1

@@ -26,6 +26,8 @@ AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
+Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]
+"""Nanoseconds from one clock to another."""
 Blocks = tuple[Count, ...]
 Keys = tuple[str, ...]
 
@@ -321,6 +323,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_recorded: Count = 0
     recorder_dropped: Count = 0
     recorder_closed: bool = False
+    recorder_clock_offset: Offset | None = None
 
 
 CLASSES: dict[str, type[Event]] = {

@@ -3,7 +3,8 @@
 The recorder encodes from these tables, the tracer decodes with them, and `docs/spans.md` is generated from them
 (`python -m kvtrail.tracer.model.semconv`), so a name exists exactly once.
 
-Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds.
+Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds: a recorder's monotonic clock, and what
+the wall clock showed beyond it when the recorder began.
 """
 
 from __future__ import annotations
@@ -154,6 +155,12 @@ RECORDED = Attribute(
 )
 DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped because the ring was full or an export failed.")
 CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
+CLOCK_OFFSET = Attribute(
+    "kvtrail.recorder.clock.offset",
+    int,
+    "Nanoseconds by which the host's wall clock has moved, since the recorder began, against its monotonic clock, which times"
+    " all events; absent below a second.",
+)
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES),
@@ -187,7 +194,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.CACHE_RESET: (STEP,),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.FAILURE: (CALL,),
-    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED),
+    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET),
 }
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 

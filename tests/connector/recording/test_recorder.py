@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model.events import Heartbeat
+from kvtrail.tracer.model.semconv import Kind
 
 
 def test_what_is_recorded_arrives_numbered() -> None:
@@ -265,6 +267,32 @@ def test_names_of_service_and_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     (span, *_) = protobuf.spans(transport.payloads[0])
     assert span.resource["service.name"] == "my-vllm"
     assert span.resource["deployment.environment"] == "test"
+
+
+def test_a_jump_of_the_wall_clock_moves_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines are judged by recorded time. The heartbeats say by how much the clock has moved."""
+    transport = MemoryTransport()
+    recorder, request = a_recorder(transport), a_request()
+    values = (700, 0, 0, 0, False, None, None, None)
+
+    def look_up() -> None:
+        at_ns = time.monotonic_ns()
+        recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(request), at_ns, at_ns, values)
+
+    began_ns, plain = time.time_ns(), time.time_ns
+    look_up()
+    assert recorder.flush(SLOW_S)
+    monkeypatch.setattr(time, "time_ns", lambda: plain() - 3600 * 10**9)
+    look_up()
+    recorder.close(SLOW_S)
+    before, after = transport.lookups()
+    assert abs(before.start_ns - began_ns) < SLOW_S * 10**9, "Unix time"
+    assert before.end_ns <= after.start_ns < before.end_ns + SLOW_S * 10**9
+    first, *_, last = [event for event in transport.events() if isinstance(event, Heartbeat)]
+    assert first.recorder_clock_offset is None
+    assert last.recorder_clock_offset is not None
+    assert abs(last.recorder_clock_offset + 3600 * 10**9) < 10**9
+    assert before.start_ns <= last.start_ns < before.end_ns + SLOW_S * 10**9
 
 
 def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
