@@ -34,7 +34,8 @@ class Evicted(NamedTuple):
 
 class Planned(NamedTuple):
     """A transfer that the scheduler's side asks of its workers: tokens, blocks of the first KV cache group, chunk keys, and
-    its number if it runs between steps. `present` chunks are in the store already and are not copied."""
+    its number if it runs between steps. `present` chunks are in the store already and are not copied. A store of 0 tokens
+    says that there was no room from its start on."""
 
     request_id: str
     start: int | None

@@ -33,8 +33,9 @@ class Copy:
 @dataclass
 class OffloadPlan(KVConnectorMetadata):
     """The copies of one step. All loads come before the forward pass, all stores after it. `present` chunks are stored
-    already and are not copied."""
+    already and are not copied. `refused` are the requests for whose next chunk there is no room, and where that begins."""
 
     loads: list[Copy] = field(default_factory=list)
     stores: list[Copy] = field(default_factory=list)
     present: list[Copy] = field(default_factory=list)
+    refused: list[tuple[str, int]] = field(default_factory=list)

@@ -5,6 +5,9 @@ subtracts the computed tokens that it was asked about. Between the lookup of a s
 follows it nothing is evicted, because stores are planned at the end of the pass. The block tables are the scheduler's
 own. Workers run steps in order, loads before the forward pass and stores after it, so a slot that is given to another
 chunk is read for the last time before it is written.
+
+Why nothing is held in vain: a lookup finds a prefix only up to its first missing chunk, so a chunk is held only with all
+the chunks before it. A prefix is used as a whole, its head last, and whatever is evicted is the tail of one.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from kvtrail.connector.offload.plan import Copy, OffloadPlan
 
 
 class ChunkIndex:
-    """Chunk keys -> slots of host memory, least recently used first. Slots are numbered from 0."""
+    """Chunk keys -> slots of host memory, numbered from 0, least recently used first. A chunk comes before every chunk of its
+    prefix, so what is evicted is never part of a longer prefix that is held."""
 
     def __init__(self, slots: int) -> None:
         self._slot: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(slots - 1, -1, -1))
+        self._in_step: set[bytes] = set()
+        """Chunks that this step uses: none of them is evicted in it."""
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._slot
@@ -33,26 +39,40 @@ class ChunkIndex:
         """How many of the keys, from the first on, are held without a gap. Does not count as use."""
         return len(list(takewhile(self._slot.__contains__, keys)))
 
-    def use(self, key: bytes) -> int:
-        """The slot of a chunk that is held, which becomes the most recently used."""
-        self._slot.move_to_end(key)
-        return self._slot[key]
+    def use(self, prefix: Sequence[bytes]) -> list[int]:
+        """The slots of a prefix that is held, which becomes the most recently used."""
+        for key in reversed(prefix):
+            self._slot.move_to_end(key)
+        self._in_step.update(prefix)
+        return [self._slot[key] for key in prefix]
 
-    def add(self, key: bytes) -> tuple[int, bytes | None]:
-        """A slot for a chunk that is not held, and the key of the chunk that was evicted for it, if any."""
-        assert key not in self._slot, "a chunk is stored once"
-        evicted = None
-        if self._free:
-            slot = self._free.pop()
-        else:
-            evicted, slot = self._slot.popitem(last=False)
-        self._slot[key] = slot
-        return slot, evicted
+    def extend(self, keys: Sequence[bytes]) -> tuple[list[int], list[bytes]]:
+        """Hold as many of the keys, from the first on, as there is room for. Returns their slots, and the keys of the chunks
+        that were evicted for them."""
+        held = self.longest_prefix(keys)
+        self.use(keys[:held])
+        evicted = []
+        for key in keys[held:]:
+            if not self._free:
+                oldest = next(iter(self._slot))
+                if oldest in self._in_step:
+                    break  # so is every other
+                self._free.append(self._slot.pop(oldest))
+                evicted.append(oldest)
+            self._slot[key] = self._free.pop()
+            self._in_step.add(key)
+            held += 1
+        return self.use(keys[:held]), evicted
+
+    def end_step(self) -> None:
+        """From now on the chunks that this step has used may be evicted."""
+        self._in_step.clear()
 
     def clear(self) -> None:
         """Forget all chunks."""
         self._free.extend(self._slot.values())
         self._slot.clear()
+        self._in_step.clear()
 
 
 @dataclass(slots=True)
@@ -63,13 +83,15 @@ class _Tracked:
         matched: tokens of the longest stored prefix at the last lookup.
         computed: computed tokens that the last lookup was asked about.
         stored: tokens from its start that were stored in this epoch, or were held already.
-        epoch: the preemption epoch that `stored` belongs to.
+        refused: computed tokens when there was no room for the next chunk; 0 if there was.
+        epoch: the preemption epoch that `stored` and `refused` belong to.
     """
 
     request: Any
     matched: int = 0
     computed: int = 0
     stored: int = 0
+    refused: int = 0
     epoch: int = 0
 
 
@@ -119,15 +141,17 @@ class OffloadScheduler:
                 f" for request {request.request_id}"
             )
         size, block = self._config.chunk_size, self._config.block_size
-        keys = self._keys(request)
         end = tracked.computed + external
-        for start in range(tracked.computed // size * size, end, size):
+        keys = self._keys(request)[: -(-end // size)]
+        slots = self._index.use(keys)
+        for n in range(tracked.computed // size, len(keys)):
+            start = n * size
             first, last = max(start, tracked.computed), min(start + size, end)
             blocks = tuple(block_ids[first // block : -(-last // block)])
-            key = keys[start // size]
-            slot = self._index.use(key)
             self._plan.loads.append(
-                Copy(request.request_id, first, last - first, slot, (first - start) // block, blocks, short(key))
+                Copy(
+                    request.request_id, first, last - first, slots[n], (first - start) // block, blocks, short(keys[n])
+                )
             )
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
@@ -138,6 +162,7 @@ class OffloadScheduler:
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             computed = computed_before[request_id] + (0 if self._drafts else scheduled)
             self._store_up_to(computed, self._tracked[request_id], scheduler_output.kv_connector_block_state)
+        self._index.end_step()
         plan, self._plan = self._plan, OffloadPlan()
         return plan
 
@@ -149,7 +174,7 @@ class OffloadScheduler:
         """Forget all chunks."""
         self._index.clear()
         for tracked in self._tracked.values():
-            tracked.stored = tracked.matched = 0
+            tracked.stored = tracked.refused = tracked.matched = 0
 
     def take_evicted(self) -> list[tuple[str, int, int]]:
         """The chunks that left since the last call: key, tokens and bytes of each."""
@@ -177,28 +202,30 @@ class OffloadScheduler:
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 
     def _store_up_to(self, computed: int, tracked: _Tracked, block_state: Any) -> None:
+        """Plan the stores of a request's full chunks. What was stored and evicted since is stored again: its KV is at hand,
+        and without it what follows could not be found. Where there is no room, the next try comes a chunk later."""
         request, size, block = tracked.request, self._config.chunk_size, self._config.block_size
         if tracked.epoch != request.num_preemptions:
-            tracked.epoch, tracked.stored = request.num_preemptions, 0
-        if computed < tracked.stored + size:
+            tracked.epoch, tracked.stored, tracked.refused = request.num_preemptions, 0, 0
+        if computed < max(tracked.stored, tracked.refused) + size:
             return
-        keys = self._keys(request)
-        block_ids = None
-        while computed >= tracked.stored + size and tracked.stored // size < len(keys):
-            start = tracked.stored
-            key = keys[start // size]
-            tracked.stored += size
-            if key in self._index:
-                slot = self._index.use(key)
-                self._plan.present.append(Copy(request.request_id, start, size, slot, 0, (), short(key)))
-                continue
-            if block_ids is None:
-                (block_ids,) = block_state.get_block_ids(request.request_id)
-            slot, evicted = self._index.add(key)
-            if evicted is not None:
-                self._evicted.append((short(evicted), size, self._config.chunk_bytes))
-            blocks = tuple(block_ids[start // block : (start + size) // block])
-            self._plan.stores.append(Copy(request.request_id, start, size, slot, 0, blocks, short(key)))
+        keys = self._keys(request)[: computed // size]
+        if len(keys) * size <= tracked.stored:
+            return
+        before = self._index.longest_prefix(keys)
+        slots, evicted = self._index.extend(keys)
+        self._evicted += [(short(key), size, self._config.chunk_bytes) for key in evicted]
+        for n in range(tracked.stored // size, before):
+            self._plan.present.append(Copy(request.request_id, n * size, size, slots[n], 0, (), short(keys[n])))
+        if len(slots) > before:
+            (block_ids,) = block_state.get_block_ids(request.request_id)
+            for n in range(before, len(slots)):
+                blocks = tuple(block_ids[n * size // block : (n + 1) * size // block])
+                self._plan.stores.append(Copy(request.request_id, n * size, size, slots[n], 0, blocks, short(keys[n])))
+        tracked.stored, tracked.refused = len(slots) * size, 0
+        if len(slots) < len(keys):
+            tracked.refused = computed
+            self._plan.refused.append((request.request_id, tracked.stored))
 
 
 def short(key: bytes) -> str:

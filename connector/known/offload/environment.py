@@ -26,17 +26,17 @@ class OffloadEnvironment(Environment):
 
 
 def room(calls: tuple[tuple[Event, ...], ...]) -> tuple[int, bool]:
-    """The most chunks that the recorded store held, and whether it was full then: a full store is the first to evict.
-    `calls` are the events of each call."""
+    """The most chunks that the recorded store held, and whether it was full then: a full store is the first to evict, or to
+    refuse a chunk. `calls` are the events of each call."""
     held = most = 0
     for call in calls:
         if isinstance(call[0], Reset):
             held = 0
-        stored = sum(isinstance(e, StorePlan) and not e.chunk_present for e in call)
+        stored = [e for e in call if isinstance(e, StorePlan) and not e.chunk_present]
         evicted = sum(isinstance(e, Evict) for e in call)
-        held += stored - evicted
+        held += sum(e.count > 0 for e in stored) - evicted
         most = max(most, held)
-        if evicted:
+        if evicted or any(e.count == 0 for e in stored):
             return most, True
     return most, False
 

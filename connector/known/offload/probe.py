@@ -21,12 +21,13 @@ class OffloadProbe(Probe):
         return connector.last_keys()  # type: ignore[no-any-return]  # the connector is known by name only
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        if not (metadata.loads or metadata.stores or metadata.present or connector.reports_more):
+        if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # a chunk is evicted only to make room for a store
         loads = [_planned(copy) for copy in metadata.loads]
         stores = [_planned(copy) for copy in metadata.stores]
         if metadata.present:
             stores += [_planned(copy, present=True) for copy in metadata.present]
+        stores += [Planned(request_id, start, 0, None) for request_id, start in metadata.refused]
         if len(stores) > 1:
             stores.sort(key=lambda plan: plan.start or 0)  # in the order of their tokens
         evicted = [Evicted(*each) for each in connector.take_evicted()]

@@ -1,11 +1,10 @@
-"""The OffloadConnector's parts that need no engine: configuration, index, settings."""
+"""The OffloadConnector's parts that need no engine: configuration, settings."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.offload.scheduler import ChunkIndex
 from kvtrail.connector.settings import Guard, Settings
 
 
@@ -33,28 +32,6 @@ def test_bad_configuration_is_refused_in_one_sentence(given: dict[str, object], 
     with pytest.raises(ValueError, match=said) as refused:
         OffloadConfig.read(given, block_size=32, block_bytes=1024)
     assert "\n" not in str(refused.value)
-
-
-def test_the_index_evicts_the_least_recently_used() -> None:
-    index = ChunkIndex(2)
-    assert index.add(b"a") == (0, None)
-    assert index.add(b"b") == (1, None)
-    assert index.use(b"a") == 0
-    assert index.add(b"c") == (1, b"b")
-    assert [key in index for key in (b"a", b"b", b"c")] == [True, False, True]
-    assert index.longest_prefix([b"a", b"c", b"b"]) == 2
-    assert index.longest_prefix([b"b", b"a"]) == 0
-    index.clear()
-    assert index.longest_prefix([b"a"]) == 0
-    assert sorted(index.add(key)[0] for key in (b"x", b"y")) == [0, 1]
-
-
-def test_looking_up_is_no_use() -> None:
-    index = ChunkIndex(2)
-    index.add(b"a")
-    index.add(b"b")
-    index.longest_prefix([b"a"])
-    assert index.add(b"c") == (0, b"a")
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,13 @@ LOOK_ALIKES = [
         connector="LMCacheConnectorV1",
     ),
     _alike(
+        "C21",
+        "store-short",
+        "no room for the rest",
+        f"{_ONE}plan store 0+256\nplan store 256+0\nS 600+1\nend",
+        connector="OffloadConnector",
+    ),
+    _alike(
         "C22",
         "store-uncomputed",
         "up to the step's end",

@@ -4,7 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import held_until
 from kvtrail.tracer.model.capabilities import Capability
-from kvtrail.tracer.model.events import RequestEnd
+from kvtrail.tracer.model.events import RequestEnd, StorePlan
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 
@@ -15,10 +15,11 @@ class StoreShort(RequestRule[RequestEnd]):
     epoch, where h is the matched prefix, P the prompt, n the first token of the last step and k the chunk size.
 
     Tokens of the last step may be rejected or come too late to be stored; output is stored only on request; a connector
-    may be configured to store nothing of a request. Source: prefix lookup, as all connectors of vLLM have it; the
-    incidents are vLLM #53498 (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored,
-    and LMCache #3012 (https://github.com/LMCache/LMCache/pull/3012). Needs the capability
-    `reports_all_stores` (OffloadConnector, LMCache), and every event of the epoch.
+    may be configured to store nothing of a request, and may say, by a plan of 0 tokens, that it has no room. Source:
+    prefix lookup, as all connectors of vLLM have it; the incidents are vLLM #53498
+    (https://github.com/vllm-project/vllm/issues/53498), where 112 of 217 blocks were stored, and LMCache #3012
+    (https://github.com/LMCache/LMCache/pull/3012). Needs the capability `reports_all_stores` (OffloadConnector,
+    LMCache), and every event of the epoch.
     """
 
     id = "store-short"
@@ -36,6 +37,8 @@ class StoreShort(RequestRule[RequestEnd]):
         store, step, size = account.evidence.store, account.evidence.schedule, event.chunk_size
         if store is None or step is None or not size or not event.has(Capability.REPORTS_ALL_STORES):
             return None
+        if isinstance(store, StorePlan) and not store.count:
+            return None  # the connector said that it had no room
         if account.prompt is None:
             return Verdict.UNKNOWN
         reached = min(account.prompt, step.computed)
