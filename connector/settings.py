@@ -35,6 +35,15 @@ class Level(StrEnum):
     """Also every step of every request, its block ids, and the keys that lookups claim."""
 
 
+class Unsampled(StrEnum):
+    """What to do with requests that OpenTelemetry's sampler leaves out."""
+
+    RECORD = "record"
+    """Record them, marked as not sampled: they store, evict and hold blocks like all others."""
+    DROP = "drop"
+    """Leave them out. Nothing can be said then about an engine as a whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one traced connector.
@@ -42,11 +51,14 @@ class Settings:
     guard: what to do with an answer that breaks the lookup contract: `observe` (default), `heal` or `raise`.
     level: how much is recorded: `basic` (default) or `detailed`.
     level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
+    unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
+        first connector of an engine decides for its process.
     """
 
     guard: Guard = Guard.OBSERVE
     level: Level = Level.BASIC
     level_file: str | None = None
+    unsampled: Unsampled = Unsampled.RECORD
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -67,7 +79,7 @@ class Settings:
             for name in known
             if (value := given.get(name, environ.get(f"KVTRAIL_{name.upper()}") or None)) is not None
         }
-        for name, choices in (("guard", Guard), ("level", Level)):
+        for name, choices in (("guard", Guard), ("level", Level), ("unsampled", Unsampled)):
             if name in values:
                 values[name] = _choice(name, values[name], choices)
         if not isinstance(values.get("level_file", ""), str):

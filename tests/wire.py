@@ -29,7 +29,11 @@ def encoded(events: Sequence[Event]) -> bytes:
         context = contexts.setdefault(
             request,
             RequestContext(
-                request, start_ns=event.start_ns, root=root_ids(event.engine, request), parent=None, sampled=True
+                request,
+                start_ns=event.start_ns,
+                root=root_ids(event.engine, request),
+                parent=None,
+                sampled=event.sampled is not False,
             ),
         )
         source = attribute(semconv.CONNECTOR.key, event.connector) + attribute(semconv.ROLE.key, event.role)

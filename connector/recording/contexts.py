@@ -39,18 +39,26 @@ class RequestContext:
             table would be worse than none.
         sequence: counts the request's events.
         sampled: False when OpenTelemetry's sampler left the request out.
+        recorded: whether its events are recorded.
         root: 16 bytes of trace id and 8 of the root span's id.
         has_caller: whether the root is part of a caller's trace.
         identity: what the spans of this request share.
     """
 
     __slots__ = (
-        "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation", "request",
-        "request_id", "root", "sampled", "sequence", "start_ns", "started",
+        "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation", "recorded",
+        "request", "request_id", "root", "sampled", "sequence", "start_ns", "started",
     )  # fmt: skip
 
     def __init__(
-        self, request_id: str, *, start_ns: int, root: bytes, parent: SpanContext | None, sampled: bool
+        self,
+        request_id: str,
+        *,
+        start_ns: int,
+        root: bytes,
+        parent: SpanContext | None,
+        sampled: bool,
+        recorded: bool = True,
     ) -> None:
         self.request_id = request_id
         self.request: Any = None
@@ -60,13 +68,15 @@ class RequestContext:
         self.incarnation = 0
         self.start_ns = start_ns
         self.sampled = sampled
+        self.recorded = recorded
         self.epoch = 0
         self.detailed = False
         self.detailed_epoch = -1
         self.sequence = count()
         self.root = root
         self.has_caller = parent is not None
-        self.identity: Identity = (root, b"" if parent is None else parent.span_id.to_bytes(8, "big"), request_id)
+        caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
+        self.identity: Identity = (root, caller, request_id, sampled)
 
 
 class Contexts:
@@ -76,11 +86,13 @@ class Contexts:
         open: the requests that have not ended, by id.
     """
 
-    def __init__(self, engine_id: str, sampler: Sampler) -> None:
+    def __init__(self, engine_id: str, sampler: Sampler, *, sampled_only: bool) -> None:
+        """`sampled_only`: requests that the sampler leaves out are not recorded."""
         self.open: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id = engine_id
         self._sampler = sampler
+        self._sampled_only = sampled_only
 
     def of(self, request: Any) -> RequestContext:
         """The context of one of vLLM's requests, on the scheduler's side, brought to its current epoch."""
@@ -100,9 +112,7 @@ class Contexts:
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Accept a request's place in its caller's trace, as another process has decided it."""
         if request_id not in self.open:
-            self._remember(
-                RequestContext(request_id, start_ns=time.monotonic_ns(), root=root, parent=None, sampled=sampled)
-            )
+            self._remember(self._context(request_id, root, None, sampled))
 
     def end(self, context: RequestContext) -> None:
         """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
@@ -134,10 +144,20 @@ class Contexts:
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
         sampled = self._is_sampled(root, parent)
-        context = RequestContext(request_id, start_ns=time.monotonic_ns(), root=root, parent=parent, sampled=sampled)
+        context = self._context(request_id, root, parent, sampled)
         context.request, context.incarnation = request, incarnation
         self._remember(context)
         return context
+
+    def _context(self, request_id: str, root: bytes, parent: SpanContext | None, sampled: bool) -> RequestContext:
+        return RequestContext(
+            request_id,
+            start_ns=time.monotonic_ns(),
+            root=root,
+            parent=parent,
+            sampled=sampled,
+            recorded=sampled or not self._sampled_only,
+        )
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:
         if parent is None and self._sampler is DEFAULT_ON:

@@ -22,6 +22,9 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64
+_FLAGS = b"\x85\x01" + struct.pack(
+    "<I", 1
+)  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
 _ROOT = Kind.REQUEST.value
 _REMEMBERED = 8192
 _LONG = 64
@@ -107,16 +110,18 @@ class _SequenceNumber:
 
 
 class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
-    """What the spans of a request share, as fields of `Span`: the trace's id; the root's id as a parent; trace, span and
-    parent id of the root itself; and the attributes that name the request."""
+    """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; both, span
+    and parent id of the root itself; and the attributes that name the request and say whether it is sampled."""
 
     def __missing__(self, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
-        root, caller, request_id = identity
+        root, caller, request_id, sampled = identity
         if len(self) >= _REMEMBERED:
             self.clear()
         trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
+        trace += _FLAGS if sampled else b""
         own = trace + field(2, span_id) + (field(4, caller) if caller else b"")
         names = attribute(semconv.REQUEST_ID.key, request_id) + attribute(semconv.EXTERNAL_ID.key, external)
+        names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
         fields = self[identity] = (trace, field(4, span_id), own, names if request_id else b"")
         return fields
 

@@ -66,7 +66,8 @@ class Recorder:
         self._delay_s = positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
         provider = TracerProvider(resource=_resource({**own, **resource}), shutdown_on_exit=False)
-        self.contexts = Contexts(engine_id, provider.sampler)
+        sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
+        self.contexts = Contexts(engine_id, provider.sampler, sampled_only=sampled_only)
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
@@ -97,7 +98,7 @@ class Recorder:
         order. Never blocks, never raises."""
         if context is None:
             context = self._no_request
-        elif not context.sampled:
+        elif not context.recorded:
             return
         sequence, number, append = next(self._numbers), next(context.sequence), self._append
         append((kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values))

@@ -8,9 +8,9 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-Identity = tuple[bytes, bytes, str]
+Identity = tuple[bytes, bytes, str, bool]
 """What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
-is one, and the request's id."""
+is one, the request's id, and whether OpenTelemetry's sampler chose it."""
 EventTuple = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
 """kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in nanoseconds of the
 monotonic clock, error, and the values of `semconv.FIELDS[kind]`. Only types that `marshal` can write, since it leaves the

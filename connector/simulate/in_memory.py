@@ -48,9 +48,9 @@ class InMemoryExporter:
         self._sealed = True
         if not self._held:
             return
-        (root, _, _), sequence = self._held[-1][2:4]
+        (root, *_), sequence = self._held[-1][2:4]
         at_ns = max(end_ns for *_, end_ns, _, _ in self._held) + later_s * 10**9
-        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", ""), (sequence, 0, False, None)
+        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", "", True), (sequence, 0, False, None)
         self._held.append((kind, b"", nobody, sequence + 1, 0, 0, at_ns, at_ns, None, values))
 
     def events(self) -> list[Event]:
@@ -85,7 +85,7 @@ class InMemoryExporter:
 
     def _decoded(self, source: bytes, identity: Identity) -> dict[str, Any]:
         """The fields that all events of one request from one connector share."""
-        root, _, request_id = identity
+        root, _, request_id, sampled = identity
         known = protobuf.attributes(ProtoSpan.FromString(source).attributes)
         fields = {common.field: known[common.key] for common in semconv.COMMON if common.key in known}
         fields |= {
@@ -93,10 +93,13 @@ class InMemoryExporter:
             "recorder": self._resource[semconv.RECORDER_ID.key],
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
             "capabilities": self._resource.get(semconv.CAPABILITIES.key),
+            "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:
             fields |= {"request": request_id, "external": semconv.external_id(request_id)}
+        if not sampled:
+            fields[semconv.SAMPLED.field] = False
         return {"root": root[16:].hex(), "fields": {"connector": "", "role": "", "rank": 0, **fields}}
 
 

@@ -19,7 +19,7 @@ from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, p
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
-from kvtrail.connector.settings import Settings
+from kvtrail.connector.settings import Settings, Unsampled
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
@@ -73,7 +73,10 @@ class Tracing:
         probe = probe_for(self._kvtrail_plain)
         if (chunk_size := _chunk_size(probe, self)) is not None:
             source[semconv.CHUNK_SIZE.key] = chunk_size
-        recorder = of_process(str(transfer.engine_id), _resource(self._kvtrail_plain, vllm_config, kv_cache_config))
+        resource = _resource(self._kvtrail_plain, vllm_config, kv_cache_config)
+        if settings.unsampled is Unsampled.DROP:
+            resource[semconv.SAMPLED_ONLY.key] = True
+        recorder = of_process(str(transfer.engine_id), resource)
         if recorder is not None:
             recorder.level.set(settings.level, settings.level_file)
         self._kvtrail = Instrumentation(

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 from memory import MemoryTransport, a_recorder, a_request, record
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from processes import SLOW_S, until
 
 from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
+from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import protobuf
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Heartbeat
 from kvtrail.tracer.model.semconv import Kind
 
@@ -53,15 +57,34 @@ def test_the_callers_trace_is_joined() -> None:
     assert [e.trace_id for e in transport.lookups()] == ["0af7651916cd43dd8448eb211c80319c"]
 
 
-def test_a_request_that_the_caller_did_not_sample_is_left_out() -> None:
-    """`OTEL_TRACES_SAMPLER` is parentbased_always_on if unset: an unsampled parent means no spans, and no gap either."""
+def record_unsampled(resource: dict[str, Any]) -> MemoryTransport:
+    """What arrives of a request that its caller did not sample, and of another. `OTEL_TRACES_SAMPLER` is
+    parentbased_always_on if unset."""
     transport = MemoryTransport()
-    recorder = a_recorder(transport)
+    recorder = Recorder("engine", resource, InProcessExporter(transport))
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
-    record(recorder, a_request("unsampled", trace_headers=headers))
-    record(recorder, a_request("sampled"))
+    with transport.held_up():
+        record(recorder, a_request("unsampled", trace_headers=headers))
+        record(recorder, a_request("sampled"))
     recorder.close(SLOW_S)
+    return transport
+
+
+def test_a_request_that_is_not_sampled_is_recorded_and_says_so() -> None:
+    """It stores, evicts and holds blocks like all others: without it the account of an engine is wrong."""
+    transport = record_unsampled({})
+    assert [(e.request, e.sequence, e.sampled) for e in transport.lookups()] == [
+        ("unsampled", 0, False),
+        ("sampled", 1, None),
+    ]
+    spans = [span for p in transport.payloads for span in list_of_spans(p) if span.name == Kind.LOOKUP]
+    assert [span.flags & 1 for span in spans] == [0, 1]
+
+
+def test_recording_can_be_sampled_for_real_and_every_event_says_so() -> None:
+    transport = record_unsampled({semconv.SAMPLED_ONLY.key: True})
     assert [(e.request, e.sequence) for e in transport.lookups()] == [("sampled", 0)]
+    assert {e.sampled_only for e in transport.events()} == {True}
 
 
 def test_the_sampler_variable_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +93,13 @@ def test_the_sampler_variable_is_honoured(monkeypatch: pytest.MonkeyPatch) -> No
     recorder = a_recorder(transport)
     record(recorder, a_request())
     recorder.close(SLOW_S)
-    assert transport.lookups() == []
+    assert [e.sampled for e in transport.lookups()] == [False]
+
+
+def list_of_spans(payload: bytes) -> list[ProtoSpan]:
+    """The spans as protobuf has them, with their flags."""
+    (resource,) = ExportTraceServiceRequest.FromString(payload).resource_spans
+    return list(resource.scope_spans[0].spans)
 
 
 def test_a_full_ring_drops_counts_and_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:

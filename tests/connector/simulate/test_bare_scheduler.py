@@ -56,6 +56,32 @@ def test_a_correct_connector_is_never_accused(
     assert all(a.ended_ns is not None for a in detector.accounts.values())
 
 
+@pytest.mark.parametrize("unsampled", ["record", "drop"])
+def test_a_sampler_changes_nothing_but_a_mark(
+    tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch, unsampled: str
+) -> None:
+    """What is not sampled stores, evicts and holds blocks, too. Only a user who asks for it gets a recording without it, and
+    all of its events say so."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    extra = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}
+    bare = scheduler(
+        tmp_path, "OffloadConnector", {**extra, "kvtrail": {"level": "detailed", "unsampled": unsampled}}, seed=1
+    )
+    storm(bare, seed=1, requests=100)
+    events = [event for event in recorded() if event.request is not None]
+    marks = {event.request: event.sampled for event in events}
+    if unsampled == "drop":
+        assert set(marks.values()) == {None}
+        assert len(marks) < 80
+        assert {event.sampled_only for event in events} == {True}
+    else:
+        assert set(marks.values()) == {False, None}
+        assert len(marks) == 100
+        assert {event.sampled_only for event in events} == {None}
+        assert judged(events).findings == {}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_failed_loads_that_are_reported_accuse_nobody(
     tmp_path: Path, recorded: Callable[[], list[Event]], seed: int
