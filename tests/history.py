@@ -5,8 +5,11 @@
     L 749 c336 h256 -> 0 fresh         the connector says that it computed the answer anew
     L 749 c0 -> later                  'ask me later'; `async` after an answer makes it asynchronous
     L 749 c0 h64 -> 64 keys a,b        the keys of the chunks that it claims
+    L 749 c0 -> !KeyError: 'x'         a lookup that raised
     rank 1 h256                        what rank 1 answered to the lookup that comes
+    group 1 h48 at 32,48               what KV cache group 1 holds: up to 48 tokens, objects that end at 32 and 48
     A 256 [1 2 5-8]                    an allocation for 256 external tokens, and the block table
+    A 256 [1-8 | 20-27]                the tables of two KV cache groups
     A 256 !Mismatch ...                an allocation that raised
     S 336+48 [4] drafts 3              a step: from 336, 48 tokens; blocks that it adds; speculative tokens among them
     P free 7                           a preemption: the next epoch begins; free blocks after it
@@ -15,8 +18,10 @@
     done #7                            the transfer has ended; `failed` after it
     flush #7                           the workers must wait for it
     load 0/130                         a worker's load: tokens, of how many; `rank 1` after it; `!text` an error
-    store 256+256                      a store, from a log
+    load 256+100/130 in 5              from token 256 on, into 5 different blocks
+    store 256+256                      a store, from a log; `!text` an error
     store 256+256 in 7                 a worker's store from 7 different blocks
+    failure build_connector_meta !text the call raised; `rank 1` before the error is a worker's
     R                                  the asynchronous load was received; `failed` after it
     error [5 6]                        blocks whose load failed
     prefetch 0+512
@@ -27,17 +32,26 @@
     key k1 after k0 of digest          a chunk's key
     pool cpu used 3 free 4 total 8
     index applied 3 declined 1 published 5
-    evict a, reset, reset refused
+    holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
+    evict a, reset, reset refused      `reset silent` answered None
+    start 749                          the request begins, with so many tokens
+    start 749 as lora-a                the adapter and salt that its KV depends on
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
     end [1 2]                          the blocks that it held at its end
-    wait 130                           so many seconds pass
+    end aborted, end length_capped     how it ended; `stopped` if nothing is said
+    end delayed lease 30               its blocks are kept for 30 seconds at most
+    end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
+    wait 130                           so many seconds pass, in which every recorder gives signs of life
+    wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
+    wait 130 silent                    nothing is heard of anybody
     b: L 749 ...                       another request of the same engine
     @nixl L 749 ...                    a child of a MultiConnector
     <decoder> key k1 ...               another engine, with a recorder of its own
     # anything                         a remark
 
-Requests begin by themselves. Times count up by a millisecond a line. A block holds 32 tokens if
-nothing else is said, a chunk `chunk` of them.
+Requests begin by themselves, if nothing is said of it. Times count up by a millisecond a line. A block
+holds 32 tokens if nothing else is said, a chunk `chunk` of them. A history that came from a log
+(`from_log`) has no signs of life.
 """
 
 from __future__ import annotations
@@ -57,6 +71,12 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.replay.history import History, Moment, in_order
 
+SECOND_NS = 10**9
+MILLISECOND_NS = 10**6
+HEARTBEAT_NS = 5 * SECOND_NS
+"""Between two signs of life of a recorder."""
+STEPS = {"idle": 0, "busy": 1000}
+"""Steps of the scheduler between two signs of life."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
 
@@ -69,8 +89,15 @@ def _number(text: str | None) -> int | None:
 
 
 def _blocks(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+    """The ids of the only KV cache group; None of several, which the recorder does not tell."""
+    return None if text is None or "|" in text else _ids(text)
+
+
+def _blocks_count(text: str | None) -> int | None:
+    return None if text is None or "|" not in text else sum(len(_ids(group)) for group in text.split("|"))
+
+
+def _ids(text: str) -> tuple[int, ...]:
     spans = (span.partition("-") for span in text.split())
     return tuple(block for first, _, last in spans for block in range(int(first), int(last or first) + 1))
 
@@ -84,7 +111,8 @@ def _lookup(m: re.Match[str]) -> Fields:
         "total": int(m["total"]),
         "computed": int(m["computed"]),
         "matched": None if m["matched"] in (None, "?") else int(m["matched"]),
-        "returned": None if m["answer"] == "later" else int(m["answer"]),
+        "returned": None if m["answer"] == "later" or m["error"] else int(m["answer"]),
+        "error": m["error"],
         "is_async": bool(m["is_async"]),
         "cached": None if m["cached"] is None else m["cached"] == " cached",
         "refused": _number(m["healed"]),
@@ -102,20 +130,46 @@ def _plan(m: re.Match[str]) -> Fields:
     }
 
 
-_BLOCKS = r"(?: \[(?P<blocks>[\d -]*)\])?"
+def _end(m: re.Match[str]) -> Fields:
+    return {
+        "outcome": m["outcome"] or "stopped",
+        "free_delayed": bool(m["delayed"]),
+        "blocks_ids": _blocks(m["blocks"]),
+        "computed": _number(m["computed"]),
+        "handoff": True if m["handoff"] else None,
+        "lease_s": _number(m["lease"]),
+    }
+
+
+def _holdings(m: re.Match[str]) -> Fields:
+    return {"chunk_keys": _keys(m["keys"]), "holdings_first": not m["before"], "holdings_last": not m["after"]}
+
+
+_BLOCKS = r"(?: \[(?P<blocks>[\d |-]*)\])?"
+_ERROR = r"(?: !(?P<error>.*))?"
 _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
 LINES: list[Line] = [
     (
-        r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?P<answer>-?\d+|later)"
+        r"L (?P<total>\d+) c(?P<computed>\d+)(?: h(?P<matched>\d+|\?))? -> (?:(?P<answer>-?\d+|later)|!(?P<error>.*))"
         r"(?P<is_async> async)?(?P<cached> cached| fresh)?(?: healed (?P<healed>-?\d+))?(?: keys (?P<keys>\S+))?",
         e.Lookup,
         _lookup,
     ),
     (r"rank (?P<rank>\d+) h(?P<matched>\d+)", e.RankLookup, lambda m: {"rank": int(m["rank"]), "matched": int(m["matched"])}),
     (
-        r"A (?P<allocated>\d+)" + _BLOCKS + r"(?: !(?P<error>.*))?",
+        r"group (?P<group>\d+) h(?P<matched>\d+) at (?P<ends>[\d,]+)",
+        e.RankLookup,
+        lambda m: {
+            "group": int(m["group"]), "matched": int(m["matched"]), "boundaries": tuple(map(int, m["ends"].split(","))),
+        },
+    ),
+    (
+        r"A (?P<allocated>\d+)" + _BLOCKS + _ERROR,
         e.Alloc,
-        lambda m: {"allocated": int(m["allocated"]), "blocks_ids": _blocks(m["blocks"]), "error": m["error"]},
+        lambda m: {
+            "allocated": int(m["allocated"]), "blocks_ids": _blocks(m["blocks"]), "error": m["error"],
+            "blocks_count": _blocks_count(m["blocks"]),
+        },
     ),
     (
         r"S (?P<computed>\d+)\+(?P<scheduled>\d+)" + _BLOCKS + r"(?: drafts (?P<drafted>\d+))?",
@@ -139,19 +193,29 @@ LINES: list[Line] = [
     ),
     (r"flush #(?P<job>\d+)", e.Flush, lambda m: {"transfer_id": int(m["job"])}),
     (
-        r"load (?P<count>\d+)(?:/(?P<expected>\d+))?(?: rank (?P<rank>\d+))?(?: !(?P<error>.*))?",
+        r"load (?:(?P<start>\d+)\+)?(?P<count>\d+)(?:/(?P<expected>\d+))?(?: in (?P<blocks>\d+))?(?: rank (?P<rank>\d+))?"
+        + _ERROR,
         e.Load,
         lambda m: {
-            "start": 0, "count": int(m["count"]), "expected": _number(m["expected"]), "role": "worker",
-            "rank": int(m["rank"] or 0), "error": m["error"],
+            "start": int(m["start"] or 0), "count": int(m["count"]), "expected": _number(m["expected"]), "role": "worker",
+            "rank": int(m["rank"] or 0), "blocks_count": _number(m["blocks"]), "error": m["error"],
         },
     ),
     (
-        r"store (?P<start>\d+)\+(?P<count>\d+) in (?P<blocks>\d+)",
+        r"store (?P<start>\d+)\+(?P<count>\d+)(?: in (?P<blocks>\d+))?" + _ERROR,
         e.Store,
-        lambda m: {"start": int(m["start"]), "count": int(m["count"]), "blocks_count": int(m["blocks"])},
+        lambda m: {
+            "start": int(m["start"]), "count": int(m["count"]), "blocks_count": _number(m["blocks"]), "error": m["error"],
+        },
     ),
-    (r"store (?P<start>\d+)\+(?P<count>\d+)", e.Store, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
+    (
+        r"failure (?P<call>\w+)(?: rank (?P<rank>\d+))? !(?P<error>.*)",
+        e.Failure,
+        lambda m: {
+            "call": m["call"], "error": m["error"], "rank": int(m["rank"] or 0),
+            "role": "worker" if m["rank"] else "scheduler",
+        },
+    ),
     (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),
     (r"error \[(?P<blocks>[\d -]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
     (r"prefetch (?P<start>\d+)\+(?P<count>\d+)", e.Prefetch, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
@@ -190,15 +254,27 @@ LINES: list[Line] = [
         lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
     ),
     (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": m["key"]}),
-    (r"reset(?P<refused> refused)?", e.Reset, lambda m: {"succeeded": not m["refused"]}),
     (
-        r"end(?P<delayed> delayed)?" + _BLOCKS,
+        r"reset(?: (?P<answer>refused|silent))?",
+        e.Reset,
+        lambda m: {"succeeded": {"refused": False, "silent": None}.get(m["answer"], True)},
+    ),
+    (r"holds (?P<before>\.\. )?(?P<keys>[^ .]+)(?P<after> \.\.)?", e.Holdings, _holdings),
+    (
+        r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?",
+        e.RequestStart,
+        lambda m: {"total": _number(m["total"]), "identity": m["identity"]},
+    ),
+    (
+        r"end(?P<delayed> delayed)?(?: (?P<outcome>stopped|length_capped|aborted|ignored|error))?(?P<handoff> handoff)?"
+        r"(?: computed (?P<computed>\d+))?(?: lease (?P<lease>\d+))?" + _BLOCKS,
         e.RequestEnd,
-        lambda m: {"outcome": "stopped", "free_delayed": bool(m["delayed"]), "blocks_ids": _blocks(m["blocks"])},
+        _end,
     ),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
-_OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key)
+_OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key, e.Holdings)
+_CALLS_OF_A_REQUEST = ("on_new_request", "request_finished")
 
 
 def history(
@@ -210,40 +286,53 @@ def history(
     connector: str = "Connector",
     chunk: int = 256,
     block: int = BLOCK_SIZE,
+    from_log: bool = False,
 ) -> list[Event]:
     """The events that the text describes."""
     events: list[Event] = []
     epochs: dict[str, int] = {}
-    sequences: Counter[str] = Counter()
     numbers: Counter[tuple[str, str | None]] = Counter()
     totals: dict[str, int] = {}
-    waited_ns = 0
+    steps = 0
+    now_ns = START_NS
+    heard: dict[str, Event] = {}
 
     def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
-        at_ns = START_NS + waited_ns + len(events) * 1_000_000
+        nonlocal now_ns
         by = where or recorder
         common: dict[str, Any] = {
-            "engine": where or engine, "recorder": by, "sequence": sequences[by], "connector": connector,
-            "connector_id": child, "role": "scheduler", "rank": 0, "start_ns": at_ns, "end_ns": at_ns + 10_000,
-            "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
+            "engine": where or engine, "recorder": by, "sequence": heard[by].sequence + 1 if by in heard else 0,
+            "connector": connector, "connector_id": child, "role": "scheduler", "rank": 0, "start_ns": now_ns,
+            "end_ns": now_ns + 10_000, "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
         }  # fmt: skip
-        sequences[by] += 1
+        now_ns += MILLISECOND_NS
         numbers[by, about] += 1
-        events.append(cls(**{**common, **fields}))
+        heard[by] = cls(**{**common, **fields})
+        events.append(heard[by])
 
     for line in _lines(text):
-        if wait := re.fullmatch(r"wait (\d+)", line):
-            waited_ns += int(wait[1]) * 10**9
+        if wait := re.fullmatch(r"wait (\d+)(?: (idle|busy|silent))?", line):
+            until_ns = now_ns + int(wait[1]) * SECOND_NS
+            for at_ns in (
+                () if from_log or wait[2] == "silent" else range(now_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS)
+            ):
+                steps += STEPS.get(wait[2], 0)
+                for by, last in heard.items():
+                    heard[by] = _heartbeat(last, at_ns, steps if wait[2] else None)
+                    events.append(heard[by])
+            now_ns = until_ns
             continue
         where, name, child, line = _place(line)
         about = f"{name}-{request}" if name else request
         cls, fields = _parse(line)
-        if about not in epochs and cls not in _OF_NO_REQUEST:
+        of_none = cls in _OF_NO_REQUEST or (cls is e.Failure and not name and fields["call"] not in _CALLS_OF_A_REQUEST)
+        if about not in epochs and not of_none:
             epochs[about] = 0
-            totals[about] = _total_of(text, name)
-            add(e.RequestStart, about, where, child, total=totals[about])
+            totals[about] = fields.get("total") or _total_of(text, name)
+            if cls is not e.RequestStart:
+                add(e.RequestStart, about, where, child, total=totals[about])
         if cls is e.Preempt:
             epochs[about] += 1
         elif cls in (e.RequestEnd, e.Alloc):
@@ -252,10 +341,22 @@ def history(
             totals[about] = fields["total"]
         elif cls is e.Schedule:
             fields["resumed"] = epochs[about] > 0
-        add(cls, None if cls in _OF_NO_REQUEST else about, where, child, **fields)
+        add(cls, None if of_none else about, where, child, **fields)
     if not events:
         add(e.RequestStart, request, engine, "", total=100)
     return events
+
+
+def _heartbeat(last: Event, at_ns: int, steps: int | None = None) -> e.Heartbeat:
+    """A recorder's sign of life after its last event."""
+    return e.Heartbeat(
+        engine=last.engine,
+        recorder=last.recorder,
+        sequence=last.sequence + 1,
+        start_ns=at_ns,
+        end_ns=at_ns,
+        scheduler_step=steps,
+    )
 
 
 def _place(line: str) -> tuple[str, str, str, str]:
@@ -296,23 +397,18 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
     return detector
 
 
-def heartbeats(events: Sequence[Event], *, later_s: float) -> list[Event]:
-    """A sign of life of every recorder, so many seconds after the last event."""
-    at_ns = max((event.end_ns for event in events), default=0) + int(later_s * 1e9)
-    last = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
-    return [
-        e.Heartbeat(
-            engine=event.engine,
-            recorder=recorder,
-            sequence=event.sequence + 1,
-            connector="",
-            role="",
-            rank=0,
-            start_ns=at_ns,
-            end_ns=at_ns,
-        )
-        for recorder, event in last.items()
-    ]
+def heartbeats(events: Sequence[Event], *, later_s: float, idle: bool = False) -> list[Event]:
+    """The signs of life of every recorder after the last event, up to so many seconds later; `idle`: the scheduler makes no
+    step in between."""
+    from_ns = max((event.end_ns for event in events), default=0)
+    until_ns = from_ns + int(later_s * SECOND_NS)
+    heard = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
+    beats: list[Event] = []
+    for at_ns in (*range(from_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS), until_ns):
+        for recorder, last in heard.items():
+            heard[recorder] = _heartbeat(last, at_ns, 0 if idle else None)
+            beats.append(heard[recorder])
+    return beats
 
 
 def rules_found(detector: Detector) -> list[str]:

@@ -29,7 +29,7 @@ c: A 256 [50-66]
 b: end
 """
 STALE_AT, REPEATED_AT = 12, 13
-LATE = "wait 700\nd: L 64 c0 h0 -> 0"
+LATE = "wait 700 silent\nd: L 64 c0 h0 -> 0"
 
 
 def played(events: Iterable[Event], **selection: Any) -> Player:

@@ -47,7 +47,9 @@ class RankDisagreement(_Reporting):
 
     def hit(self, request: Any, matched: int) -> None:
         poorest = matched - self.chunk_size
-        self.probe_events.append(ProbeEvent(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest)))
+        self.probe_events.append(
+            ProbeEvent(Kind.RANK_LOOKUP, request.request_id, (request.num_tokens, poorest, None, None))
+        )
 
 
 class WastedPrefetch(_Reporting):

@@ -51,12 +51,14 @@ class Recorder:
     Attributes:
         contexts: all the requests that it knows.
         level: how much is recorded.
+        steps: scheduling steps so far; None on a worker.
     """
 
     def __init__(self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter) -> None:
         self.id = secrets.token_hex(8)
         self.engine_id = engine_id
         self.level = LevelSwitch()
+        self.steps: int | None = None
         limit = positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
         self._ring = Ring(limit)
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
@@ -194,7 +196,8 @@ class Recorder:
         at_ns, dropped = time.monotonic_ns(), self.dropped
         moved_ns = time.time_ns() - at_ns - self._base_ns
         offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
-        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, (self._sent + dropped, dropped, closing, offset_ns))
+        values = (self._sent + dropped, dropped, closing, offset_ns, self.steps)
+        self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         return self._ring.take(BATCH)
 
 

@@ -50,7 +50,8 @@ class InMemoryExporter:
             return
         (root, *_), sequence = self._held[-1][2:4]
         at_ns = max(end_ns for *_, end_ns, _, _ in self._held) + later_s * 10**9
-        kind, nobody, values = semconv.Kind.HEARTBEAT.value, (root, b"", "", True), (sequence, 0, False, None)
+        kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
+        values = (sequence, 0, False, None, None)
         self._held.append((kind, b"", nobody, sequence + 1, 0, 0, at_ns, at_ns, None, values))
 
     def events(self) -> list[Event]:

@@ -9,6 +9,7 @@ longer fits its connector, is logged once, and that recording is over; the conne
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,6 +31,9 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 HASH_BYTES = 6
 """Recorded of a block's hash: enough to recognize it among those of a trace."""
+IDENTITY_BYTES = 8
+PLAIN = "plain"
+"""The identity of a request without adapter and salt."""
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""
 SAFE_ANSWER = (0, False)
@@ -101,7 +105,8 @@ class Instrumentation:
         if not context.started:
             context.started = True
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
-            values = (request.num_tokens, limit, self._steps, priority or None, self._new_hashes(context, request))
+            hashes, identity = self._new_hashes(context, request), _identity(request)
+            values = (request.num_tokens, limit, self._steps, priority or None, hashes, identity)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 
@@ -186,6 +191,7 @@ class Instrumentation:
             ):
                 self._scheduled(connector, output)
             self._steps += 1
+            self._recorder.steps = self._steps
         except Exception:
             self._give_up()
             return
@@ -225,7 +231,9 @@ class Instrumentation:
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
             outcome = request.status.name.removeprefix("FINISHED_").lower()
-            values = (*counts, outcome, delayed, None, self._steps, self._new_hashes(context, request))
+            handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
+            hashes = self._new_hashes(context, request)
+            values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None)
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context)
 
@@ -388,6 +396,15 @@ def _first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | No
     if blocks is None:
         return ()
     return tuple(blocks[0]) if len(blocks) == 1 else None
+
+
+def _identity(request: Any) -> str:
+    """The digest of what the request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
+    adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
+    if adapter is None and not salt:
+        return PLAIN
+    text = f"{getattr(adapter, 'lora_name', '')}\0{salt or ''}"
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=IDENTITY_BYTES).hexdigest()
 
 
 def _left_free(connector: Any, output: Any) -> int:

@@ -96,6 +96,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     scheduler_step: Count | None = None
     request_priority: AnyCount | None = None
     block_hashes: str | None = None
+    identity: str | None = None
 
 
 class RequestEnd(Event, kw_only=True, gc=False):
@@ -109,6 +110,8 @@ class RequestEnd(Event, kw_only=True, gc=False):
     scheduler_step: Count | None = None
     block_hashes: str | None = None
     """Of the blocks that were filled after its start."""
+    handoff: bool | None = None
+    lease_s: Count | None = None
 
 
 class Lookup(Event, kw_only=True, gc=False):
@@ -222,6 +225,8 @@ class RankLookup(Event, kw_only=True, gc=False):
     kind = Kind.RANK_LOOKUP
     total: Count | None = None
     matched: Count
+    group: Count | None = None
+    boundaries: tuple[Count, ...] | None = None
 
 
 class Prefetch(Event, kw_only=True, gc=False):
@@ -324,6 +329,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_dropped: Count = 0
     recorder_closed: bool = False
     recorder_clock_offset: Offset | None = None
+    scheduler_step: Count | None = None
 
 
 CLASSES: dict[str, type[Event]] = {

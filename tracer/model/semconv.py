@@ -144,6 +144,20 @@ RESUMED = Attribute("kvtrail.resumed", bool, "The request runs again after a pre
 DELAYED = Attribute("kvtrail.free.delayed", bool, "The connector keeps the blocks after the request has finished.")
 OUTCOME = Attribute("kvtrail.outcome", str, "How the request ended: vLLM's finish status, in lower case.")
 FAILED = Attribute("kvtrail.failed", bool, "The transfer failed.")
+HANDOFF = Attribute(
+    "kvtrail.handoff", bool, "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
+)
+LEASE = Attribute("kvtrail.lease.s", int, "Seconds for which the connector keeps the blocks at most.")
+GROUP = Attribute("kvtrail.group", int, "Number of a KV cache group, where the answer is that group's alone.")
+BOUNDARIES = Attribute(
+    "kvtrail.tokens.boundaries", tuple, "Lengths of the request's prefixes for which an object is held, in tokens."
+)
+IDENTITY = Attribute(
+    "kvtrail.request.identity",
+    str,
+    "What the KV depends on besides the tokens: a digest of the adapter's name and the cache salt; `plain` without either.",
+    "identity",
+)
 SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
 HOLDINGS_FIRST = Attribute(
     "kvtrail.holdings.first", bool, "The first part of a list of all chunks that the store holds."
@@ -163,8 +177,8 @@ CLOCK_OFFSET = Attribute(
 )
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES),
-    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES),
+    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, IDENTITY),
+    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
     Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS),
@@ -178,7 +192,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.TRANSFER_END: (JOB, FAILED, STEP),
     Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
-    Kind.RANK_LOOKUP: (TOTAL, MATCHED),
+    Kind.RANK_LOOKUP: (TOTAL, MATCHED, GROUP, BOUNDARIES),
     Kind.PREFETCH: (START, COUNT),
     Kind.LOCK: (LOCKS,),
     Kind.UNLOCK: (LOCKS,),
@@ -194,7 +208,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.CACHE_RESET: (STEP,),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.FAILURE: (CALL,),
-    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET),
+    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP),
 }
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 
@@ -214,7 +228,7 @@ BRIEFS: dict[Kind, str] = {
     Kind.TRANSFER_END: "An asynchronous transfer of a plan is over, as the connector's workers reported it.",
     Kind.FLUSH: "The workers must wait for a transfer before they run the step: its blocks are given to others.",
     Kind.LOAD_ERROR: "Blocks whose load failed, as the workers reported them to the scheduler.",
-    Kind.RANK_LOOKUP: "What one rank's store answered to a lookup.",
+    Kind.RANK_LOOKUP: "What one rank's store, or one KV cache group's, answered to a lookup.",
     Kind.PREFETCH: "Tokens were fetched into a nearer tier of the store because of a lookup.",
     Kind.LOCK: "Chunks were locked against eviction for a request.",
     Kind.UNLOCK: "Chunks that were locked for a request were given free.",

@@ -26,7 +26,7 @@ from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
-recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None))
+recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None, None))
 recorder.flush(60)
 print("ready", flush=True)
 time.sleep(600)

@@ -94,7 +94,9 @@ def test_what_comes_of_a_request_that_was_forgotten_came_too_late() -> None:
 
 
 def test_a_number_that_was_given_up_and_comes_after_all_came_too_late() -> None:
-    events = history("L 749 c0 h256 -> 256\nA 256\nwait 30\nS 256+48\nwait 30\nS 304+1\nwait 30\nS 305+1\nend")
+    events = history(
+        "L 749 c0 h256 -> 256\nA 256\nwait 30 silent\nS 256+48\nwait 30 silent\nS 304+1\nwait 30 silent\nS 305+1\nend"
+    )
     late = [*events[:2], *events[3:5], events[2], *events[5:]]
     with pytest.raises(TooLate):
         judged(late)
