@@ -2,12 +2,14 @@
 
 Known: LMCache 0.3.10, 0.3.11 and 0.5.6, and the adapter that comes with vLLM 0.32 (`use_native`). All of them hold the
 result of a request's latest lookup (`load_specs`) until the request is scheduled, and send their workers, with every step,
-what each request loads and saves. For an LMCache with another layout nothing is reported; nothing is guessed.
+what each request loads and saves. For an LMCache with another layout nothing is reported; nothing is guessed. But of one
+that was read before nothing is left out: what looks wrong is reported as it is, and what cannot be read raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +25,8 @@ class LMCacheProbe(Probe):
     load_call, store_call = "start_load_kv", "wait_for_save"
 
     def __init__(self) -> None:
+        self._fits = False
+        """Whether plans were read before."""
         self._seen: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
         self._saving: tuple[Any, Sequence[Moved]] = (None, ())
@@ -38,10 +42,10 @@ class LMCacheProbe(Probe):
         """
         try:
             spec = connector._lmcache_engine.load_specs.get(request.request_id)
-            matched = None if spec is None else spec.lmcache_cached_tokens
+            matched = None if spec is None else index(spec.lmcache_cached_tokens)
         except _OTHER_LAYOUT:
             return None, None
-        if not isinstance(matched, int):
+        if matched is None or matched < 0:
             return None, None
         if getattr(connector, "answered_from_memory", False):
             return matched, True  # an injected fault, in front of LMCache, remembered it
@@ -51,11 +55,17 @@ class LMCacheProbe(Probe):
         try:
             engine = connector._lmcache_engine
             size = engine._block_size
-            loads = [_planned(r, start, end, size) for r, start, end in _to_load(metadata)]
-            stores = [_planned(r, start, end, size) for r, start, end in _to_save(engine, metadata)]
+            loads = [_planned(r, start, end, r.slot_mapping[:end], size) for r, start, end in _to_load(metadata)]
+            saves = _to_save(engine, metadata)
+            stores = [_planned(r, start, end, r.slot_mapping, size) for r, start, end in saves]
         except _OTHER_LAYOUT:
+            if self._fits:
+                raise
             return None
-        return Seen(loads, stores) if loads or stores else None
+        if not (loads or stores):
+            return None
+        self._fits = True
+        return Seen(loads, stores)
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         """What was loaded beyond vLLM's computed tokens, up to the first block that LMCache reports as failed."""
@@ -71,7 +81,8 @@ class LMCacheProbe(Probe):
             return ()
 
     def stores(self, connector: Any) -> Sequence[Moved]:
-        """What LMCache was given to store. LMCache marks in its metadata what it has stored, so the plan is read before."""
+        """What LMCache was given to store. LMCache marks in its metadata what it has stored, so the plan is read before. What
+        has tokens without a slot, or slots without a token, it refuses to store."""
         (metadata, moved), self._saving = self._saving, (None, ())
         return moved if moved and metadata is connector._connector_metadata else ()
 
@@ -88,7 +99,7 @@ class LMCacheProbe(Probe):
         try:
             engine, metadata = connector._lmcache_engine, connector._connector_metadata
             if engine.lmcache_engine is not None:  # else it failed to start, and stores nothing
-                saves = _to_save(engine, metadata)
+                saves = [each for each in _to_save(engine, metadata) if len(each[0].slot_mapping) == each[2]]
                 self._saving = metadata, [_moved(r, start, end, engine._block_size) for r, start, end in saves]
         except _OTHER_LAYOUT:
             pass
@@ -101,23 +112,26 @@ def _to_load(metadata: Any) -> list[tuple[Any, int, int]]:
 
 
 def _to_save(engine: Any, metadata: Any) -> list[tuple[Any, int, int]]:
-    """The requests that save, each with its first token (of a whole chunk) and its end. What a producer sends to a peer is
-    not a store."""
+    """The requests that save, each with its first token (of a whole chunk) and its end, whether or not there is a slot for
+    each token. What a producer sends to a peer is not a store."""
     if engine.kv_role == "kv_producer":
         return []
     saving, chunk = [], engine._lmcache_chunk_size
     for request in metadata.requests:
         spec, end = request.save_spec, len(request.token_ids)
-        if spec and spec.can_save and spec.skip_leading_tokens < end == len(request.slot_mapping):
-            saving.append((request, spec.skip_leading_tokens // chunk * chunk, end))
+        if spec and spec.can_save and spec.skip_leading_tokens != end:
+            start = spec.skip_leading_tokens // chunk * chunk
+            if start < end:
+                saving.append((request, start, end))
     return saving
 
 
-def _planned(request: Any, start: int, end: int, block_size: int) -> Planned:
-    """The blocks are in the order of their tokens; one that LMCache lists twice is there twice."""
+def _planned(request: Any, start: int, end: int, slots: Any, block_size: int) -> Planned:
+    """The blocks are in the order of their tokens; one that LMCache lists twice is there twice. A load that would end before
+    it begins is one of no tokens."""
     first = start // block_size * block_size
-    blocks = (request.slot_mapping[first:end:block_size] // block_size).tolist()
-    return Planned(request.req_id, start, end - start, tuple(blocks))
+    blocks = (slots[first::block_size] // block_size).tolist()
+    return Planned(request.req_id, start, max(0, end - start), tuple(blocks))
 
 
 def _moved(request: Any, start: int, end: int, block_size: int) -> Moved:

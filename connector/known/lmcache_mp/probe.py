@@ -1,7 +1,8 @@
 """LMCache in a process of its own: the connector's tracker of a request shows what matched, its metadata what is copied.
 
 Known: the connector of LMCache 0.5.6, which counts tokens, and the one that comes with vLLM 0.32, which counts blocks. For
-one with another layout nothing is reported; nothing is guessed.
+one with another layout nothing is reported; nothing is guessed. But of one that was read before nothing is left out: what
+looks wrong is reported as it is, and what cannot be read raises.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ _OTHER_LAYOUT = (AttributeError, TypeError)
 
 class LMCacheMPProbe(Probe):
     """The scheduler's side. What the server moves cannot be seen."""
+
+    def __init__(self) -> None:
+        self._fits = False
+        """Whether plans were read before."""
 
     def chunk_size(self, connector: Any) -> int | None:
         adapter = getattr(connector, "scheduler_adapter", None)  # a worker has none
@@ -41,8 +46,13 @@ class LMCacheMPProbe(Probe):
             loads = [_planned(request) for request in metadata.requests if request.direction != "STORE"]
             stores = [_planned(request) for request in metadata.requests if request.direction == "STORE"]
         except _OTHER_LAYOUT:
+            if self._fits:
+                raise
             return None
-        return Seen(loads, stores) if loads or stores else None
+        if not (loads or stores):
+            return None
+        self._fits = True
+        return Seen(loads, stores)
 
 
 def blocks_of(op: Any) -> tuple[int, ...] | None:
@@ -54,8 +64,9 @@ def blocks_of(op: Any) -> tuple[int, ...] | None:
 
 
 def _planned(request: Any) -> Planned:
+    """One that would end before it begins is one of no tokens."""
     op = request.op
-    return Planned(request.request_id, op.start, op.end - op.start, blocks_of(op))
+    return Planned(request.request_id, op.start, max(0, op.end - op.start), blocks_of(op))
 
 
 PROBE = LMCacheMPProbe

@@ -134,6 +134,65 @@ def test_plans_name_the_blocks_in_the_order_of_their_tokens() -> None:
     assert seen.stores == [Planned("r", 256, 256, tuple(table[8:]))]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "slots_short"), [(range(100, 111), 32), (range(100, 110), 64), (range(100, 113), -32)]
+)
+def test_tokens_and_slots_that_differ_in_number_are_planned_as_they_are_and_not_stored(
+    blocks: range, slots_short: int
+) -> None:
+    """A block of the request is missing in the connector's copy of its table, as in LMCache #1732, or there is one too
+    many: `plan-blocks` compares the plan with the scheduler's table. LMCache's worker refuses to store it."""
+    saving = a_request(384, save_spec=SaveSpec(0))
+    saving.slot_mapping = slots(list(blocks), 384 - slots_short)
+    connector, probe = a_connector(Engine(), saving), LMCacheProbe()
+    seen = probe.stepped(connector, connector._connector_metadata)
+    assert seen is not None
+    assert seen.stores == [Planned("r", 0, 384, tuple(blocks))]
+    probe.loads(connector)
+    assert list(probe.stores(connector)) == []
+
+
+def test_a_load_that_lacks_slots_names_the_blocks_that_there_are() -> None:
+    loading = a_request(512, load_spec=LoadSpec(400, 512))
+    loading.slot_mapping = loading.slot_mapping[:448]
+    connector = a_connector(Engine(), loading)
+    seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
+    assert seen is not None
+    assert seen.loads == [Planned("r", 400, 112, (112, 113))]
+
+
+def test_a_load_that_would_end_before_it_begins_is_one_of_no_tokens() -> None:
+    """The load of LMCache #2158, 256 less 336: a negative count would make the event unreadable."""
+    connector = a_connector(Engine(), a_request(600, load_spec=LoadSpec(336, 256)))
+    seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
+    assert seen is not None
+    assert seen.loads == [Planned("r", 336, 0, ())]
+
+
+def test_a_mark_beyond_the_tokens_leaves_out_no_store() -> None:
+    connector = a_connector(Engine(), a_request(300, save_spec=SaveSpec(400)))
+    seen = LMCacheProbe().stepped(connector, connector._connector_metadata)
+    assert seen is not None
+    assert [(plan.start, plan.tokens) for plan in seen.stores] == [(256, 44)]
+
+
+def test_what_was_read_before_and_cannot_be_read_now_is_not_left_out_in_silence() -> None:
+    """Else a rule would take the plan that is left out for one that was never made."""
+    connector, probe = a_connector(Engine(), a_request(256, save_spec=SaveSpec(0))), LMCacheProbe()
+    assert probe.stepped(connector, connector._connector_metadata) is not None
+    connector._connector_metadata.requests[0].slot_mapping = None
+    with pytest.raises(TypeError):
+        probe.stepped(connector, connector._connector_metadata)
+
+
+def test_counts_of_other_libraries_are_counts() -> None:
+    engine, probe = Engine(), LMCacheProbe()
+    engine.load_specs["r"] = LoadSpec(0, torch.tensor(256))  # type: ignore[arg-type]
+    assert probe.lookup(a_connector(engine), REQUEST) == (256, False)
+    engine.load_specs["r"] = LoadSpec(0, -1)
+    assert probe.lookup(a_connector(engine), REQUEST) == (None, None)
+
+
 def test_a_block_that_stands_twice_counts_once() -> None:
     doubled = [*range(50, 64), 23, 23]
     connector = a_connector(Engine(), a_request(512, doubled, save_spec=SaveSpec(256)))
