@@ -43,16 +43,17 @@ class InMemoryExporter:
         """Nothing is open."""
 
     def seal(self, *, later_s: int) -> None:
-        """End the history with a heartbeat `later_s` seconds after the last event, instead of the recorder's own end: what
-        is still awaited then is overdue."""
+        """End the history with signs of life for `later_s` seconds after the last event, instead of the recorder's own end:
+        what is still awaited then is overdue."""
         self._sealed = True
         if not self._held:
             return
         (root, *_), sequence = self._held[-1][2:4]
-        at_ns = max(end_ns for *_, end_ns, _, _ in self._held) + later_s * 10**9
+        last_ns = max(end_ns for *_, end_ns, _, _ in self._held)
         kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
-        values = (sequence, 0, False, None, None)
-        self._held.append((kind, b"", nobody, sequence + 1, 0, 0, at_ns, at_ns, None, values))
+        for after_s in range(0, later_s + 1, int(recorder.HEARTBEAT_S)):
+            sequence, at_ns = sequence + 1, last_ns + after_s * 10**9
+            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, (sequence, 0, False, None, None)))
 
     def events(self) -> list[Event]:
         """The events, as encoding them as OTLP and decoding them again would give them, but faster."""

@@ -244,5 +244,6 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.DRAFTS.key: getattr(speculation, "num_speculative_tokens", None) or 0,
         semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
         semconv.CAPABILITIES.key: capabilities_declared(cls),
+        semconv.LAUNCH.key: getattr(vllm_config, "instance_id", None) or None,
     }
     return {key: value for key, value in known.items() if value is not None}

@@ -36,6 +36,7 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
     Unlock,
 )
+from kvtrail.tracer.model.findings import Unknown
 
 SCHEDULER = "scheduler"
 REMEMBERED_LOOKUPS = 16
@@ -79,6 +80,8 @@ class Evidence:
     """Numbers of the ended transfers, over all epochs."""
     short: Load | None = None
     """A load that brought less than expected and for which no error has been reported yet."""
+    short_elsewhere: Load | None = None
+    """The last such load that another process recorded: whether an error of the request came before it is not known."""
     load_failed: bool = False
     """Whether a load of the epoch was reported as failed."""
     locks: int = 0
@@ -95,6 +98,10 @@ class Evidence:
     """The last statistics of the epoch."""
     end: RequestEnd | None = None
     """The end, while the request's blocks are kept after it."""
+    ended: RequestEnd | None = None
+    """The end."""
+    number: int = -1
+    """The number of its last event, among all of the recorder on the scheduler's side."""
     sent: Sent | None = None
     """The last completed asynchronous store after the end."""
 
@@ -154,11 +161,21 @@ class Account:
     ended_ns: int | None = None
     outcome: str | None = None
     error: str | None = None
-    complete: bool = True
-    """False once an event of this request is known to be missing."""
+    missing: Unknown | None = None
+    """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
     phases: Phases = field(default_factory=Phases)
     """Filled by the live pipeline, not by `apply`."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every event of the request is known."""
+        return self.missing is None
+
+    def lose(self, why: Unknown) -> None:
+        """Events of the request are missing."""
+        self.missing = self.missing or why
+        self.evidence.blocks = None
 
     @property
     def is_waiting(self) -> bool:
@@ -178,12 +195,14 @@ class Account:
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON-ready data, without its evidence and phases."""
         data = {name: getattr(self, name) for name in _NAMES}
+        data["complete"] = self.complete
         for name in ("loaded_by_rank", "stored_by_rank"):
             data[name] = dict(data[name])
         return data
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next in the request's order."""
+        evidence = self.evidence
         if event.end_ns > self.last_ns:
             self.last_ns = event.end_ns
         if not self.started_ns:
@@ -193,7 +212,9 @@ class Account:
         if not self.external:
             self.external = event.external or ""
         if event.role == SCHEDULER:
-            self.recorder, self.trace_id = event.recorder, event.trace_id
+            self.recorder, evidence.number = event.recorder, event.sequence
+            if event.trace_id:  # a step that many requests share has none of theirs
+                self.trace_id = event.trace_id
             if event.epoch > self.epoch:
                 self._begin_epoch(event.epoch)
         elif not self.trace_id:  # a worker may not know the caller's trace
@@ -205,7 +226,7 @@ class Account:
             enter(self, event)
 
     def abandon(self, at_ns: int) -> None:
-        """Close the account because its engine has shut down."""
+        """Close the account because its engine has shut down; an event that comes all the same opens it again."""
         self.ended_ns = at_ns
         if self.status != "failed":
             self.status = "abandoned"
@@ -215,6 +236,7 @@ class Account:
 
     def _enter_request(self, event: RequestEnd) -> None:
         self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
+        self.evidence.ended = event
         self.total = event.total or self.total
         if event.free_delayed:
             self.evidence.end = event
@@ -266,7 +288,10 @@ class Account:
         self.computed, self.scheduled = event.computed, event.scheduled
         self.status = "running"
         if event.blocks_ids or (last is None and event.blocks_ids is not None):  # most steps add none
-            evidence.blocks = grown(None if last is None else evidence.blocks, event.blocks_ids)
+            if event.blocks_whole or (last is None and self.missing is None):
+                evidence.blocks = list(event.blocks_ids)
+            elif evidence.blocks is not None:
+                evidence.blocks = grown(evidence.blocks, event.blocks_ids)
         evidence.schedule, evidence.short = event, None
 
     def _enter_preempt(self, event: Preempt) -> None:
@@ -276,7 +301,10 @@ class Account:
         self.loaded += event.count
         self.loaded_by_rank[event.rank] = self.loaded_by_rank.get(event.rank, 0) + event.count
         if event.expected is not None and event.count < event.expected:
-            self.evidence.short = event
+            if event.recorder == self.recorder:
+                self.evidence.short = event
+            else:
+                self.evidence.short_elsewhere = event
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.evidence.short, self.evidence.load_failed = None, True

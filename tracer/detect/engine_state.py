@@ -1,6 +1,7 @@
 """The state of one engine across its requests: blocks, open transfers, stored chunks.
 
-Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that.
+Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that. It holds facts, each known
+by itself: where events are missing, what they may have touched is forgotten, and is known again once it is told anew.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, grown
+from kvtrail.tracer.detect.chunk_keys import ChunkKeys
+from kvtrail.tracer.detect.recorded_time import RecordedTime
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
     Evict,
     Flush,
+    Holdings,
     Key,
     LoadError,
     LoadPlan,
@@ -23,12 +27,14 @@ from kvtrail.tracer.model.events import (
     Preempt,
     Received,
     RequestEnd,
+    RequestStart,
     Reset,
     Schedule,
     Sent,
     StorePlan,
     TransferEnd,
 )
+from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_KEYS = 100_000
@@ -39,14 +45,22 @@ MOST_KEYS = 100_000
 class Engine:
     """One engine, as one recorder shows it."""
 
-    complete: bool = True
-    """False once an event of the recorder is known to be missing, including its first."""
-    heard_ns: int = 0
-    """The time of the recorder's last event: the clock for rules with a deadline."""
-    missed_ns: int = 0
-    """The latest time at which a missing event may have been recorded."""
+    missing: Unknown | None = None
+    """Why events of the recorder are missing; None if none are. What has been told since is known all the same."""
+    blind: Unknown | None = None
+    """Why nothing can be said of the engine as a whole, however much is told; None if something can."""
+    lost_number: int = -1
+    """The highest number of a missing event."""
+    time: RecordedTime = field(default_factory=RecordedTime)
+    """The recorder's own time: the clock for rules with a deadline."""
+    closed: bool = False
+    """Whether the recorder has said goodbye."""
+    met: set[str] = field(default_factory=set)
+    """Open requests whose events are all known: they have begun since events were last missing."""
     tables: dict[str, list[int]] = field(default_factory=dict)
-    """Block tables of the requests that hold blocks, where block ids were recorded."""
+    """Block tables of the requests that hold blocks, where they are known."""
+    untold: set[str] = field(default_factory=set)
+    """Requests with an open transfer whose tables are not known."""
     admitted: set[str] = field(default_factory=set)
     """Requests that have been given blocks and have not run since."""
     transfers: dict[int, dict[str, Event]] = field(default_factory=dict)
@@ -54,16 +68,16 @@ class Engine:
     contested: dict[int | str, tuple[int, Event]] = field(default_factory=dict)
     """Open transfers over a block that has since been given to another request: the block, and the event that gave it. By the
     transfer's number, or by request for an asynchronous load. A flush settles it."""
+    undecided: set[int | str] = field(default_factory=set)
+    """Open transfers over a block that was given to another request, while it is not known who held it."""
     jobs: dict[int, Plan] = field(default_factory=dict)
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
     lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
     """The last lookup of a live request, by connector."""
-    keys: dict[str, set[str]] = field(default_factory=dict)
-    """Keys of the chunks in a connector's store, by connector, if it names its keys."""
-    partial: set[str] = field(default_factory=set)
-    """Connectors that also store chunks without naming their keys, so that `keys` is incomplete."""
+    stores: dict[str, ChunkKeys] = field(default_factory=dict)
+    """The chunks in the connectors' stores, by connector."""
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
     """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
     engines that share a store must agree on keys."""
@@ -76,23 +90,44 @@ class Engine:
     preemptions: list[Preempt] = field(default_factory=list)
     """Consecutive preemptions, with no request scheduled in between."""
 
-    def missing_keys(self, connector_id: str, keys: Iterable[str]) -> list[str]:
-        """The keys that the connector's store does not hold."""
-        held = self.keys.get(connector_id, set())
-        return [key for key in keys if key not in held]
+    def keys(self, connector_id: str) -> ChunkKeys:
+        """What is known of the chunks in a connector's store."""
+        known = self.stores.get(connector_id)
+        if known is None:
+            known = self.stores[connector_id] = ChunkKeys(lost=self.missing)
+        return known
 
     def last_lookup(self, event: Event) -> Lookup | None:
         """The last lookup of the event's request by the event's connector."""
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
 
+    def lose(self, why: Unknown, *, before: Event) -> None:
+        """Events are missing before this one: forget all that they may have changed."""
+        self.missing, self.lost_number = why, before.sequence - 1
+        for known in self.stores.values():
+            known.lose(why)
+        for facts in (
+            self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
+            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions,
+        ):  # fmt: skip
+            facts.clear()
+        self.reset = None
+
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
+        if event.sampled_only:
+            self.blind = Unknown.SAMPLED
         if (event.role == SCHEDULER or event.kind is Kind.KEY) and (enter := _ENTER.get(event.kind)):
             enter(self, event)
+
+    def _enter_request_start(self, event: RequestStart) -> None:
+        self.met.add(event.request or "")
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
+        if event.chunk_keys:
+            self.keys(event.connector_id).claimed(event.chunk_keys)
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = event.request or ""
@@ -102,6 +137,7 @@ class Engine:
             if self.invalid:
                 self._renew(request, event.blocks_ids)
             self.tables[request] = list(event.blocks_ids)
+            self.untold.discard(request)
             lookup = self.last_lookup(event)
             if event.allocated and lookup is not None and lookup.is_async:
                 self.loads[request] = event
@@ -113,7 +149,11 @@ class Engine:
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             self._contest(event, event.blocks_ids)
-            self.tables[request] = grown(None if first else self.tables.get(request), event.blocks_ids)
+            if first or event.blocks_whole:
+                self.tables[request] = list(event.blocks_ids)
+                self.untold.discard(request)
+            elif request in self.tables:
+                self.tables[request] = grown(self.tables[request], event.blocks_ids)
         self.admitted.discard(request)
         if self.invalid and event.block_size:
             self._recompute(request, event, event.block_size)
@@ -129,7 +169,11 @@ class Engine:
     def _recompute(self, request: str, event: Schedule, size: int) -> None:
         """Forget the failed loads of blocks that a step computes: those after its first token, and those begun before."""
         end = event.computed + event.scheduled
-        table = self.tables.get(request, [])
+        table = self.tables.get(request)
+        if table is None:  # it may compute any of them
+            self.invalid.clear()
+            self.recomputing.clear()
+            return
         for position in range(event.computed // size, min(len(table), -(-end // size))):
             block = table[position]
             if block not in self.invalid:
@@ -142,20 +186,21 @@ class Engine:
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.preemptions.append(event)
-        self.tables.pop(event.request or "", None)
+        self._holds_nothing(event.request or "")
         self.admitted.discard(event.request or "")
 
     def _enter_request(self, event: RequestEnd) -> None:
         if not event.free_delayed:
-            self.tables.pop(event.request or "", None)
+            self._holds_nothing(event.request or "")
         self.lookups.pop(event.request or "", None)
+        self.met.discard(event.request or "")
 
     def _enter_sent(self, event: Sent) -> None:
-        self.tables.pop(event.request or "", None)
+        self._holds_nothing(event.request or "")
 
     def _enter_received(self, event: Received) -> None:
         alloc = self.loads.pop(event.request or "", None)
-        self.contested.pop(event.request or "", None)
+        self._settle(event.request or "")
         if alloc is not None:
             self._close(alloc, alloc.blocks_ids or ())
 
@@ -172,7 +217,7 @@ class Engine:
             self._stored(event)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
-        self.contested.pop(event.transfer_id, None)
+        self._settle(event.transfer_id)
         plan = self.jobs.pop(event.transfer_id, None)
         if plan is not None:
             self._close(plan, plan.blocks_ids or ())
@@ -181,7 +226,7 @@ class Engine:
 
     def _enter_flush(self, event: Flush) -> None:
         """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
-        self.contested.pop(event.transfer_id, None)
+        self._settle(event.transfer_id)
         if plan := self.jobs.get(event.transfer_id):
             self._close(plan, plan.blocks_ids or ())
 
@@ -192,13 +237,17 @@ class Engine:
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is not None:
-            self.keys.setdefault(event.connector_id, set()).discard(event.chunk_key)
+            self.keys(event.connector_id).evicted(event.chunk_key)
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
             self.reset = event
-            if event.connector_id in self.keys:
-                self.keys[event.connector_id].clear()
+            if event.connector_id in self.stores:
+                self.stores[event.connector_id].cleared()
+
+    def _enter_holdings(self, event: Holdings) -> None:
+        keys = self.keys(event.connector_id)
+        keys.listed(event.chunk_keys, first=event.holdings_first, last=event.holdings_last)
 
     def _enter_key(self, event: Key) -> None:
         if event.chunk_content is None or len(self.contents) >= MOST_KEYS:
@@ -210,9 +259,9 @@ class Engine:
     def _stored(self, event: Plan) -> None:
         self.reset = None
         if event.chunk_keys is None:
-            self.partial.add(event.connector_id)
+            self.keys(event.connector_id).unnamed = True
         else:
-            self.keys.setdefault(event.connector_id, set()).update(event.chunk_keys)
+            self.keys(event.connector_id).stored(event.chunk_keys)
 
     def _contest(self, event: Event, blocks: Iterable[int]) -> None:
         """Note open transfers of other requests over blocks given to this one, unless the others hold the block too."""
@@ -222,11 +271,27 @@ class Engine:
             for owner, transfer in self.transfers.get(block, {}).items():
                 if owner != event.request and block not in self.tables.get(owner, ()):
                     number = transfer.transfer_id if isinstance(transfer, Plan) else None
-                    self.contested.setdefault(owner if number is None else number, (block, event))
+                    key = owner if number is None else number
+                    if owner in self.untold:
+                        self.undecided.add(key)
+                    else:
+                        self.contested.setdefault(key, (block, event))
+
+    def _settle(self, key: int | str) -> None:
+        """A transfer has ended, or is waited for."""
+        self.contested.pop(key, None)
+        self.undecided.discard(key)
+
+    def _holds_nothing(self, request: str) -> None:
+        self.tables.pop(request, None)
+        self.untold.discard(request)
 
     def _open(self, event: Event, blocks: Iterable[int]) -> None:
+        request = event.request or ""
+        if request not in self.tables and request not in self.met and self.missing is not None:
+            self.untold.add(request)
         for block in blocks:
-            self.transfers.setdefault(block, {})[event.request or ""] = event
+            self.transfers.setdefault(block, {})[request] = event
 
     def _close(self, event: Event, blocks: Iterable[int]) -> None:
         for block in blocks:

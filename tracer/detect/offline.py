@@ -50,7 +50,8 @@ class OfflineDetector:
     """
 
     def __init__(self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None) -> None:
-        """`patience_ns`, by the recorders' clocks, is how long to wait before anything is given up; None waits for ever."""
+        """`patience_ns` is how long to wait before anything is given up, by the times of the events that come; None waits for
+        ever."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.events = 0
@@ -80,7 +81,7 @@ class OfflineDetector:
         """
         fresh = events if self._continue(events) else [event for event in events if self._is_new(event)]
         self.events += len(fresh)
-        self._take(self._detector.feed(fresh))
+        self._take(self._detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
         self._untidy += len(events)
         if self._patience_ns is not None and self._untidy >= TIDY_EVERY:
             self._tidy(events[-1].end_ns - self._patience_ns)

@@ -24,7 +24,8 @@ class Stream:
     expected: int = 0
     recent: deque[str | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED_NUMBERS))
     """The spans of the last numbers before the expected one; None for a number that never came."""
-    early: dict[int, Event] = field(default_factory=dict)
+    early: dict[int, tuple[int, Event]] = field(default_factory=dict)
+    """The moment of its arrival, and the event."""
 
     def known(self, number: int) -> str | None:
         """The span that came with a number before the expected one; None where that is not remembered."""
@@ -37,9 +38,9 @@ class Stream:
         self.expected = number
 
     def is_overdue(self, before_ns: int | None) -> bool:
-        """Whether an event waits that ended before `before_ns`; with None, whether any event waits."""
+        """Whether an event waits that arrived before `before_ns`; with None, whether any event waits."""
         early = self.early
-        return bool(early) and (before_ns is None or min(e.end_ns for e in early.values()) < before_ns)
+        return bool(early) and (before_ns is None or min(at_ns for at_ns, _ in early.values()) < before_ns)
 
 
 class SeenNumbers:

@@ -23,7 +23,12 @@ _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, 
 _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED))
 _NAMESPACE = f"{semconv.SCOPE}."
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
-_OPTIONAL = ((semconv.BLOCK_SIZE.key, int), (semconv.CAPABILITIES.key, str), (semconv.SAMPLED_ONLY.key, bool))
+_OPTIONAL = (
+    (semconv.BLOCK_SIZE.key, int),
+    (semconv.CAPABILITIES.key, str),
+    (semconv.SAMPLED_ONLY.key, bool),
+    (semconv.LAUNCH.key, str),
+)
 """Attributes of a resource that are fields of its events where they have this type."""
 
 Ids = tuple[str, str, int, int, str | None]

@@ -34,7 +34,14 @@ Keys = tuple[str, ...]
 _KEYS = {
     attribute.field: attribute.key
     for attributes in (
-        (semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.SAMPLED_ONLY),
+        (
+            semconv.ENGINE_ID,
+            semconv.RECORDER_ID,
+            semconv.BLOCK_SIZE,
+            semconv.CAPABILITIES,
+            semconv.SAMPLED_ONLY,
+            semconv.LAUNCH,
+        ),
         semconv.COMMON,
         *semconv.FIELDS.values(),
     )
@@ -78,6 +85,8 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     """False where OpenTelemetry's sampler left the request out."""
     sampled_only: bool | None = None
     """True where its recorder leaves out the requests that are not sampled."""
+    launch: str | None = None
+    """The launch of the engine, where its recorder says so."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""
@@ -151,6 +160,7 @@ class Schedule(Event, kw_only=True, gc=False):
     drafted: Count | None = None
     blocks_ids: Blocks | None = None
     """The blocks that the step adds to the request's table; all of them on the first step."""
+    blocks_whole: bool = False
 
 
 class Preempt(Event, kw_only=True, gc=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from kvtrail.tracer.model.events import Event
 
@@ -37,12 +37,16 @@ class Unknown(StrEnum):
     LOST = "events were lost"
     LATE = "the recorder was running before kvtrail listened"
     LEVEL = "the level of recording is too low"
+    UNSEEN = "the call before it was not recorded"
+    DELAYED = "the connector may still give it back"
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
     UNNAMED = "the connector stores chunks without naming them"
     SHARED = "others may have written to the store"
     OPEN = "the request has not ended"
     UNCHECKED = "no rule applied to the request"
+    ORDER = "two processes recorded it, and which came first is not known"
+    REUSED = "its id was used before, and workers do not say for whom"
     RULE = "a rule failed"
 
 
@@ -56,7 +60,7 @@ class Drift:
     healed: bool = False
 
 
-Judgement = Verdict | Unknown | Drift | None
+Judgement = Literal[Verdict.OK] | Unknown | Drift | None
 """What a rule says of one event; None when the event is none of its business."""
 
 

@@ -159,6 +159,9 @@ IDENTITY = Attribute(
     "identity",
 )
 SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
+WHOLE = Attribute(
+    "kvtrail.blocks.whole", bool, "The blocks are all of the request's table, not only what the step adds."
+)
 HOLDINGS_FIRST = Attribute(
     "kvtrail.holdings.first", bool, "The first part of a list of all chunks that the store holds."
 )
@@ -299,6 +302,12 @@ CAPABILITIES = Attribute(
     " name decides.",
     "capabilities",
 )
+LAUNCH = Attribute(
+    "kvtrail.engine.launch",
+    str,
+    "One launch of the engine, the same in all of its processes: a request's id may be used again by the next.",
+    "launch",
+)
 SAMPLED_ONLY = Attribute(
     "kvtrail.recorder.sampled_only",
     bool,
@@ -308,7 +317,7 @@ SAMPLED_ONLY = Attribute(
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
     MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CAPABILITIES, SAMPLED_ONLY,
+    CAPABILITIES, SAMPLED_ONLY, LAUNCH,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -15,7 +15,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import Key
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
-from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
 
@@ -80,7 +80,7 @@ class AccountReplay:
         self.entered += 1
         gap = event.request_sequence - self.expected.get(event.recorder, 0)
         if gap:
-            self.account.complete = False
+            self.account.lose(Unknown.LOST)
         if gap < 0:  # a repeated number, on another span: it counts once
             return 0
         self.expected[event.recorder] = event.request_sequence + 1

@@ -90,7 +90,7 @@ class Pipeline:
             touched = {(event.engine, event.request): None for event in events if event.request is not None}
             self._recall(touched)
             self._dirty.update(touched)
-            self._take_findings(self.detector.feed(events))
+            self._take_findings(self.detector.feed(events, at_ns=time.monotonic_ns()))
             self._commit(pairs)
             self.last_received_ns = time.time_ns()
             self._count(len(spans), pairs, transport, self.last_received_ns)
@@ -113,8 +113,7 @@ class Pipeline:
         """
         now_ns = time.time_ns()
         with self._lock:
-            self._take_findings(self.detector.settle(before_ns=now_ns - GRACE_NS))
-            self._take_findings(self.detector.tick())
+            self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - GRACE_NS))
             if self._dirty or self.savings.cells:
                 self._commit([])
             if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event, Lookup
-from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.model.findings import Unknown, Verdict
 
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nP\nL 760 c288 h512 -> 224\nL 760 c288 h512 -> 224\nA 224\nS 512+48\nend"
 DRIFT = (
@@ -48,7 +48,8 @@ def test_losses_in_the_middle_make_the_verdict_unknown(data: st.DataObject) -> N
     detector = judge(events[:lost] + events[lost + 1 :])
     (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.UNKNOWN
-    assert detector.missing == 1
+    why = detector.why_unknown(account)
+    assert (why, detector.missing) == ((Unknown.LOST, 1) if lost else (Unknown.LATE, 0))
 
 
 def test_history_rules_do_not_guess_across_a_gap() -> None:
@@ -63,11 +64,11 @@ def test_history_rules_do_not_guess_across_a_gap() -> None:
 def test_an_early_event_waits_only_for_the_grace_time() -> None:
     events = history(OK)
     detector = Detector()
-    detector.feed([events[0], *events[2:]])
+    detector.feed([events[0], *events[2:]], at_ns=5)
     assert detector.accounts["engine", "cmpl-1-0-0123abcd"].lookups == 0
-    detector.settle(before_ns=events[2].end_ns)  # not yet
+    detector.settle(before_ns=5)  # not yet
     assert detector.missing == 0
-    detector.settle(before_ns=events[2].end_ns + 1)
+    detector.settle(before_ns=6)
     assert detector.missing == 1
     assert detector.accounts["engine", "cmpl-1-0-0123abcd"].lookups == 2
 

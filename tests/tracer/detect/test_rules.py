@@ -6,7 +6,7 @@ import pytest
 from history import history, judge, rules_found
 
 from kvtrail.tracer.detect.rules import Rule, all_rules
-from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 
 def only_finding(text: str) -> Finding:
@@ -148,10 +148,16 @@ def test_a_flush_is_a_flush_for_the_other_children_of_a_multiconnector() -> None
     ],
 )
 def test_legal_look_alikes_are_silent(text: str) -> None:
-    detector = judge(history(text))
+    detector = judge(history(f"{text}\nend"))
     assert rules_found(detector) == []
     (account,) = detector.accounts.values()
     assert detector.verdict(account) is Verdict.OK
+
+
+def test_all_is_well_only_with_an_end() -> None:
+    detector = judge(history("L 749 c0 h256 -> 256\nA 256\nS 256+48"))
+    (account,) = detector.accounts.values()
+    assert (detector.verdict(account), detector.why_unknown(account)) == (Verdict.UNKNOWN, Unknown.OPEN)
 
 
 def test_no_ok_without_a_checked_fact() -> None:

@@ -12,14 +12,14 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict, witnesses
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
 from kvtrail.tracer.model.semconv import Kind
 
 E = TypeVar("E", bound=Event, contravariant=True)
@@ -40,7 +40,8 @@ class Rule(ABC):
     hint: ClassVar[str]
     """What usually causes the drift, and what to do about it."""
     needs_history: ClassVar[bool] = True
-    """Whether an incomplete history makes each of its judgements `unknown`. If False, the rule decides this itself."""
+    """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
+    little of the engine as a whole. If False, the rule decides this itself."""
     explanation: ClassVar[str] = ""
     """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
@@ -99,8 +100,8 @@ class RequestRule(Rule, Generic[E]):
     def judge(self, event: E, account: Account) -> Judgement:
         """Judge one event; `account` is the request's as it was before the event.
 
-        Returns `Verdict.OK`, a `Drift`, `Verdict.UNKNOWN` if the recorded events cannot decide it, or None if the rule
-        does not apply to the event.
+        Returns `Verdict.OK`, a `Drift`, the reason as an `Unknown` if the recorded events cannot decide it, or None if the
+        rule does not apply to the event.
         """
 
 
@@ -109,36 +110,34 @@ class EngineRule(Rule, Generic[E]):
 
     @abstractmethod
     def judge(self, event: E, engine: Engine) -> Judgement:
-        """Judge one event, as `RequestRule.judge` does; `engine` is as it was before the event."""
+        """Judge one event, as `RequestRule.judge` does; `engine` is as it was before the event. It holds what is known:
+        where a fact is absent since events are missing, the answer is `engine.missing`."""
 
 
 class DeadlineRule(Rule):
-    """Judges what has not happened. The detector asks it from time to time about the requests that wait."""
+    """Judges what has not happened. The detector asks it about the requests that wait: at their recorder's signs of life, and
+    when their next event comes."""
 
     after_s: ClassVar[float]
     """How long a request may wait, in seconds."""
 
     @abstractmethod
-    def pending(self, account: Account) -> tuple[int, Drift] | None:
-        """Since when the request waits, in Unix nanoseconds, and the drift if it waits too long; None if it does not wait."""
-
-    def overdue(self, account: Account, now_ns: int) -> Drift | None:
-        """The drift, if the request has waited too long at `now_ns`."""
-        if not account.complete or (pending := self.pending(account)) is None:
-            return None
-        since_ns, drift = pending
-        waited_s = (now_ns - since_ns) / 1e9
-        if waited_s < self.after_s:
-            return None
-        return replace(drift, numbers={"waited_s": round(waited_s, 1), **drift.numbers})
+    def pending(self, account: Account) -> tuple[Event, Drift] | None:
+        """The event since which the request waits, of the scheduler's side, and the drift if it waits too long, to which the
+        detector adds `waited_s`; None if it does not wait."""
 
 
 Judge = Callable[[Any, Any], Judgement]
 
 
-def _unknown(judge: Judge) -> Judge:
-    """A rule's judge for an incomplete history."""
-    return lambda event, state: None if judge(event, state) is None else Verdict.UNKNOWN
+def _incomplete(judge: Judge) -> Judge:
+    """A rule's judge for an account of which events are missing."""
+    return lambda event, account: None if judge(event, account) is None else account.missing
+
+
+def _blind(judge: Judge) -> Judge:
+    """A rule's judge for an engine of which not all requests are recorded."""
+    return lambda event, engine: None if judge(event, engine) is None else engine.blind
 
 
 @dataclass(slots=True)
@@ -148,7 +147,7 @@ class Tally:
     rule: Rule
     ok: int = 0
     drift: int = 0
-    unknown: int = 0
+    unknown: Counter[Unknown] = field(default_factory=Counter)
 
 
 Judges = dict[Kind, list[tuple[Tally, Judge]]]
@@ -159,7 +158,8 @@ class RuleSet:
     """The rules that judge, by kind of event, and how often each gave which verdict.
 
     Attributes:
-        for_requests, for_engines: the judges for an incomplete history, and for a complete one.
+        for_requests: the judges for an account of which events are missing, and for any other.
+        for_engines: the judges for an engine of which not all requests are recorded, and for any other.
         deadlines: the rules that judge what has not happened.
     """
 
@@ -173,11 +173,13 @@ class RuleSet:
             if isinstance(rule, DeadlineRule):
                 self.deadlines.append((tally, rule))
             elif isinstance(rule, RequestRule | EngineRule):
-                incomplete, complete = self.for_requests if isinstance(rule, RequestRule) else self.for_engines
+                of_requests = isinstance(rule, RequestRule)
+                partial, whole = self.for_requests if of_requests else self.for_engines
+                unsure = _incomplete if of_requests else _blind
                 for kind in rule.kinds:
-                    complete.setdefault(kind, []).append((tally, rule.judge))
-                    judge = _unknown(rule.judge) if rule.needs_history else rule.judge
-                    incomplete.setdefault(kind, []).append((tally, judge))
+                    whole.setdefault(kind, []).append((tally, rule.judge))
+                    judge = unsure(rule.judge) if rule.needs_history else rule.judge
+                    partial.setdefault(kind, []).append((tally, judge))
 
     @property
     def verdicts(self) -> Counter[tuple[str, Verdict]]:
@@ -189,10 +191,15 @@ class RuleSet:
                 for verdict, count in (
                     (Verdict.OK, tally.ok),
                     (Verdict.DRIFT, tally.drift),
-                    (Verdict.UNKNOWN, tally.unknown),
+                    (Verdict.UNKNOWN, tally.unknown.total()),
                 )
             }
         )
+
+    @property
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule, by its id, could not decide, by the reason."""
+        return Counter({(tally.rule.id, why): count for tally in self._tallies for why, count in tally.unknown.items()})
 
 
 @cache

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Alloc
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class AllocMismatch(RequestRule[Alloc]):
@@ -38,13 +38,13 @@ class AllocMismatch(RequestRule[Alloc]):
                     "at_most": most,
                 }
                 return Drift(numbers, [event])
-        if not account.complete:
-            return Verdict.UNKNOWN
+        if account.missing is not None:
+            return account.missing
         if event.allocated == 0:
             return None
         lookup = account.last_lookup(event.connector_id) if event.epoch == account.epoch else None
         if lookup is None:
-            return Verdict.UNKNOWN
+            return Unknown.UNSEEN
         if event.allocated == lookup.returned:
             return Verdict.OK
         return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])

@@ -38,15 +38,15 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
                 return None
             return Verdict.OK if event.returned else Drift({"returned": 0, "async": True}, [event])
         if isinstance(event, Received):
-            if not account.complete:
-                return Verdict.UNKNOWN
+            if account.missing is not None:
+                return account.missing
             alloc = synchronous_load(account)
             return None if alloc is None else Drift({"allocated": alloc.allocated, "async": False}, [alloc, event])
         loading = account.evidence.loading
         if loading is None or event.epoch != account.epoch or account.evidence.load_failed:
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
+        if account.missing is not None:
+            return account.missing
         return Drift({"allocated": loading.allocated, "begins": event.computed}, [loading, event])
 
     def template(self, finding: Finding) -> str:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
-from kvtrail.tracer.model.events import Event, Received, StorePlan, TransferEnd
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.events import Alloc, Plan, Received, StorePlan, TransferEnd
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class BlockReuse(EngineRule[TransferEnd | Received]):
@@ -17,7 +17,7 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
     store whose blocks are given away; blocks without either are overwritten. The incidents are vLLM #52360
     (https://github.com/vllm-project/vllm/issues/52360), #29870 (https://github.com/vllm-project/vllm/pull/29870) and
     SGLang #32564 (https://github.com/sgl-project/sglang/pull/32564). Needs block ids (level `detailed`), plans with
-    numbers or asynchronous loads, and every event of the engine. It is judged when the transfer ends.
+    numbers or asynchronous loads, and every event of the engine while the transfer is open, at whose end it is judged.
     """
 
     id = "block-reuse"
@@ -33,14 +33,16 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
     def judge(self, event: TransferEnd | Received, engine: Engine) -> Judgement:
         if isinstance(event, TransferEnd):
             key: int | str = event.transfer_id
-            transfer: Event | None = engine.jobs.get(event.transfer_id)
+            transfer: Alloc | Plan | None = engine.jobs.get(event.transfer_id)
         else:
             key = event.request or ""
             transfer = engine.loads.get(key)
         if transfer is None:
-            return None
+            return engine.missing if isinstance(event, TransferEnd) or event.request not in engine.met else None
+        if key in engine.undecided:
+            return engine.missing
         if key not in engine.contested:
-            return Verdict.OK
+            return Verdict.OK if transfer.blocks_ids is not None else Unknown.LEVEL
         block, given = engine.contested[key]
         what = "store" if isinstance(transfer, StorePlan) else "load"
         return Drift({"block": block, "other": given.request, "transfer": what}, [transfer, given, event])

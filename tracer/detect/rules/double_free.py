@@ -30,8 +30,8 @@ class DoubleFree(RequestRule[Refcount | Unlock]):
             counts = {"references": event.refs, "pins": event.pins}
             negative = {name: count for name, count in counts.items() if count is not None and count < 0}
             return Drift({"key": event.chunk_key, **negative}, [event]) if negative else Verdict.OK
-        if not account.complete:
-            return Verdict.UNKNOWN
+        if account.missing is not None:
+            return account.missing
         held = account.evidence.locks
         return Verdict.OK if event.locks <= held else Drift({"held": held, "unlocked": event.locks}, [event])
 

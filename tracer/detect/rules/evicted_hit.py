@@ -14,8 +14,8 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
 
     Source: lookup and load are two moments, and nothing may be evicted between them; the incidents are vLLM #42289
     (https://github.com/vllm-project/vllm/pull/42289) and LMCache #1101 (https://github.com/LMCache/LMCache/pull/1101).
-    Needs a connector that names its keys and whose store nobody else writes (OffloadConnector), at level `detailed`, and
-    every event of the engine since its start.
+    Needs a connector that names its keys and whose store nobody else writes (OffloadConnector), at level `detailed`. What
+    is known of a chunk is as for phantom-hit.
     """
 
     id = "evicted-hit"
@@ -31,13 +31,14 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
             lookup, count = engine.last_lookup(event), event.allocated
             keys = None if lookup is None else _loaded(lookup, event)
             witness = [event] if lookup is None else [lookup, event]
+            if lookup is None and event.allocated and event.request not in engine.met:
+                return engine.missing
         if not keys:
             return None
-        if event.connector_id in engine.partial:
-            return Verdict.UNKNOWN
-        missing = engine.missing_keys(event.connector_id, keys)
+        known = engine.keys(event.connector_id)
+        missing = known.missing(keys)
         if not missing:
-            return Verdict.OK
+            return known.unsure(keys) or Verdict.OK
         return Drift({"key": missing[0], "missing": len(missing), "count": count}, witness)
 
     def template(self, finding: Finding) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Schedule
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class FailedLoadResume(EngineRule[Schedule]):
@@ -15,7 +15,7 @@ class FailedLoadResume(EngineRule[Schedule]):
     A shared block is recomputed by one of its owners. With `kv_load_failure_policy=fail` the request ends instead.
     Source: vLLM, `Scheduler._update_requests_with_invalid_blocks`; the incident is vLLM #49250
     (https://github.com/vllm-project/vllm/issues/49250). Needs block ids (level `detailed`), the block size, and every
-    event of the engine.
+    event of the engine since the error.
     """
 
     id = "failed-load-resume"
@@ -32,7 +32,7 @@ class FailedLoadResume(EngineRule[Schedule]):
             return None
         table, size = engine.tables.get(event.request or ""), event.block_size
         if table is None or not size:
-            return Verdict.UNKNOWN
+            return engine.missing or Unknown.LEVEL
         for position, block in enumerate(table[: -(-event.computed // size)]):
             if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
                 numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}

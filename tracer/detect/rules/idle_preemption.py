@@ -20,7 +20,7 @@ class IdlePreemption(EngineRule[Preempt]):
     A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
     `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
     (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks (level `detailed`) and every event
-    of the engine.
+    of the engine between the preemptions.
     """
 
     id = "idle-preemption"
@@ -35,8 +35,6 @@ class IdlePreemption(EngineRule[Preempt]):
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        if not engine.complete:
-            return Verdict.UNKNOWN
         row = [*engine.preemptions, event]
         if event.blocks_free >= len(row):
             return Verdict.OK

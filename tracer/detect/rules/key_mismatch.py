@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Key
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class KeyMismatch(EngineRule[Key]):
@@ -30,7 +30,7 @@ class KeyMismatch(EngineRule[Key]):
 
     def judge(self, event: Key, engine: Engine) -> Judgement:
         if event.chunk_content is None:
-            return Verdict.UNKNOWN
+            return Unknown.PROBE
         known = engine.contents.get((event.chunk_parent, event.chunk_content))
         if known is None:
             return None

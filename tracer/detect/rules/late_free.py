@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
@@ -24,14 +25,14 @@ class LateFree(DeadlineRule):
     after_s = 600.0
     """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 
-    def pending(self, account: Account) -> tuple[int, Drift] | None:
+    def pending(self, account: Account) -> tuple[Event, Drift] | None:
         evidence = account.evidence
-        if account.ended_ns is None:
+        if evidence.ended is None:
             return None
         if evidence.end is not None:
-            return account.ended_ns, Drift({}, [evidence.end])
+            return evidence.end, Drift({}, [evidence.end])
         if evidence.loading is not None and not evidence.load_failed:
-            return account.ended_ns, Drift({"loading": evidence.loading.allocated}, [evidence.loading])
+            return evidence.ended, Drift({"loading": evidence.loading.allocated}, [evidence.loading])
         return None
 
     def template(self, finding: Finding) -> str:

@@ -30,7 +30,7 @@ class LateRead(RequestRule[Read]):
     def judge(self, event: Read, account: Account) -> Judgement:
         freed = account.evidence.freed
         if freed is None:
-            return Verdict.OK if account.complete else Verdict.UNKNOWN
+            return Verdict.OK if account.missing is None else account.missing
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
         return Drift({"late_s": late_s, "expired": bool(freed.lease_expired)}, [freed, event])
 

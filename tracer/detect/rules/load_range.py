@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class LoadRange(RequestRule[LoadPlan]):
@@ -28,8 +28,8 @@ class LoadRange(RequestRule[LoadPlan]):
             return None
         alloc = account.evidence.allocs.get(event.connector_id)
         lookup = account.last_lookup(event.connector_id)
-        if not account.complete or alloc is None or lookup is None or event.epoch != account.epoch:
-            return Verdict.UNKNOWN
+        if alloc is None or lookup is None or event.epoch != account.epoch:
+            return Unknown.UNSEEN
         if not alloc.allocated:
             return None  # unselected-load judges it
         end, most = (event.start or 0) + event.count, lookup.computed + alloc.allocated

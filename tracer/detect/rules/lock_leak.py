@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class LockLeak(RequestRule[RequestEnd]):
@@ -34,7 +34,7 @@ class LockLeak(RequestRule[RequestEnd]):
         if evidence.locked_ever == 0:
             return None
         if event.free_delayed:
-            return Verdict.UNKNOWN
+            return Unknown.DELAYED
         held, locked = evidence.locks, evidence.locked_ever
         if held <= 0 or evidence.lock is None:
             return Verdict.OK

@@ -13,7 +13,9 @@ class PhantomHit(EngineRule[Lookup]):
 
     Source: the meaning of a hit; the incidents are vLLM #53314 (https://github.com/vllm-project/vllm/pull/53314) and
     LMCache #1922 (https://github.com/LMCache/LMCache/pull/1922). Needs a connector that names its keys and whose store
-    nobody else writes (OffloadConnector), at level `detailed`, and every event of the engine since its start.
+    nobody else writes (OffloadConnector), at level `detailed`. Of every chunk it is known whether it is held, until events
+    are lost; after that of each that was stored, evicted or claimed since, and of all of them after a reset or a whole
+    list (`kv.holdings`).
     """
 
     id = "phantom-hit"
@@ -28,11 +30,10 @@ class PhantomHit(EngineRule[Lookup]):
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
         if not event.chunk_keys:
             return None
-        if event.connector_id in engine.partial:
-            return Verdict.UNKNOWN
-        missing = engine.missing_keys(event.connector_id, event.chunk_keys)
+        known = engine.keys(event.connector_id)
+        missing = known.missing(event.chunk_keys)
         if not missing:
-            return Verdict.OK
+            return known.unsure(event.chunk_keys) or Verdict.OK
         numbers = {
             "claimed": len(event.chunk_keys),
             "missing": len(missing),

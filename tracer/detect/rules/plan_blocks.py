@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
@@ -21,6 +21,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
     id = "plan-blocks"
     severity = Severity.WRONG_OUTPUT
     classes = ("C4", "C5")
+    needs_history = False
     hint = (
         "The connector keeps a copy of the block table that went astray: appended to after a resumption instead of"
         " replaced, not extended when the request grew, or left from before a preemption."
@@ -31,7 +32,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
         if not event.blocks_ids:
             return None
         if table is None or not size or event.epoch != account.epoch:
-            return Verdict.UNKNOWN
+            return account.missing or Unknown.LEVEL
         if event.start is None:
             expected: tuple[int, ...] | None = None
             sound = set(event.blocks_ids) <= set(table)

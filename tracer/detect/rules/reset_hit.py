@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class ResetHit(EngineRule[Lookup]):
@@ -32,8 +32,8 @@ class ResetHit(EngineRule[Lookup]):
         reset = engine.reset
         if reset is None or not reset.succeeded or event.matched is None or event.connector_id != reset.connector_id:
             return None
-        if event.connector_id in engine.partial:
-            return Verdict.UNKNOWN
+        if engine.keys(event.connector_id).unnamed:
+            return Unknown.UNNAMED
         if event.matched == 0:
             return Verdict.OK
         return Drift({"matched": event.matched, "returned": event.answer}, [reset, event])

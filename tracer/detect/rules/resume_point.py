@@ -34,8 +34,8 @@ class ResumePoint(RequestRule[Schedule]):
         evidence = account.evidence
         if evidence.schedule is not None or evidence.load_failed or event.epoch != account.epoch:
             return None
-        if not account.complete:  # the allocation itself may be lost, and the rule apply all the same
-            return Verdict.UNKNOWN
+        if account.missing is not None:  # the allocation itself may be lost, and the rule apply all the same
+            return account.missing
         # of a MultiConnector, the allocation for the chosen child
         alloc = max(evidence.allocs.values(), key=lambda a: a.allocated, default=None)
         lookup = None if alloc is None else account.last_lookup(alloc.connector_id)

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Load, RequestEnd, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
@@ -28,22 +28,41 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
     needs_history = False
 
     def judge(self, event: Load | Schedule | RequestEnd, account: Account) -> Judgement:
+        evidence, elsewhere = account.evidence, account.evidence.short_elsewhere
         if isinstance(event, Load):
             if event.expected is None:
                 return None
             if event.count >= event.expected:
                 return Verdict.OK
-            return Drift(_numbers(event), [event]) if event.error is not None else None
-        short = account.evidence.short
-        if short is None or short.error is not None:
+            if event.error is not None:
+                return Drift(_numbers(event), [event])
+            if event.recorder != account.recorder and evidence.ended is not None:
+                return _went_on(event, evidence.ended, account)
             return None
-        return Drift(_numbers(short), [short, event]) if account.complete else Verdict.UNKNOWN
+        if isinstance(event, RequestEnd) and elsewhere is not None:
+            return _went_on(elsewhere, event, account)
+        short = evidence.short
+        return None if short is None else _went_on(short, event, account)
 
     def template(self, finding: Finding) -> str:
         text = "The load at {0:epoch} was meant to bring {expected} tokens and brought {loaded}."
         if len(finding.witness) > 1:
             text += " At {1.label} the request went on, and no load error had been reported."
         return text
+
+
+def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Judgement:
+    """The request runs or ends after a load that brought too little."""
+    if short.error is not None:
+        return None
+    if account.missing is not None:
+        return account.missing
+    if short.recorder != event.recorder:
+        if account.evidence.load_failed:
+            return None
+        if account.epoch:
+            return Unknown.ORDER
+    return Drift(_numbers(short), [short, event])
 
 
 def _numbers(load: Load) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def _broken(event: Stats, account: Account) -> str | None:
         return f"{cached} of {total} tokens cannot be cached"
     evidence = account.evidence
     lookup = evidence.recent_lookups[-1] if evidence.recent_lookups else None
-    if event.queried is None or lookup is None or not account.complete:
+    if event.queried is None or lookup is None or account.missing is not None:
         return None
     allocs = evidence.allocs.values()
     if lookup.returned and allocs and not any(alloc.allocated for alloc in allocs):

@@ -50,8 +50,8 @@ class StoreGap(RequestRule[Store | StorePlan]):
             return None
         if event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
-        if not account.complete:
-            return Verdict.UNKNOWN
+        if account.missing is not None:
+            return account.missing
         begins = hole(event, account)
         if begins is None:
             return Verdict.OK

@@ -5,7 +5,7 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import held_until
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd, StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class StoreShort(RequestRule[RequestEnd]):
@@ -40,7 +40,7 @@ class StoreShort(RequestRule[RequestEnd]):
         if isinstance(store, StorePlan) and not store.count:
             return None  # the connector said that it had no room
         if account.prompt is None:
-            return Verdict.UNKNOWN
+            return Unknown.UNSEEN
         reached = min(account.prompt, step.computed)
         wanted, held = reached // size * size, held_until(account)
         if held >= wanted:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
@@ -31,7 +31,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
         if event.start is None or event.chunk_present:
             return None
         if step is None or step.blocks_ids is None or event.epoch != account.epoch:
-            return Verdict.UNKNOWN
+            return Unknown.LEVEL
         end, drafted = event.start + event.count, step.drafted or 0
         most = step.computed + step.scheduled - drafted
         if end <= most:

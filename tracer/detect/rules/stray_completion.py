@@ -4,7 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.async_declaration import synchronous_load
 from kvtrail.tracer.model.events import Event, Received, Sent, TransferEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
@@ -27,8 +27,8 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
     hint = "Completions are matched by request id alone: one from before a preemption, or of another child, is taken for it."
 
     def judge(self, event: Received | Sent | TransferEnd, account: Account) -> Judgement:
-        if not account.complete:
-            return Verdict.UNKNOWN
+        if account.missing is not None:
+            return account.missing
         evidence = account.evidence
         if isinstance(event, Received):
             if evidence.loading is not None:
@@ -48,7 +48,7 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
             return Verdict.OK
         if event.transfer_id in evidence.ended_jobs:
             return _drift("transfer", None, event)
-        return Verdict.UNKNOWN  # its plan was not seen
+        return Unknown.UNSEEN
 
     def template(self, finding: Finding) -> str:
         if finding.numbers["repeated"]:

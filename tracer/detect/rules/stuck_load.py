@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Severity
 
 
@@ -29,8 +30,8 @@ class StuckLoad(DeadlineRule):
         " nor failed, and the request waits."
     )
 
-    def pending(self, account: Account) -> tuple[int, Drift] | None:
+    def pending(self, account: Account) -> tuple[Event, Drift] | None:
         alloc = account.evidence.loading
         if alloc is None or account.ended_ns is not None or account.evidence.load_failed:
             return None
-        return alloc.end_ns, Drift({"allocated": alloc.allocated}, [alloc])
+        return alloc, Drift({"allocated": alloc.allocated}, [alloc])

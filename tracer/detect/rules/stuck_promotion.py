@@ -4,6 +4,7 @@ from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
@@ -28,11 +29,11 @@ class StuckPromotion(DeadlineRule):
         " blocks."
     )
 
-    def pending(self, account: Account) -> tuple[int, Drift] | None:
+    def pending(self, account: Account) -> tuple[Event, Drift] | None:
         received = account.evidence.received
         if received is None or account.evidence.schedule is not None or account.ended_ns is not None:
             return None
-        return received.end_ns, Drift({}, [*[*account.evidence.allocs.values()][-1:], received])
+        return received, Drift({}, [*[*account.evidence.allocs.values()][-1:], received])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"received": finding.witness[-1]}

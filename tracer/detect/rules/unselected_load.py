@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class UnselectedLoad(RequestRule[LoadPlan]):
@@ -30,7 +30,7 @@ class UnselectedLoad(RequestRule[LoadPlan]):
     def judge(self, event: LoadPlan, account: Account) -> Judgement:
         alloc = account.evidence.allocs.get(event.connector_id)
         if alloc is None or event.epoch != account.epoch:
-            return Verdict.UNKNOWN
+            return Unknown.UNSEEN
         if alloc.allocated:
             return Verdict.OK
         return Drift({"allocated": 0, "count": event.count}, [alloc, event])

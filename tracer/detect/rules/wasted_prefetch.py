@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Prefetch
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
 
 
 class WastedPrefetch(RequestRule[Prefetch]):
@@ -29,7 +29,7 @@ class WastedPrefetch(RequestRule[Prefetch]):
     def judge(self, event: Prefetch, account: Account) -> Judgement:
         lookup, size = account.last_lookup(event.connector_id), event.chunk_size
         if lookup is None or lookup.matched is None or not size:
-            return Verdict.UNKNOWN
+            return Unknown.PROBE
         most = max(0, -(-lookup.matched // size) * size - lookup.computed // size * size)
         if event.count <= most:
             return Verdict.OK

@@ -1,0 +1,244 @@
+"""What is lost is unknown, and what is told anew is known: fact by fact, and never a drift that a loss has made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from history import history, judge, rules_found
+from msgspec.structs import replace
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.recorded_time import RecordedTime
+from kvtrail.tracer.model.events import Event, Heartbeat, Holdings, Schedule
+from kvtrail.tracer.model.findings import Unknown, Verdict
+
+S = 10**9
+STORED = "a: plan store 0+64 keys k1,k2\n"
+CLAIMED = "b: L 65 c0 h64 -> 64 keys k1,k2\n"
+
+
+def without(events: Sequence[Event], *lost: int) -> list[Event]:
+    return [event for number, event in enumerate(events) if number not in lost]
+
+
+def of(detector: Detector, rule: str) -> dict[Verdict, int]:
+    return {verdict: count for (name, verdict), count in detector.verdicts.items() if name == rule}
+
+
+def with_one_lost(text: str, later: str = "") -> list[Event]:
+    """A history whose first line is `evict lost`, which is lost between two calls of others."""
+    events = history(f"x: L 64 c0 h0 -> 0\nevict lost\n{text}{later}", connector="OffloadConnector", chunk=32)
+    lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
+    return without(events, lost)
+
+
+def test_a_chunk_that_was_stored_since_is_known() -> None:
+    detector = judge(with_one_lost(STORED + CLAIMED))
+    assert of(detector, "phantom-hit") == {Verdict.OK: 1}
+
+
+def test_a_chunk_of_which_nothing_was_told_since_is_unknown_once_and_then_taken_for_held() -> None:
+    detector = judge(with_one_lost(CLAIMED + CLAIMED.replace("b:", "c:")))
+    assert of(detector, "phantom-hit") == {Verdict.UNKNOWN: 1, Verdict.OK: 1}
+    assert detector.unknown["phantom-hit", Unknown.LOST] == 1
+
+
+def test_a_chunk_that_was_evicted_since_is_known_to_be_gone() -> None:
+    detector = judge(with_one_lost(f"{STORED}evict k2\n{CLAIMED}"))
+    assert rules_found(detector) == ["phantom-hit"]
+
+
+def test_after_a_reset_every_chunk_is_known() -> None:
+    assert rules_found(judge(with_one_lost(f"reset\n{STORED}{CLAIMED.replace('k2', 'k3')}"))) == ["phantom-hit"]
+
+
+def listed(events: list[Event], *parts: tuple[str, ...], before: str) -> list[Event]:
+    """The events with a list of the chunks held, in parts, before the first lookup of a request."""
+    at = next(number for number, event in enumerate(events) if (event.request or "").startswith(before))
+    like = events[at]
+    told: list[Event] = [
+        Holdings(
+            engine=like.engine,
+            recorder=like.recorder,
+            sequence=like.sequence + number,
+            role="scheduler",
+            start_ns=like.start_ns,
+            end_ns=like.end_ns,
+            chunk_keys=keys,
+            holdings_first=number == 0,
+            holdings_last=number == len(parts) - 1,
+        )
+        for number, keys in enumerate(parts)
+    ]
+    moved = [replace(event, sequence=event.sequence + len(told)) for event in events[at:]]
+    return [*events[:at], *told, *moved]
+
+
+def test_what_a_whole_list_does_not_name_is_absent() -> None:
+    events = with_one_lost(CLAIMED)
+    assert rules_found(judge(listed(events, ("k1",), ("k3",), before="b-"))) == ["phantom-hit"]
+    assert of(judge(listed(events, ("k1",), ("k2",), before="b-")), "phantom-hit") == {Verdict.OK: 1}
+    (missed,) = (e for e in listed(events, ("k1",), ("k3",), before="b-") if getattr(e, "holdings_last", False))
+    assert rules_found(judge([e for e in listed(events, ("k1",), ("k3",), before="b-") if e is not missed])) == []
+
+
+def test_a_list_does_not_excuse_what_is_known_to_be_absent() -> None:
+    events = history(CLAIMED, connector="OffloadConnector", chunk=32)
+    assert rules_found(judge(listed(events, ("k1", "k2"), before="b-"))) == ["phantom-hit"]
+
+
+def test_a_table_that_is_given_anew_is_known() -> None:
+    text = "L 96 c0 h0 -> 0\nA 0 [1-3]\nS 0+96 [1-3]\nS 96+1 [4]\nplan store 0+32 [9]\nend"
+    events = history(text)
+    assert rules_found(judge(events)) == ["plan-blocks"]
+    first_step = next(number for number, event in enumerate(events) if event.kind == "kv.schedule")
+    assert rules_found(judge(without(events, first_step))) == []
+    later = next(event for event in events if isinstance(event, Schedule) and event.blocks_ids == (4,))
+    events[events.index(later)] = replace(later, blocks_ids=(1, 2, 3, 4), blocks_whole=True)
+    assert rules_found(judge(without(events, first_step))) == ["plan-blocks"]
+
+
+REUSE = """
+a: L 64 c0 h0 -> 0
+a: A 0 [1 2]
+a: S 0+64 [1 2]
+a: plan store 0+64 [1 2] #1
+a: end
+b: L 64 c0 h0 -> 0
+b: A 0 [1 2]
+b: S 0+64 [1 2]
+a: done #1
+"""
+
+
+def test_a_transfer_that_began_since_is_judged_if_it_is_known_who_held_its_blocks() -> None:
+    assert rules_found(judge(history(f"evict x\n{REUSE}"))) == ["block-reuse"]
+    assert rules_found(judge(without(history(f"x: L 9 c0 h0 -> 0\nevict x\n{REUSE}"), 2))) == ["block-reuse"]
+    events = history(REUSE.replace("a: plan", "evict x\na: plan"))
+    lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
+    assert rules_found(judge(without(events, lost))) == ["block-reuse"], "its end says that it held nothing"
+    still_held = REUSE.replace("a: plan", "evict x\na: plan").replace("a: end\n", "")
+    events = history(still_held)
+    detector = judge(without(events, lost))
+    assert rules_found(detector) == []
+    assert detector.unknown["block-reuse", Unknown.LOST] == 1
+
+
+def test_one_event_lost_in_a_day_costs_a_moment() -> None:
+    day = "".join(f"a{n}: plan store 0+32 keys k{n}\nb{n}: L 65 c0 h32 -> 32 keys k{n - n % 7}\n" for n in range(2_000))
+    detector = judge(without(history(day, connector="OffloadConnector", chunk=32), 801))
+    verdicts = of(detector, "phantom-hit")
+    assert Verdict.DRIFT not in verdicts
+    assert verdicts[Verdict.UNKNOWN] <= 0.01 * sum(verdicts.values())
+
+
+def test_a_recorder_that_samples_says_nothing_of_its_engine() -> None:
+    events = [replace(e, sampled_only=True) for e in history(CLAIMED, connector="OffloadConnector", chunk=32)]
+    detector = judge(events)
+    assert rules_found(detector) == []
+    assert detector.unknown["phantom-hit", Unknown.SAMPLED] == 1
+
+
+# Time.
+
+LOADING = "L 600 c0 h512 -> 512 async\nA 512\n"
+
+
+def beat(events: Sequence[Event], number: int, after_s: float) -> Event:
+    last = events[-1]
+    at_ns = last.end_ns + int(after_s * S)
+    return Heartbeat(
+        engine=last.engine, recorder=last.recorder, sequence=last.sequence + number, start_ns=at_ns, end_ns=at_ns
+    )
+
+
+def test_a_clock_that_jumps_is_no_time_that_has_passed() -> None:
+    events = history(LOADING)
+    for seconds in (200.0, 3600.0, -3600.0):
+        assert rules_found(judge([*events, beat(events, 1, seconds), beat(events, 2, seconds + 5)])) == []
+
+
+def test_a_recorder_that_was_silent_does_not_prove_that_anybody_was_stuck() -> None:
+    events = history(LOADING)
+    alive = [beat(events, number, 5 * number) for number in range(1, 10)]
+    woken = [beat(events, 10, 4000), *(beat(events, 10 + number, 4000 + 5 * number) for number in range(1, 5))]
+    assert rules_found(judge([*events, *alive, *woken])) == []
+    later = [beat(events, 14 + number, 4020 + 5 * number) for number in range(1, 16)]
+    assert rules_found(judge([*events, *alive, *woken, *later])) == ["stuck-load"]
+
+
+@pytest.mark.parametrize("end", ["end", "R", "P"])
+def test_a_load_that_hung_is_found_though_it_ended_at_last(end: str) -> None:
+    events = history(f"{LOADING}wait 600\n{end}")
+    (finding,) = next(iter(judge(events).findings.values())).values()
+    assert (finding.rule, finding.numbers["waited_s"]) == ("stuck-load", 600.0)
+
+
+def test_the_time_of_an_earlier_event_is_that_of_its_own_clock() -> None:
+    time, events = RecordedTime(), history("L 64 c0 h0 -> 0\nwait 12\nA 0\nwait 12\nend")
+    jumped = [replace(e, end_ns=e.end_ns + (1000 * S if e.sequence >= 4 else 0)) for e in events]
+    for event in jumped:
+        time.enter(event)
+    assert jumped[3].sequence < 4 <= jumped[4].sequence
+    true_ns = events[-1].end_ns - events[0].end_ns
+    assert abs(time.now_ns - time.of(jumped[0]) - true_ns) <= 5 * S
+
+
+# An id that is used again.
+
+
+def test_an_id_that_another_launch_uses_is_another_request() -> None:
+    """The engine is killed, and comes back under the same id."""
+    first = [replace(e, launch="1") for e in history("L 749 c0 h256 -> 256\nA 256\nS 256+48", recorder="r1")]
+    again = [replace(e, launch="2") for e in history("L 749 c0 h0 -> 0\nA 0\nS 0+48\nend", recorder="r2")]
+    worker = [replace(e, launch="2") for e in history("load 0/256", recorder="w2")[1:]]
+    for number, event in enumerate(worker):
+        event.sequence = event.request_sequence = number
+    for order in ([*first, *again], [*first, *worker, *again], [*again, *first], [*first[:2], *again, *first[2:]]):
+        detector = judge(order)
+        (account,) = detector.accounts.values()
+        assert "stale-lookup" not in rules_found(detector)
+        assert not {"resume-point", "alloc-mismatch"} & set(rules_found(detector))
+        assert account.recorder in ("r2", "r1")
+
+
+def test_what_is_left_of_engines_that_said_goodbye_is_nothing() -> None:
+    detector = Detector()
+    for number in range(20):
+        events = history(STORED, engine=f"e{number}", recorder=f"r{number}", connector="OffloadConnector")
+        goodbye = replace(beat(events, 1, 1), recorder_closed=True)  # type: ignore[call-arg]
+        detector.feed([*events, goodbye])
+    detector.forget_finished(before_ns=10**30)
+    assert not detector.accounts
+    assert not detector._recorders
+
+
+def test_a_goodbye_that_came_too_soon_is_taken_back() -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend")
+    goodbye = replace(beat(events[:3], 1, 0), recorder_closed=True)  # type: ignore[call-arg]
+    moved = [replace(event, sequence=event.sequence + 1) for event in events[3:]]
+    detector = judge([*events[:3], goodbye, *moved])
+    (account,) = detector.accounts.values()
+    assert (detector.verdict(account), account.status) == (Verdict.OK, "finished")
+
+
+# A rule that fails.
+
+
+def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvtrail.tracer.detect.rules import all_rules
+    from kvtrail.tracer.detect.rules.over_report import OverReport
+
+    def broken(self: object, event: object, account: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(OverReport, "judge", broken)
+    told: list[str] = []
+    detector = Detector(rules=all_rules(), on_error=lambda name, error: told.append(f"{name}: {error}"))
+    detector.feed(history("L 749 c0 h256 -> 256\nA 100\nS 100+48\nend"))
+    assert rules_found(detector) == ["alloc-mismatch"]
+    detector.feed(history("L 749 c0 h256 -> 256\nA 256\nS 256+48\nend", request="other", recorder="r2"))
+    account = detector.accounts["engine", "other"]
+    assert (detector.verdict(account), detector.why_unknown(account)) == (Verdict.UNKNOWN, Unknown.RULE)
+    assert told == ["over-report: division by zero"] * 2
