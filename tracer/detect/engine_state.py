@@ -242,8 +242,7 @@ class Engine:
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
             self.reset = event
-            if event.connector_id in self.stores:
-                self.stores[event.connector_id].cleared()
+            self.keys(event.connector_id).cleared()
 
     def _enter_holdings(self, event: Holdings) -> None:
         keys = self.keys(event.connector_id)
