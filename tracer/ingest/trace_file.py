@@ -141,7 +141,10 @@ class TraceReader:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
         if not good:
             why = f"line {self.bad_lines[0][0]}: {self.bad_lines[0][1]}" if self.bad_lines else "the file is empty"
-            raise UnusableTrace(f"{self.path}: no OTLP JSON line in it ({why})")
+            raise UnusableTrace(
+                f"{self.path}: no OTLP in it ({why}). A trace is OTLP as JSON Lines or in binary form, see docs/traces.md."
+                " The log of a server is read by `kvtrail audit` and `kvtrail import`."
+            )
 
 
 def by_time(readers: Sequence[TraceReader]) -> Iterator[tuple[TraceReader, Decoded]]:

@@ -1,15 +1,18 @@
 """From readings to events: lines that belong together become one, and each event gets its number.
 
-Numbers are the importer's own. A process is a recorder, and its events of a request are numbered from 1: number 0 is what
-the log did not show, so the detector calls the request incomplete and the rules that need its history say `unknown`.
+Numbers are the importer's own. A process is a recorder, and its events are numbered from 1, as those of a request are: number
+0 is what the log did not show. So the detector takes it for a recorder that was running before anybody listened, calls the
+request incomplete, and the rules that need its history say `unknown`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtrail.tracer.ingest.logs.failures import WORKER_CALLS
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import Reading, Role
 from kvtrail.tracer.ingest.logs.story import Stories
@@ -18,7 +21,15 @@ from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.semconv import Kind
 
 FIRST_NUMBER = 1
-_SCHEDULERS = {Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.SENT, Kind.RECEIVED, Kind.STATS}
+MOST_STORES = 64
+"""Stores of one process that have begun and not ended; beyond it the oldest is taken for one that does not end."""
+SAME_FAILURE_NS = 60 * 10**9
+"""Within this time, the same exception is the same failure, printed by another process."""
+_SCHEDULERS = {
+    Kind.LOOKUP, Kind.ALLOC, Kind.LOAD_PLAN, Kind.PREEMPT, Kind.SCHEDULE, Kind.SENT, Kind.RECEIVED, Kind.STATS,
+}  # fmt: skip
+_ID = re.compile(r"(?:chat)?cmpl-\S+|\S*[0-9a-f]{8}\S*")
+"""What a request's id looks like where no event has named it."""
 
 
 @dataclass(slots=True)
@@ -26,9 +37,10 @@ class _Process:
     """One process that wrote lines: what it has announced and not yet reported."""
 
     name: str
-    sequence: int = 0
+    sequence: int = FIRST_NUMBER
     last: tuple[int, str] = (0, "")
-    storing: Reading | None = None
+    storing: list[tuple[Record, Reading]] = field(default_factory=list)
+    """Stores that have begun and not ended, the oldest first."""
     retrieved: tuple[Record, Reading] | None = None
     short_of: str | None = None
     next_number: dict[str, int] = field(default_factory=dict)
@@ -42,10 +54,14 @@ class Assembler:
         self.stories = Stories()
         self.repeated = 0
         self._processes: dict[str, _Process] = {}
+        self._known: set[str] = set()
+        """Requests that have events."""
         self._epochs: dict[str, int] = {}
         self._lookups: dict[str, dict[str, Any]] = {}
         """The numbers of each request's last lookup."""
         self._failed: set[tuple[Any, ...]] = set()
+        self._raised: dict[str, int] = {}
+        """When an exception was printed last."""
 
     def enter(self, record: Record, reading: Reading) -> Iterator[Event]:
         """Enter one reading; yields the events that are now complete."""
@@ -60,9 +76,15 @@ class Assembler:
             yield from self._load_is_over(process)
         match reading.role:
             case Role.EVENT:
+                if reading.kind is Kind.LOOKUP or reading.kind is Kind.RANK_LOOKUP:
+                    yield from self._store_is_lost(process, lambda begun: begun.request == reading.request)
                 yield self._event(process, record, reading)
             case Role.STORING:
-                process.storing = reading
+                yield from self._store_is_lost(process, lambda begun: begun.request == reading.request)
+                process.storing.append((record, reading))
+                if len(process.storing) > MOST_STORES:
+                    oldest = process.storing[0][1]
+                    yield from self._store_is_lost(process, lambda begun: begun is oldest)
             case Role.STORED:
                 yield from self._stored(process, record, reading)
             case Role.RETRIEVED:
@@ -75,25 +97,55 @@ class Assembler:
                 yield from self._shortfall(process, record, reading)
             case Role.MISMATCH:
                 yield from self._mismatch(process, record, reading)
+            case Role.FAILURE:
+                yield from self._failure(process, record, reading)
             case Role.NOTE:
                 self.stories.add(record, reading)
 
-    def close(self) -> Iterator[Event]:
-        """The events that waited for a line which did not come."""
+    def close(self, end_ns: int = 0) -> Iterator[Event]:
+        """The events that waited for a line which did not come until `end_ns`, the time of the log's last line."""
         for process in self._processes.values():
             yield from self._load_is_over(process)
+            for record, reading in process.storing:
+                if end_ns - record.at_ns > 10**9:
+                    reading.words += f", the log goes on for {(end_ns - record.at_ns) // 10**9} seconds"
+            yield from self._store_is_lost(process, lambda begun: True)
 
     def _stored(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
         """`Stored` counts tokens, `Storing` before it says of which request and from where on. Without it the place is
         unknown: a part of the story, and no event."""
-        storing, process.storing = process.storing, None
-        if storing is None or (reading.request or storing.request) != storing.request:
+        of = reading.fields.pop("of")
+        begun = [each for each in process.storing if reading.request in (None, each[1].request)]
+        place = next((each for each in begun if each[1].fields["count"] == of), begun[0] if begun else None)
+        if place is None:
             reading.words += "; from which position on is not printed"
             self.stories.add(record, reading)
             return
-        start, count = storing.fields["start"], reading.fields["count"]
-        reading.request, reading.fields["start"] = storing.request, start
+        process.storing.remove(place)
+        start, count = place[1].fields["start"], reading.fields["count"]
+        reading.request, reading.fields["start"] = place[1].request, start
         reading.words = f"stored {count} tokens, [{start}, {start + count})"
+        yield self._event(process, record, reading)
+
+    def _store_is_lost(self, process: _Process, which: Callable[[Reading], bool]) -> Iterator[Event]:
+        """Stores that have begun, and of which nothing more will be heard: each is a transfer that does not end."""
+        lost = [each for each in process.storing if which(each[1])]
+        process.storing = [each for each in process.storing if each not in lost]
+        for record, reading in lost:
+            reading.kind, reading.remarkable = Kind.STORE_PLAN, True
+            reading.words += ", and no line says that it has ended"
+            reading.fields["transfer_id"] = record.number
+            yield self._event(process, record, reading)
+
+    def _failure(self, process: _Process, record: Record, reading: Reading) -> Iterator[Event]:
+        """An exception is printed by several handlers and processes as the engine dies; it is raised once."""
+        error = reading.error or ""
+        last_ns, self._raised[error] = self._raised.get(error), record.at_ns
+        if last_ns is not None and abs(record.at_ns - last_ns) < SAME_FAILURE_NS:
+            self.repeated += 1
+            return
+        if reading.request not in self._known and not _ID.fullmatch(reading.request or ""):
+            reading.request = None
         yield self._event(process, record, reading)
 
     def _load_is_over(self, process: _Process) -> Iterator[Event]:
@@ -140,6 +192,7 @@ class Assembler:
         request = reading.request
         number = 0
         if request is not None:
+            self._known.add(request)
             number = process.next_number.get(request, FIRST_NUMBER)
             process.next_number[request] = number + 1
             if reading.kind is Kind.PREEMPT:
@@ -149,6 +202,8 @@ class Assembler:
         self.stories.add(record, reading)
         sequence, process.sequence = process.sequence, process.sequence + 1
         scheduler = reading.kind in _SCHEDULERS or (reading.kind is Kind.RANK_LOOKUP and "total" in reading.fields)
+        if reading.kind is Kind.FAILURE:
+            scheduler = reading.fields["call"] not in WORKER_CALLS
         return CLASSES[reading.kind](
             engine=self.engine,
             recorder=process.name,

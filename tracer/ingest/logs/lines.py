@@ -25,6 +25,10 @@ _HEADER = re.compile(
     r"\[(?P<full>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[,.](?P<fraction>\d{1,6})\]\s*LMCache\s+[A-Z]+:\s*"
     r"|\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*"
 )
+_DATED = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)")
+"""A time in front of a line that has no header: of a container's runtime, or of a logger with a format of its own."""
+_DATE_FITS = 80
+_RANK_AHEAD = re.compile(r"^\s*\[rank(\d{1,6})\]:?")
 _NAMES = r"(?:\(?[\w.,:= -]*\bpid=\d+[\w.,:= -]*\)\s*)"
 _BEFORE_HEADER = re.compile(_NAMES + r"{1,3}$")
 _AHEAD = re.compile(r"(?:^|[\s:\]])" + r"((?:\([\w.,:= -]*\bpid=\d+[\w.,:= -]*\)\s*){1,3})")
@@ -47,7 +51,7 @@ class Record:
     rank: int = 0
     precise: bool = False
     logged: bool = False
-    """Whether a header of LMCache or vLLM stood before it; without one, the time is that of the line before."""
+    """Whether it has a time of its own; without one, the time is that of the line before."""
 
 
 class Lines:
@@ -93,13 +97,22 @@ class Lines:
             yield Record(number, text, self._now(), self._process, self._rank, precise, True)
 
     def _bare(self, line: str, number: int) -> Record:
-        """A line without a header: it goes on where the last one stopped."""
+        """A line without a header: it goes on where the last one stopped, unless it has a time or a name of its own."""
+        dated = False
+        if date := _DATED.search(line[:_DATE_FITS]):
+            seconds = _seconds(date[1].replace("T", " "))
+            if seconds is not None:
+                self._last_ns = seconds * 10**9 + int((date[2] or "0").ljust(9, "0"))
+                dated = True
         names = _AHEAD.search(line[:_NAMES_FIT])
         process, rank = self._process, self._rank
         if names:
             process, rank = _named(names[1])
             line = line[names.end() :]
-        return Record(number, line.strip(), self._now(), process, rank)
+        elif own := _RANK_AHEAD.match(line):
+            process, rank = f"rank{own[1]}", int(own[1])
+            line = line[own.end() :]
+        return Record(number, line.strip(), self._now(), process, rank, logged=dated)
 
     def _joined(self, record: Record) -> Iterator[Record]:
         """Records as they are, but for a warning whose end stands on the next line."""

@@ -1,7 +1,9 @@
-"""LMCache's lines, through its versions from 0.3.0 to 0.5 in vLLM's process, and those of its multiprocess server.
+"""LMCache's lines, through its versions from 0.3.0 to 0.5 in vLLM's process, those of its multiprocess server, and those of
+its siblings, which print the same with a word changed.
 
 The formats are those of LMCache's `vllm_v1_adapter.py`, `cache_engine.py`, `storage_manager.py`, `token_database.py`,
-`memory_management.py` and the asynchronous lookup client.
+`memory_management.py` and the asynchronous lookup client. Of a lookup the words before its numbers are read, whatever their
+order.
 """
 
 from __future__ import annotations
@@ -9,28 +11,69 @@ from __future__ import annotations
 import hashlib
 import re
 
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, numbers
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, note, number, numbers
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,\]]+)"
 _REQ_ID = rf"(?:\[req_id={_ID}[^\]]*\]\s*)?"
 _N = NUMBER
+_LABELLED = re.compile(
+    rf"(?P<label>[A-Za-z][A-Za-z_ .()/-]{{0,80}}?)[ \t]*[:=]?[ \t]*(?P<value>-?{_N}|None)(?!\w|\.\d)"
+)
+_OWN = re.compile(r"^(?:LMCache|[Ee]xternal|[Mm]atched|[Nn]um_?|[Pp]refix|[Cc]ache)?$")
+"""What stands before `hit tokens` and names no other system."""
+_SMALL = re.compile(r"< min_retrieve|skip retrieve")
 
 
-def _lookup(match: re.Match[str]) -> Reading:
-    """The scheduler asked. `need to load` may be negative, and newer versions print 0 instead; both answer 0 new tokens.
+def _lookup(match: re.Match[str]) -> Reading | None:
+    """The scheduler asked. `need to load` may be negative, and newer versions print 0 instead; both answer 0 new tokens."""
+    said, system = _labels(match["rest"])
+    matched, need, total = said.get("matched"), said.get("need"), said.get("total")
+    if "matched" in said and matched is None:
+        return Reading(Role.NOTE, "looked up: the store is still looking, and vLLM will ask again", match["request"])
+    if matched is None or need is None or total is None or matched < 0 or total < 0:
+        return None
+    reading = _asked(
+        match["request"], total, matched, need, said.get("computed"), _SMALL.search(match["rest"]) is not None
+    )
+    reading.connector = system
+    return reading
+
+
+def _labels(text: str) -> tuple[dict[str, int | None], str]:
+    """The numbers of a lookup by what they count, and the system whose store it is; empty where it is LMCache."""
+    said: dict[str, int | None] = {}
+    system = ""
+    for match in _LABELLED.finditer(text):
+        label, value = match["label"].lower(), match["value"]
+        if "comput" in label:
+            name = "computed"
+        elif "need" in label or label.endswith(("to load", "to fetch", "to pull")):
+            name = "need"
+        elif "total" in label and "token" in label:
+            name = "total"
+        elif "token" in label and re.search(r"hit|match|found", label):
+            name = "matched"
+            word = match["label"].strip(" .").split(" ")[0]
+            system = "" if _OWN.match(word) else word
+        else:
+            continue
+        said.setdefault(name, None if value == "None" else number(value))
+    return said, system
+
+
+def _asked(request: str, total: int, matched: int, need: int, printed: int | None, is_small: bool) -> Reading:
+    """A lookup by its numbers.
 
     Where vLLM's computed tokens are not printed they follow from h - c, except on a full hit (from which some versions
     subtract one token, and some have before) and where the answer would be checked against a number that was derived
     from it: then only what the store holds is known, which is what one rank's lookup says.
     """
-    total, matched, need = numbers(match, "total", "matched", "need")
-    printed = match["before"] or match["after"]
-    computed = int(printed) if printed is not None else matched - need if matched < total and need <= 0 else None
-    returned = 0 if match["skip"] else max(0, need)
+    computed = matched - need if printed is None and matched < total and need <= 0 else printed
+    returned = 0 if is_small else max(0, need)
     how = f"{matched} of {total} tokens found in the store"
-    reading = Reading(Role.EVENT, "", match["request"], Kind.LOOKUP)
-    if computed is None or computed > total or (computed + returned >= total and returned):
+    reading = Reading(Role.EVENT, "", request, Kind.LOOKUP)
+    if computed is None or not 0 <= computed <= total or (computed + returned >= total and returned):
         known = "how many were computed is not printed" if printed is None else f"{computed} computed"
         reading.words = f"looked up, {known}: {how}, {need} to load"
         reading.kind = Kind.RANK_LOOKUP
@@ -38,7 +81,7 @@ def _lookup(match: re.Match[str]) -> Reading:
         return reading
     inferred = "" if printed is not None else f" (not printed: {matched} found less {need} to load)"
     reading.words = f"looked up with {computed} tokens computed{inferred}: {how}, "
-    if match["skip"]:
+    if is_small:
         reading.words += f"{need} to load, which is fewer than it cares to load: 0 new tokens"
     elif need < 0 or matched < computed:
         reading.words += f"{matched} - {computed} = {matched - computed} to load, which is legal and means 0 new tokens"
@@ -51,7 +94,7 @@ def _lookup(match: re.Match[str]) -> Reading:
 
 def _storing(match: re.Match[str]) -> Reading:
     count, upto = numbers(match, "count", "upto")
-    start = int(match["start"]) if match["start"] else max(0, upto - count)
+    start = number(match["start"]) if match["start"] else max(0, upto - count)
     fields = {"start": start, "count": count}
     return Reading(
         Role.STORING, f"begins to store {count} tokens from {start} on", match["request"], Kind.STORE, fields
@@ -61,7 +104,7 @@ def _storing(match: re.Match[str]) -> Reading:
 def _stored(match: re.Match[str]) -> Reading:
     count, of = numbers(match, "count", "of")
     words = f"stored {count} of {of} tokens"
-    return Reading(Role.STORED, words, match["request"], Kind.STORE, {"count": count})
+    return Reading(Role.STORED, words, match["request"], Kind.STORE, {"count": count, "of": of})
 
 
 def _retrieved(match: re.Match[str]) -> Reading:
@@ -81,7 +124,7 @@ def _shortfall(match: re.Match[str]) -> Reading:
 def _mismatch(match: re.Match[str]) -> Reading:
     allocated, matched, computed = numbers(match, "allocated", "matched", "computed")
     words = (
-        f"LMCache's assertion fails: {allocated} tokens were allocated, and {matched} found less {computed} computed is"
+        f"the connector's assertion fails: {allocated} tokens were allocated, and {matched} found less {computed} computed is"
         f" {matched - computed}"
     )
     fields = {"allocated": allocated, "matched": matched, "computed": computed}
@@ -92,7 +135,7 @@ def _backend(match: re.Match[str]) -> Reading:
     words = (
         f"{match['backend']} holds {match['matched']} tokens, {match['hit']} of the {match['chunks']} chunks asked for"
     )
-    fields = {"matched": int(match["matched"])}
+    fields = {"matched": number(match["matched"])}
     return Reading(Role.EVENT, words, match["request"], Kind.RANK_LOOKUP, fields, connector_id=match["backend"])
 
 
@@ -105,6 +148,26 @@ def _key(match: re.Match[str]) -> Reading:
         content = f"{match['preview']} {match['extra']}".encode()
         fields["chunk_content"] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return Reading(Role.EVENT, f"the key of {match['length']} tokens is {fields['chunk_key']}", None, Kind.KEY, fields)
+
+
+def _scheduled(match: re.Match[str]) -> Reading:
+    """Without the tokens that vLLM has, the number is the length of the prefix: it says neither where the load begins nor how
+    long it is."""
+    prefix = number(match["count"])
+    if match["computed"] is None:
+        return Reading(Role.NOTE, f"scheduled to load, for a prefix of {prefix} tokens", match["request"])
+    start = number(match["computed"])
+    fields = {"start": start, "count": max(0, prefix - start)}
+    return Reading(
+        Role.EVENT, f"scheduled to load tokens {start} to {prefix}", match["request"], Kind.LOAD_PLAN, fields
+    )
+
+
+def _dynamo_step(match: re.Match[str]) -> Reading:
+    computed, scheduled = numbers(match, "computed", "scheduled")
+    fields = {"computed": computed, "scheduled": scheduled}
+    words = f"a step of {scheduled} tokens from {computed} on"
+    return Reading(Role.EVENT, words, match["request"], Kind.SCHEDULE, fields, connector="Dynamo")
 
 
 def _hex(text: str) -> str:
@@ -123,33 +186,30 @@ LMCACHE = Table(
     "LMCache",
     (
         Form(
-            "LMCache hit tokens: ",
-            re.compile(
-                rf"Reqid: {_ID}, Total tokens (?P<total>{_N}),"
-                rf"(?: Inference Engine computed tokens: (?P<before>{_N}),)?"
-                rf" LMCache hit tokens: (?P<matched>{_N}),(?: but)? need to load: (?P<need>-?{_N})(?!\d)"
-                rf"(?:, num_computed_tokens:? (?P<after>{_N})(?!\d))?(?P<skip> < min_retrieve)?"
-            ),
+            " tokens",
+            re.compile(rf"(?i:\breq(?:uest)?[ _]?id\b)[ :=]{{0,3}}['\"]?{_ID}(?P<rest>.{{0,400}})"),
             _lookup,
         ),
         Form(
-            "LMCache hit tokens: ",
-            re.compile(rf"Reqid: {_ID},.*? LMCache hit tokens: None"),
-            note("looked up: the store is still looking, and vLLM will ask again"),
-        ),
-        Form(
-            "Storing KV cache for ",
+            " tokens",
             re.compile(
-                rf"Storing KV cache for (?P<count>{_N}) out of (?P<upto>{_N}) tokens"
-                rf"(?: \(skip_leading_tokens=(?P<start>{_N})\))? for request {_ID}"
+                rf"\b(?:Storing|Saving|Offloading|Putting) (?:KV ?[Cc]aches? )?(?:for )?(?P<count>{_N}) (?:out )?of"
+                rf" (?P<upto>{_N}) tokens(?: \([^)]*?skip_leading_tokens=(?P<start>{_N})\))?.{{0,80}}? for request {_ID}"
             ),
             _storing,
         ),
-        Form("Stored ", re.compile(rf"{_REQ_ID}\bStored (?P<count>{_N}) out of total (?P<of>{_N}) tokens"), _stored),
         Form(
-            "Retrieved ",
+            " tokens",
             re.compile(
-                rf"{_REQ_ID}\bRetrieved (?P<count>{_N}) out of (?:total )?(?P<expected>{_N})"
+                rf"{_REQ_ID}\b(?:Stored|Saved|Offloaded) (?P<count>{_N}) (?:out )?of (?:total )?(?P<of>{_N})"
+                r" (?:total )?tokens"
+            ),
+            _stored,
+        ),
+        Form(
+            " tokens",
+            re.compile(
+                rf"{_REQ_ID}\b(?:Retrieved|Loaded|Fetched) (?P<count>{_N}) out of (?:total )?(?P<expected>{_N})"
                 rf"(?: required tokens \(from| out of total) (?P<of>{_N}) (?:total )?tokens"
             ),
             _retrieved,
@@ -167,16 +227,17 @@ LMCACHE = Table(
         Form(
             "Mismatch in tokens to load: ",
             re.compile(
-                rf"Mismatch in tokens to load: (?P<allocated>{_N}) vs (?P<matched>{_N})(?: \(tokens in lmcache\))?"
+                rf"Mismatch in tokens to load: (?P<allocated>{_N}) vs (?P<matched>{_N})(?: \(tokens in [^)]*\))?"
                 rf" - (?P<computed>{_N})(?: \(tokens in vllm\))?(?: - {_N}[^\n]*? for request {_ID})?"
             ),
             _mismatch,
         ),
         Form(
             "Scheduled to load ",
-            re.compile(rf"Scheduled to load (?P<count>{_N}) tokens for request {_ID}"),
-            # The number is the length of the prefix: it says neither where a load begins nor how long it is.
-            note("scheduled to load, for a prefix of {count} tokens"),
+            re.compile(
+                rf"Scheduled to load (?P<count>{_N}) tokens(?: \((?P<computed>{_N}) cached in vLLM\))? for request {_ID}"
+            ),
+            _scheduled,
         ),
         Form(
             "still waiting for async lookup",
@@ -223,6 +284,75 @@ LMCACHE = Table(
             ),
             # The multiprocess server counts chunks, and does not print how long they are.
             note("the server holds {hit} of the {chunks} chunks asked for"),
+        ),
+        Form(
+            "slot_mapping/token_ids",
+            re.compile(
+                rf"Skipping KV save for request {_ID}: slot_mapping/token_ids\s+length mismatch"
+                rf" \(slot_mapping=(?P<slots>{_N}), token_ids=(?P<tokens>{_N})\)"
+            ),
+            note("not stored: it has {tokens} tokens, and slots for {slots}", remarkable=True),
+        ),
+        Form(
+            "The number of tokens is more than the number of blocks",
+            re.compile(rf"The number of tokens is more than the number of blocks(?: for request {_ID}(?<!\.))?"),
+            note("LMCache has fewer blocks of it than its tokens need", remarkable=True),
+        ),
+        Form(
+            "num blocks: ",
+            re.compile(rf"Num tokens: (?P<tokens>{_N}), num blocks: (?P<blocks>{_N}), block size: (?P<size>{_N})"),
+            note("it has {tokens} tokens, and {blocks} blocks of {size}", remarkable=True),
+        ),
+        Form(
+            "attn_metadata is None",
+            re.compile(r"In connector\.start_load_kv, but the attn_metadata is None"),
+            note("a step without attention metadata: nothing is loaded in it"),
+        ),
+        Form(
+            "Error processing request from scheduler",
+            re.compile(r"Error processing request from scheduler: *(?P<error>[^(]{0,200})"),
+            note("the store fails to answer a lookup", remarkable=True),
+        ),
+        Form(
+            "prefix hit chunks",
+            re.compile(rf"batched look up for (?P<chunks>{_N}) chunks, finally found (?P<hit>{_N}) prefix hit chunks"),
+            note("the store holds {hit} of the {chunks} chunks asked for"),
+        ),
+        Form(
+            "Store skips ",
+            re.compile(rf"Store skips (?P<skipped>{_N}) tokens and then stores (?P<count>{_N}) tokens"),
+            note("stores {count} tokens after the first {skipped}, of a request that is not named"),
+        ),
+        Form(
+            "Injected token number: ",
+            re.compile(rf"Injected token number: (?P<count>{_N})"),
+            note("loads {count} tokens, of a request that is not named"),
+        ),
+        Form(
+            "pinned object ",
+            re.compile(r"Unregistered pinned object (?P<object>\d+) from timeout monitoring"),
+            note("memory object {object} is no longer pinned"),
+        ),
+        Form(
+            "total_blocks_num",
+            re.compile(
+                rf"request_id: {_ID}, total_blocks_num: (?P<total>{_N}), hit hbm: (?P<own>{_N}), hit external: (?P<hit>{_N})"
+            ),
+            # UCM counts blocks, and does not print how long they are.
+            note("looked up: of {total} blocks vLLM holds {own}, and the store {hit}"),
+        ),
+        Form(
+            "next_position=",
+            re.compile(
+                rf"request_id={_ID} next_position={_N} num_computed_tokens=(?P<computed>{_N})"
+                rf" num_scheduled_tokens=(?P<scheduled>{_N})"
+            ),
+            _dynamo_step,
+        ),
+        Form(
+            "KVBM slot desync",
+            re.compile(r"KVBM slot desync: (?P<what>[^.]{1,200})"),
+            note("Dynamo says: {what}", remarkable=True),
         ),
         Form(
             "The cache block is in the storage",

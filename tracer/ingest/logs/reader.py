@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.ingest.logs.assemble import Assembler
 from kvtrail.tracer.ingest.logs.export import span_of
+from kvtrail.tracer.ingest.logs.failures import FAILURES, Tracebacks
 from kvtrail.tracer.ingest.logs.lines import Lines, Record
 from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
+from kvtrail.tracer.ingest.logs.nearest import Nearest
 from kvtrail.tracer.ingest.logs.readings import Reading
 from kvtrail.tracer.ingest.logs.story import Stories
 from kvtrail.tracer.ingest.logs.vllm import VLLM
@@ -19,15 +22,19 @@ from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_fram
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
-TABLES = (LMCACHE, VLLM)
+TABLES = (FAILURES, LMCACHE, VLLM)
 _BOM = b"\xef\xbb\xbf"
 _START = 1 << 16
 _TRACE = (b'"resourceSpans"', b'"resource_spans"')
 _REPORT_EVERY = 2000
+_WRAPPED = re.compile(r"\b(?:tensor|(?:np|numpy)\.u?int\d{1,3})\((-?\d{1,15})(?:, [^()]{0,80})?\)")
+"""A number as numpy and torch print it."""
 
 
 def read(text: str) -> Reading | None:
     """What a message says, in whichever system's words."""
+    if "tensor(" in text or ".int" in text or ".uint" in text:
+        text = _WRAPPED.sub(r"\1", text)
     for table in TABLES:
         if (reading := table.read(text)) is not None:
             return reading
@@ -55,6 +62,8 @@ class LogReader:
         self.understood = 0
         self.unread = 0
         self.bad_lines: list[tuple[int, str]] = []
+        self._tracebacks = Tracebacks()
+        self._nearest = Nearest()
         self._assembler = Assembler(engine or ("stdin" if path == STDIN else path.name))
         self._on_unread = on_unread
         self._on_bytes = on_bytes
@@ -82,19 +91,21 @@ class LogReader:
         Raises:
             UnusableTrace: as for `spans`.
         """
-        number = 0
+        number = end_ns = 0
         try:
             with files.opened(self.path) as (raw, file, source):
                 reported = 0
                 file_ns = time.time_ns() if self.path == STDIN else self.path.stat().st_mtime_ns
                 for record in Lines(file_ns=file_ns).records(file):
-                    number = record.number
-                    reading = read(record.text)
+                    number, end_ns = record.number, max(end_ns, record.at_ns)
+                    reading = self._read(record)
                     if reading is not None:
                         self.understood += 1
                         yield from self._assembler.enter(record, reading)
                     elif record.text:
                         self.unread += 1
+                        if not self.understood:
+                            self._nearest.enter(record)
                         if self._on_unread is not None:
                             self._on_unread(record)
                     if self._on_bytes is not None and (self.understood + self.unread) % _REPORT_EVERY == 0:
@@ -109,33 +120,50 @@ class LogReader:
                     self.bad_lines.append((number, source.damage))
         except OSError as error:
             raise UnusableTrace(f"{self.path}: {error.strerror or error}") from error
-        yield from self._assembler.close()
+        yield from self._assembler.close(end_ns)
         if not self.understood:
-            what = f"none of its {self.unread} lines says anything" if self.unread else "the file is empty, nothing"
-            raise UnusableTrace(f"{self.path}: {what} that kvtrail knows about KV offload in vLLM or LMCache")
+            raise UnusableTrace(f"{self.path}: {self._nearest.explanation(self.unread)}")
+
+    def _read(self, record: Record) -> Reading | None:
+        reading = read(record.text)
+        if reading is None:
+            return self._tracebacks.read(record)
+        self._tracebacks.forget(record.process)
+        return reading
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a server's log and not OTLP JSON Lines: the first line that can be told decides. The
+    """Whether a file is a text that is no trace, such as a server's log: its first line that can be told decides. The
     standard input cannot be read twice, and is taken for a log."""
     if path == STDIN:
         return True
+    is_text = False
     try:
         with files.opened(path) as (_, file, _):
             if is_framed(file.peek(1)):
                 return False
             lines = Lines(file_ns=path.stat().st_mtime_ns)
             number = 0
-            while line := file.readline(1 << 16):
+            while line := file.readline(_START):
                 number += 1
-                if line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{") and any(key in line for key in _TRACE):
+                begins = line.removeprefix(_BOM).lstrip()
+                if begins.startswith(b"{") and any(key in line for key in _TRACE):
                     return False
+                if begins and not is_text:
+                    if not _is_text(begins):
+                        return False
+                    is_text = not begins.startswith(b"{")
                 for record in lines.split(line.decode("utf-8", errors="replace"), number):
                     if record.logged or read(record.text) is not None:
                         return True
     except OSError:
-        pass  # whoever opens the file next says what is wrong with it
-    return False
+        return False  # whoever opens the file next says what is wrong with it
+    return is_text
+
+
+def _is_text(line: bytes) -> bool:
+    """Whether a line can be of a log: logs may hold damaged letters, and no binary zeros."""
+    return b"\0" not in line and not line.startswith((b"\xff\xfe", b"\xfe\xff"))
 
 
 def readers(

@@ -10,8 +10,9 @@ from typing import Any
 
 from kvtrail.tracer.model.semconv import Kind
 
-NUMBER = r"\d{1,15}"
-"""A count; longer runs of digits are damage, and would not fit into a span."""
+NUMBER = r"(?:\d{1,3}(?:[,_]\d{3}){1,4}(?![,_]?\d)|\d{1,15})(?:\.0+(?!\d))?"
+"""A count, also with its thousands apart or printed as a fraction; longer runs of digits are damage, and would not fit into a
+span."""
 
 
 class Role(Enum):
@@ -27,6 +28,8 @@ class Role(Enum):
     """It names the request of the shortfall that the process will report next."""
     SHORTFALL = auto()
     MISMATCH = auto()
+    FAILURE = auto()
+    """A call that raised. Every process that hears of it prints it again."""
     NOTE = auto()
     """It belongs to the story, and no event of the vocabulary can hold it."""
 
@@ -52,7 +55,8 @@ class Form:
 
     hint: str
     pattern: re.Pattern[str]
-    read: Callable[[re.Match[str]], Reading]
+    read: Callable[[re.Match[str]], Reading | None]
+    """None where the match means something else."""
 
 
 class Table:
@@ -68,9 +72,10 @@ class Table:
         if self._hints.search(text) is None:  # most lines of a log are none of ours
             return None
         for form in self.forms:
-            if form.hint in text and (match := form.pattern.search(text)) is not None:
-                reading = form.read(match)
-                reading.connector = self.connector
+            if form.hint not in text or (match := form.pattern.search(text)) is None:
+                continue
+            if (reading := form.read(match)) is not None:
+                reading.connector = reading.connector or self.connector
                 return reading
         return None
 
@@ -95,4 +100,9 @@ def event(
 
 def numbers(match: re.Match[str], *names: str) -> list[int]:
     """Named groups as numbers."""
-    return [int(match[name]) for name in names]
+    return [number(match[name]) for name in names]
+
+
+def number(text: str) -> int:
+    """A `NUMBER`, or one with a sign."""
+    return int(text.partition(".")[0].replace(",", "").replace("_", ""))

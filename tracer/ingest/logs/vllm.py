@@ -1,17 +1,18 @@
-"""vLLM's own lines that say something of a request's KV: transfers, leases, preemptions, the statistics of a prefill.
+"""vLLM's own lines that say something of a request's KV: lookups, transfers, leases, preemptions, statistics of a prefill.
 
-The formats are those of `v1/core/sched/scheduler.py`, the NIXL and Mooncake connectors' workers, V0's `core/scheduler.py` and
-`v1/metrics`. V1's scheduler prints no preemption.
+The formats are those of `v1/core/sched/scheduler.py`, V0's `core/scheduler.py`, `v1/metrics`, and of the connectors that come
+with vLLM 0.32. V1's scheduler prints no preemption.
 """
 
 from __future__ import annotations
 
 import re
 
-from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, event, note
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table, event, note, numbers
 from kvtrail.tracer.model.semconv import Kind
 
 _ID = r"(?P<request>[^\s,]+)"
+_ID_COLON = r"(?P<request>[^\s,:]+)"
 
 
 def _prompt_tokens(match: re.Match[str]) -> Reading:
@@ -23,6 +24,48 @@ def _prompt_tokens(match: re.Match[str]) -> Reading:
     printed = ", ".join(f"{name} {value}" for name, value in said.items())
     negative = any(value < 0 for value in said.values())
     return Reading(Role.EVENT, f"the statistics of a prefill: {printed}", None, Kind.STATS, fields, remarkable=negative)
+
+
+def _offloading(match: re.Match[str]) -> Reading:
+    """The length of the request is not printed."""
+    hit, computed = numbers(match, "hit", "computed")
+    words = f"looked up with {computed} tokens computed: {hit} more are in the store"
+    fields = {"matched": computed + hit}
+    return Reading(Role.EVENT, words, match["request"], Kind.RANK_LOOKUP, fields, "OffloadingConnector")
+
+
+def _hf3fs(match: re.Match[str]) -> Reading:
+    """Where nothing is new, what was computed is not known, but that it was all that matched."""
+    matched, new, total = numbers(match, "matched", "new", "total")
+    how = f"{matched} of {total} tokens found in the store, {new} of them new"
+    reading = Reading(Role.EVENT, "", match["request"], Kind.RANK_LOOKUP, connector="HF3FSKVConnector")
+    reading.fields = {"total": total, "matched": matched}
+    reading.words = f"looked up, how many were computed is not printed: {how}"
+    return reading
+
+
+def _mooncake_alloc(match: re.Match[str]) -> Reading:
+    (allocated,) = numbers(match, "count")
+    words = f"blocks are allocated for {allocated} tokens from another instance"
+    return Reading(
+        Role.EVENT, words, match["request"], Kind.ALLOC, {"allocated": allocated}, connector=match["connector"]
+    )
+
+
+def _skipped_load(match: re.Match[str]) -> Reading:
+    (expected,) = numbers(match, "count")
+    words = f"{expected} tokens were allocated to be loaded, and the connector knows of no hit: nothing is loaded"
+    fields = {"start": 0, "count": 0, "expected": expected}  # the vocabulary demands a place, and the log has none
+    return Reading(
+        Role.EVENT,
+        words,
+        match["request"],
+        Kind.LOAD,
+        fields,
+        "SimpleCPUOffloadConnector",
+        error=match[0],
+        remarkable=True,
+    )
 
 
 VLLM = Table(
@@ -82,6 +125,100 @@ VLLM = Table(
                 "its blocks are read by another instance, when this one no longer knows the request",
                 remarkable=True,
             ),
+        ),
+        Form(
+            " offloaded tokens after ",
+            re.compile(
+                rf"Request {_ID} hit (?P<hit>{NUMBER}) offloaded tokens after (?P<computed>{NUMBER}) GPU hit tokens"
+            ),
+            _offloading,
+        ),
+        Form(
+            " chunks upto ",
+            re.compile(
+                rf"Request {_ID} offloading (?P<chunks>{NUMBER}) chunks upto (?P<end>{NUMBER}) tokens \(job (?P<job>\d+)\)"
+            ),
+            # Neither where they begin nor how long they are is printed.
+            note("job {job} begins to store {chunks} chunks of its first {end} tokens"),
+        ),
+        Form(
+            "cannot store chunks",
+            re.compile(rf"Request {_ID_COLON}: cannot store chunks"),
+            note("not stored: there is no room"),
+        ),
+        Form(
+            "Delaying request ",
+            re.compile(rf"Delaying request {_ID} since (?P<why>[^\n]{{1,120}})"),
+            note("looked up: to be asked again, since {why}"),
+        ),
+        Form(
+            "Offloading manager delayed request",
+            re.compile(rf"Offloading manager delayed request {_ID}"),
+            note("looked up: the store is still looking, and vLLM will ask again"),
+        ),
+        Form(
+            "no pending",
+            re.compile(
+                rf"update_state_after_alloc called for req_id={_ID} with num_external_tokens=(?P<count>{NUMBER}) but no"
+                r" pending CPU hit"
+            ),
+            _skipped_load,
+        ),
+        Form(
+            "with no external tokens but",
+            re.compile(rf"update_state_after_alloc called for req_id={_ID} with no external tokens but"),
+            note("no tokens were allocated to be loaded, though the lookup had pinned some", remarkable=True),
+        ),
+        Form(
+            "Scheduling store of ",
+            re.compile(rf"Request {_ID_COLON}: Scheduling store of (?P<blocks>{NUMBER}) blocks to CPU"),
+            note("{blocks} blocks are to be stored"),
+        ),
+        Form(
+            "Token matching for ",
+            re.compile(
+                rf"Token matching for {_ID_COLON}: (?P<matched>{NUMBER}) matched \({NUMBER} blocks\), (?P<new>{NUMBER}) new"
+                rf" hits, prompt len (?P<total>{NUMBER})"
+            ),
+            _hf3fs,
+        ),
+        Form(
+            "update_state_after_alloc",
+            re.compile(
+                rf"(?P<connector>\w{{1,40}}Connector) update_state_after_alloc: req_id={_ID}"
+                rf" num_external_tokens=(?P<count>{NUMBER})"
+            ),
+            _mooncake_alloc,
+        ),
+        Form(
+            " local blocks(",
+            re.compile(rf"req {_ID_COLON}: local blocks\((?P<own>{NUMBER})\) < remote blocks\((?P<other>{NUMBER})\)"),
+            note("it has {own} blocks here, and {other} at the other instance: it cannot be received", remarkable=True),
+        ),
+        Form(
+            "expired before sending",
+            re.compile(rf"Request {_ID} expired before sending"),
+            note("not sent: its time was up", remarkable=True),
+        ),
+        Form(
+            "before releasing blocks",
+            re.compile(rf"request_finished\((?P<request>[^)\s]+)\) waiting for (?P<seconds>{NUMBER}) seconds"),
+            note("ended: its blocks are kept for {seconds} seconds, for another instance to read"),
+        ),
+        Form(
+            "extended lease",
+            re.compile(rf"Heartbeat extended lease for request {_ID}"),
+            note("the lease of its blocks is extended"),
+        ),
+        Form(
+            "transfer failed for request",
+            re.compile(rf"(?:RDMA )?transfer failed for request {_ID_COLON}"),
+            note("the transfer of its KV failed", remarkable=True),
+        ),
+        Form(
+            "TIMED OUT for req",
+            re.compile(rf"read TIMED OUT for req {_ID} after (?P<seconds>[\d.]{{1,12}})s"),
+            note("the transfer of its KV took longer than {seconds} s, and was given up", remarkable=True),
         ),
         Form(
             "External prefix cache hit rate",

@@ -67,9 +67,11 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
         (f"Storing KV cache for 256 out of 768 tokens for request {R}{WHERE}", Role.STORING, Kind.STORE, R,
          {"start": 512, "count": 256}),
         ("Stored 256 out of total 256 tokens. size: 0.0273 gb, cost 3.9 ms", Role.STORED, Kind.STORE, None,
-         {"count": 256}),
-        (f"[req_id={R}] Stored 254 out of total 256 tokens. size: 0.0273 GB", Role.STORED, Kind.STORE, R, {"count": 254}),
-        (f"[req_id={R} kv_group=0] Stored 254 out of total 256 tokens.", Role.STORED, Kind.STORE, R, {"count": 254}),
+         {"count": 256, "of": 256}),
+        (f"[req_id={R}] Stored 254 out of total 256 tokens. size: 0.0273 GB", Role.STORED, Kind.STORE, R,
+         {"count": 254, "of": 256}),
+        (f"[req_id={R} kv_group=0] Stored 254 out of total 256 tokens.", Role.STORED, Kind.STORE, R,
+         {"count": 254, "of": 256}),
         ("Retrieved 0 out of 256 required tokens (from 5888 total tokens). size: 0.0000 gb", Role.RETRIEVED, Kind.LOAD,
          None, {"start": 5632, "count": 0, "expected": 256}),
         (f"[req_id={R}] Retrieved 256 out of 256 required tokens (from 256 total tokens).", Role.RETRIEVED, Kind.LOAD, R,
@@ -96,7 +98,46 @@ def test_a_lookup(rest: str, kind: Kind, fields: tuple[int, ...]) -> None:
          {"allocated": 256, "matched": 256, "computed": 336}),
         ("Mismatch in tokens to load: 24 vs 24 (tokens in lmcache) - 16 (tokens in vllm)", Role.MISMATCH, Kind.ALLOC,
          None, {"allocated": 24, "matched": 24, "computed": 16}),
+        ("Mismatch in tokens to load: 256 vs 256 (tokens in the cache) - 336 (tokens in vllm) - 0 (last token)",
+         Role.MISMATCH, Kind.ALLOC, None, {"allocated": 256, "matched": 256, "computed": 336}),
         (f"Scheduled to load 7219 tokens for request {R}{WHERE}", Role.NOTE, None, R, {}),
+        (f"Scheduled to load 512 tokens (336 cached in vLLM) for request {R}{WHERE}", Role.EVENT, Kind.LOAD_PLAN, R,
+         {"start": 336, "count": 176}),
+        (f"Scheduled to load 256 tokens (336 cached in vLLM) for request {R}{WHERE}", Role.EVENT, Kind.LOAD_PLAN, R,
+         {"start": 336, "count": 0}),
+        (f"Skipping KV save for request {R}: slot_mapping/token_ids length mismatch (slot_mapping=352, token_ids=384)."
+         " Likely an upstream", Role.NOTE, None, R, {}),
+        (f"The number of tokens is more than the number of blocks for request {R}. Something might", Role.NOTE, None,
+         R, {}),
+        ("Num tokens: 384, num blocks: 11, block size: 32", Role.NOTE, None, None, {}),
+        ("In connector.start_load_kv, but the attn_metadata is None", Role.NOTE, None, None, {}),
+        ("SiMM connector using 77.44 ms to batched look up for 1282 chunks, finally found 160 prefix hit chunks.",
+         Role.NOTE, None, None, {}),
+        ("Store skips 0 tokens and then stores 409 tokens", Role.NOTE, None, None, {}),
+        (f"request_id: {R}, total_blocks_num: 47, hit hbm: 0, hit external: 0", Role.NOTE, None, R, {}),
+        ("request_id=2048 next_position=33 num_computed_tokens=32 num_scheduled_tokens=1", Role.EVENT, Kind.SCHEDULE,
+         "2048", {"computed": 32, "scheduled": 1}),
+        (f"Request {R} hit 512 offloaded tokens after 256 GPU hit tokens", Role.EVENT, Kind.RANK_LOOKUP, R,
+         {"matched": 768}),
+        (f"Request {R} offloading 3 chunks upto 768 tokens (job 7)", Role.NOTE, None, R, {}),
+        (f"Request {R}: cannot store chunks", Role.NOTE, None, R, {}),
+        (f"SimpleCPUOffloadScheduler: update_state_after_alloc called for req_id={R} with num_external_tokens=64 but no"
+         " pending CPU hit from get_num_new_matched_tokens(); skipping load.", Role.EVENT, Kind.LOAD, R,
+         {"start": 0, "count": 0, "expected": 64}),
+        (f"Token matching for {R}: 256 matched (4 blocks), 128 new hits, prompt len 300", Role.EVENT, Kind.RANK_LOOKUP, R,
+         {"total": 300, "matched": 256}),
+        (f"MooncakeConnector update_state_after_alloc: req_id={R} num_external_tokens=96, kv_transfer_params={{}}",
+         Role.EVENT, Kind.ALLOC, R, {"allocated": 96}),
+        (f"req {R}: local blocks(3) < remote blocks(4) in a KV cache group", Role.NOTE, None, R, {}),
+        (f"NIXLConnector request_finished({R}) waiting for 480 seconds before releasing blocks", Role.NOTE, None, R, {}),
+        ("AssertionError: num_external_tokens=300 is not aligned to hash_block_size=16", Role.FAILURE, Kind.FAILURE, None,
+         {"call": "update_state_after_alloc"}),
+        ("AssertionError: SimpleCPU external loads must start at a scheduler-block boundary", Role.FAILURE, Kind.FAILURE,
+         None, {"call": "update_state_after_alloc"}),
+        (f"AssertionError: Block count mismatch for {R}: expected 4, got 5", Role.FAILURE, Kind.FAILURE, None,
+         {"call": "update_state_after_alloc"}),
+        (f"AssertionError: Preempted request {R} has num_computed_tokens 256 but expected 336 (full_hit_adj=False)",
+         Role.FAILURE, Kind.FAILURE, R, {"call": "build_connector_meta"}),
         (f"Request {R} is still waiting for async lookup after 3 seconds, returning 0 lmcache cached tokens", Role.NOTE,
          None, R, {}),
         (f"Lookup {R}: Backend LocalCPUBackend hit 2 chunks out of 97, 512 tokens (storage_manager.py:6:x)", Role.EVENT,
@@ -138,15 +179,61 @@ def test_a_form(text: str, role: Role, kind: Kind | None, request_id: str | None
 
 
 @pytest.mark.parametrize(
+    ("text", "system"),
+    [
+        (f"Reqid: {R}, Total tokens 900, kvpool hit tokens: 512, need to load: 176, num_computed_tokens 336", "kvpool"),
+        (f"request_id: {R}, total tokens: 900, External hit tokens: 512, computed tokens: 336, need to fetch: 176",
+         "LMCache"),
+        (f"Req id={R}, total_tokens=900, Mooncake hit tokens=512, num_computed_tokens=336, need to load=176", "Mooncake"),
+        (f"Reqid: {R}, need to load: 176, LMCache matched tokens: 512, num_computed_tokens: 336, Total tokens: 900",
+         "LMCache"),
+        (f"Reqid: {R}, Total tokens 900.0, LMCache hit tokens: tensor(512, device='cuda:0'), need to load: np.int64(176),"
+         " num_computed_tokens 336", "LMCache"),
+        (f"[rank0]: INFO Reqid: '{R}', Total tokens 900, LMCache hit tokens: 5_12, need to load: 176", None),
+        (f"Reqid: {R}, Total tokens 900, LMCache hit chunks: 2, need to load: 176", None),
+    ],
+)  # fmt: skip
+def test_a_lookup_is_read_by_what_its_numbers_count(text: str, system: str | None) -> None:
+    reading = read(text)
+    if system is None:
+        assert reading is None
+        return
+    assert reading is not None
+    assert (reading.kind, reading.request, reading.connector) == (Kind.LOOKUP, R, system)
+    assert reading.fields == {"total": 900, "computed": 336, "matched": 512, "returned": 176}
+
+
+@pytest.mark.parametrize("printed", ["10,009", "10_009", "10009", "10009.0"])
+def test_a_count_may_be_printed_with_its_thousands_apart_or_as_a_fraction(printed: str) -> None:
+    reading = read(f"Reqid: {R}, Total tokens {printed}, LMCache hit tokens: 0, need to load: 0")
+    assert reading is not None
+    assert reading.fields["total"] == 10009
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Saving KV cache for 256 out of 512 tokens (save_spec.skip_leading_tokens=256) for request {R}",
+        f"Offloading KV caches for 256 of 512 tokens (skip_leading_tokens=256) to pool 3 for request {R}",
+    ],
+)
+def test_a_store_is_read_whatever_its_verb(text: str) -> None:
+    reading = read(text)
+    assert reading is not None
+    assert (reading.role, reading.request, reading.fields) == (Role.STORING, R, {"start": 256, "count": 256})
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
-        "SiMM connector using 77.44 ms to batched look up for 1282 chunks, finally found 160 prefix hit chunks.",
-        "In connector.start_load_kv, but the attn_metadata is None",
-        f"request_id: {R}, total_blocks_num: 47, hit hbm: 0, hit external: 0",
-        "request_id=2048 next_position=33 num_computed_tokens=32 num_scheduled_tokens=1",
+        "SiMM exist hit cache!",
         f"Skipping, Finished sending KV transfer for request {R}, but the request is already freed.",
-        "Store skips 0 tokens and then stores 409 tokens",
+        "The request asks for 300 tokens, which is more than the total tokens 256 that fit",
+        f"Request {R}: max_load_tokens set to 512",
+        f"Received request {R}: prompt tokens: 300, max_tokens: 16",
+        "Waiting for the request id to load 10 tokens",
+        "sent to connector FSConnector",
         'INFO:     127.0.0.1:33988 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
         f"KeyError: '{R}'",
         f"Reqid: {R}, Total tokens 900, LMCache hit tokens: 51",

@@ -22,7 +22,7 @@ from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.ingest.logs.lines import Lines
 from kvtrail.tracer.ingest.logs.reader import LogReader, is_log
 from kvtrail.tracer.ingest.trace_file import TraceReader
-from kvtrail.tracer.model.events import Alloc, Event, Load, Lookup, RankLookup, Store
+from kvtrail.tracer.model.events import Alloc, Event, Failure, Load, Lookup, RankLookup, Store, StorePlan
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.replay.audit import audit
 
@@ -88,7 +88,7 @@ def test_a_log_becomes_numbered_events(tmp_path: Path) -> None:
     assert (store.request, store.start, store.count) == (R, 0, 256)
     assert (again.total, again.computed, again.matched, again.returned) == (10009, 336, 256, 0)
     assert [e.request_sequence for e in (first, store, again)] == [1, 2, 3]
-    assert [e.sequence for e in (first, store, again)] == [0, 1, 2]
+    assert [e.sequence for e in (first, store, again)] == [1, 2, 3]
     assert [e.role for e in (first, store, again)] == ["scheduler", "worker", "scheduler"]
     assert again.start_ns - first.start_ns == 200_000_000
 
@@ -111,6 +111,50 @@ def test_a_store_whose_place_is_not_printed_is_told_and_no_event(tmp_path: Path)
     reader = LogReader(write(tmp_path, [at(5, f"[req_id={R}] Stored 254 out of total 256 tokens.")]))
     assert list(reader.events()) == []
     assert "stored 254 of 256 tokens; from which position on is not printed" in "\n".join(reader.stories.digest())
+
+
+def storing(milliseconds: int, count: int, start: int = 0, *, who: str = ENGINE, request: str = R) -> str:
+    return stored(milliseconds, count, start, who=who, request=request)[0]
+
+
+def begun(found: list[Event]) -> list[tuple[str | None, int | None, int, int | None]]:
+    """The stores that have begun and not ended: request, start, count and number."""
+    return [(e.request, e.start, e.count, e.transfer_id) for e in found if isinstance(e, StorePlan)]
+
+
+def test_a_store_that_has_begun_and_not_ended_is_a_transfer_without_an_end(tmp_path: Path) -> None:
+    later = "(APIServer pid=7) INFO 03-04 10:11:52 [loggers.py:1] Engine 000: Avg prompt throughput: 0.0 tokens/s"
+    log = write(tmp_path, [*stored(1, 256), storing(10, 512, 256), later])
+    reader = LogReader(log)
+    found = list(reader.events())
+    assert begun(found) == [(R, 256, 512, 3)]
+    assert [(e.start, e.count) for e in found if isinstance(e, Store)] == [(0, 256)]
+    detector = Detector()
+    detector.feed(found)
+    detector.settle()
+    assert list(detector.accounts["server.log", R].evidence.jobs) == [3]
+    said = "begins to store 512 tokens from 256 on, the log goes on for 39 seconds, and no line says that it has ended"
+    assert said in "\n".join(reader.stories.digest())
+
+
+def test_a_store_has_ended_when_its_request_is_stored_or_looked_up_again(tmp_path: Path) -> None:
+    """Nothing more will be heard of the one before: its event comes before what follows."""
+    found = events(tmp_path, [storing(1, 256), storing(2, 512, 256), looked_up(3, 0, 0, 0), storing(4, 128)])
+    assert [(type(e), e.start) for e in found if isinstance(e, StorePlan | Store)] == [
+        (StorePlan, 0), (StorePlan, 256), (StorePlan, 0),
+    ]  # fmt: skip
+    assert [e.request_sequence for e in found] == [1, 2, 3, 4]
+
+
+def test_stores_that_overlap_are_told_apart_by_their_length_or_their_request(tmp_path: Path) -> None:
+    """Layer by layer, the stores of a step begin together and end together."""
+    one, two = stored(1, 256, request="cmpl-a"), stored(2, 512, request="cmpl-b")
+    found = events(tmp_path, [one[0], two[0], two[1], one[1]])
+    assert [(e.request, e.count) for e in found if isinstance(e, Store)] == [("cmpl-b", 512), ("cmpl-a", 256)]
+    ended = at(5, "[req_id=cmpl-b] Stored 250 out of total 250 tokens.")
+    found = events(tmp_path, [one[0], two[0], ended])
+    assert [(e.request, e.count) for e in found if isinstance(e, Store)] == [("cmpl-b", 250)]
+    assert begun(found) == [("cmpl-a", 0, 256, 1)]
 
 
 def test_a_short_load_and_the_complaint_about_it_are_one_event(tmp_path: Path) -> None:
@@ -159,6 +203,92 @@ def test_the_assertion_is_one_allocation_however_often_it_is_printed(tmp_path: P
 def test_an_assertion_that_fits_two_requests_belongs_to_none(tmp_path: Path) -> None:
     lines = [looked_up(1, 256, -80, 336), looked_up(2, 256, -80, 336, request="cmpl-other"), ASSERTION]
     assert events(tmp_path, lines)[-1].request is None
+
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/opt/vllm/v1/engine/core.py", line 700, in run_engine_core
+    engine_core.run_busy_loop()
+  File "/opt/vllm/v1/core/sched/scheduler.py", line 900, in schedule
+    self.connector.update_state_after_alloc(
+    ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~^
+  File "/opt/vllm/v1/simple_kv_offload/manager.py", line 451, in update_state_after_alloc
+    assert num_external_tokens % self.hash_block_size == 0, (
+AssertionError: num_external_tokens=300 is not aligned to hash_block_size=16"""
+
+
+def failures(found: list[Event]) -> list[tuple[str, str | None, str, str | None]]:
+    return [(e.call, e.error, e.role, e.request) for e in found if isinstance(e, Failure)]
+
+
+@pytest.mark.parametrize("header", ["", f"{ENGINE}ERROR 03-04 10:11:13 [core.py:7] "])
+def test_an_exception_of_a_connector_s_call_is_a_failure_however_often_it_is_printed(
+    tmp_path: Path, header: str
+) -> None:
+    lines = [f"{header}{line}" for line in TRACEBACK.splitlines()]
+    again = [f"(APIServer pid=9) ERROR 03-04 10:11:14 [core.py:7] {line}" for line in lines]
+    found = events(tmp_path, [looked_up(1, 0, 0, 0), *lines, *again])
+    assert failures(found) == [
+        (
+            "update_state_after_alloc",
+            "AssertionError: num_external_tokens=300 is not aligned to hash_block_size=16",
+            "scheduler",
+            None,
+        )
+    ]
+
+
+def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it_names(tmp_path: Path) -> None:
+    def raised(function: str, path: str, error: str) -> list[str]:
+        return [
+            "Traceback (most recent call last):",
+            '  File "/opt/vllm/v1/worker/gpu_model_runner.py", line 1, in execute_model',
+            "    self.step()",
+            f'  File "{path}", line 2, in {function}',
+            "    assert len(slot_mapping) == len(token_ids)",
+            error,
+        ]
+
+    found = events(
+        tmp_path,
+        [
+            *raised("wait_for_save", "/opt/lmcache/integration/vllm/vllm_v1_adapter.py", "AssertionError"),
+            *raised("start_load_kv", "/srv/mine.py", f"my.StoreError: no blocks for request {R}, 3 wanted"),
+            *raised("_plan", "/srv/my_connector/plans.py", "KeyError: 'cmpl-0f1e2d3c'"),
+            *raised("forward", "/opt/vllm/model.py", "RuntimeError: CUDA error"),
+            *raised("tokenize", "/opt/vllm/api.py", f"ValueError: request {R} has no connector"),
+        ],
+    )
+    assert failures(found) == [
+        ("wait_for_save", "AssertionError: assert len(slot_mapping) == len(token_ids)", "worker", None),
+        ("start_load_kv", f"StoreError: no blocks for request {R}, 3 wanted", "worker", R),
+        ("_plan", "KeyError: 'cmpl-0f1e2d3c'", "scheduler", "cmpl-0f1e2d3c"),
+    ]
+
+
+def test_a_traceback_that_is_cut_at_both_ends_says_what_is_left_of_it(tmp_path: Path) -> None:
+    lines = [
+        '  File "/opt/vllm/v1/core/sched/scheduler.py", line 893, in _update_from_kv_xfer_finished',
+        "    self._free_blocks(self.requests[req_id])",
+        f"KeyError: '{R}'",
+        '  File "/opt/vllm/v1/core/sched/scheduler.py", line 893, in build_connector_meta',
+        "    something",
+        *["another message"] * 9,
+        "ValueError: of somebody else",
+    ]
+    reader = LogReader(write(tmp_path, lines))
+    assert list(reader.events()) == []
+    assert f"vLLM fails in `_update_from_kv_xfer_finished`: KeyError: '{R}'" in "\n".join(reader.stories.digest())
+
+
+def test_a_load_that_the_connector_skips_is_short(tmp_path: Path) -> None:
+    line = (
+        f"{ENGINE}WARNING 03-04 10:11:13 [manager.py:1] SimpleCPUOffloadScheduler: update_state_after_alloc called for"
+        f" req_id={R} with num_external_tokens=64 but no pending CPU hit from get_num_new_matched_tokens(); skipping load."
+    )
+    result = run("audit", str(write(tmp_path, [line])))
+    assert result.exit_code == 1
+    assert "short-load" in result.output
 
 
 def test_preemptions_that_are_printed_count_epochs(tmp_path: Path) -> None:
@@ -294,6 +424,27 @@ def test_a_file_that_holds_nothing_of_ours_is_named(tmp_path: Path, content: str
     assert list(tmp_path.glob("*t.jsonl*")) == []
 
 
+def test_of_a_file_in_which_nothing_is_read_the_nearest_lines_are_shown(tmp_path: Path) -> None:
+    """And what was looked for, and what would be accepted."""
+    lines = [
+        "server started",
+        "cache: request 7 hit 3 blocks",
+        "GET /v1/models",
+        "loaded 5 chunks",
+        "one token",
+        *["."] * 9,
+    ]
+    path = write(tmp_path, lines)
+    for result in (run("audit", str(path)), run("import", str(path), "--story")):
+        assert result.exit_code == 2
+        assert (
+            f"Error: {path}: none of its 14 lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs"
+            in (result.output)
+        )
+        assert "The nearest: line 2: 'cache: request 7 hit 3 blocks'; line 4: 'loaded 5 chunks'\n" in result.output
+    assert "No line comes near to one." in run("audit", str(write(tmp_path, ["hello"]))).output
+
+
 def test_a_log_without_events_leaves_no_empty_trace(tmp_path: Path) -> None:
     log = write(tmp_path, ["Retrieved 1600 tokens in 0.004 seconds"])
     result = run("import", str(log), "-o", str(tmp_path / "t.jsonl"))
@@ -337,7 +488,10 @@ def test_what_was_not_read_can_be_shown(tmp_path: Path) -> None:
 def test_a_log_is_told_from_a_trace_by_what_is_in_it(tmp_path: Path) -> None:
     assert is_log(write(tmp_path, ["noise"] * 5000 + INCIDENT))
     assert not is_log(write(tmp_path, ['{"resourceSpans":[]}', *INCIDENT]))
-    assert not is_log(write(tmp_path, ["noise"]))
+    assert is_log(write(tmp_path, ['{"level": "info", "message": "nothing"}', json.dumps({"message": INCIDENT[1]})]))
+    assert is_log(write(tmp_path, ["noise"])), "whoever reads it says what is missing"
+    assert not is_log(write(tmp_path, ['{"level": "info", "message": "nothing"}']))
+    assert not is_log(write(tmp_path, ["", "\0\0noise"]))
     assert not is_log(tmp_path / "absent")
 
 
@@ -364,6 +518,7 @@ def test_stories_are_forgotten_before_they_fill_the_memory(tmp_path: Path, monke
 PIECES = [
     *INCIDENT, ASSERTION, f"{ASSERTION} for request {R}", "Num retrieved tokens: 0, num expected tokens: 9",
     at(1, "Retrieved 0 out of 256 required tokens (from 5888 total tokens)."), "\x1b[32;20m", "[32;20m", "\r", "\n", "\x00",
+    storing(3, 256), *TRACEBACK.splitlines(), "KeyError: 'x'", "Reqid: x, Total tokens 1,000, kvpool hit tokens: None",
     "Releasing expired KV blocks for request", "which were retrieved by 0 remote worker(s) before lease", "(pid=", "pid=1) ",
     "PromptTokenStats(total=-1, cached_tokens=99999999999999999999)", "999999999999999", "-", "\ud800",
     "[HASH_GENERATION] prefix_hash=None, tokens_len=1, tokens_preview=(1), extra_keys=(), X result_hash=-9",

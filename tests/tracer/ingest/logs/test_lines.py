@@ -54,6 +54,21 @@ def test_whoever_ran_the_server_put_something_before_the_line(prefix: str, proce
     assert record.precise
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    ["2026-03-04T10:11:12.345678901Z stdout F ", "2026-03-04 10:11:12,345 - INFO - ", "[2026-03-04 10:11:12.345] "],
+)
+def test_a_time_in_front_counts_where_there_is_no_header(prefix: str) -> None:
+    dated, bare = records(f"{prefix}Reqid: 4\nReqid: 5\n")
+    assert dated.at_ns // 10**6 == AT_NS // 10**6
+    assert (dated.logged, bare.logged, bare.at_ns) == (True, False, dated.at_ns)
+
+
+def test_torch_s_ranks_are_processes() -> None:
+    (record,) = records("[rank3]: Traceback (most recent call last):\n")
+    assert (record.process, record.rank, record.text) == ("rank3", 3, "Traceback (most recent call last):")
+
+
 def test_colours_within_a_line_go_too() -> None:
     (record,) = records(f"[32;20m{HEADER[:-1]}[0m one [3m(file.py:1:m)[0m\n")
     assert record.text == "one (file.py:1:m)"

@@ -1,0 +1,176 @@
+"""Exceptions in a log: those that a connector's call raised, from a traceback or from a message that is known.
+
+A process that dies prints a traceback, and others print it again. It tells which call of the connector failed; where nothing
+but the last line is in the log, its text must be one that a connector of vLLM 0.32 or LMCache is known to raise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.ingest.logs.lines import Record
+from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.model.semconv import Kind
+
+WORKER_CALLS = frozenset(
+    {
+        "bind_connector_metadata", "clear_connector_metadata", "get_block_ids_with_load_errors", "get_finished",
+        "handle_preemptions", "register_cross_layers_kv_cache", "register_kv_caches", "save_kv_layer", "start_load_kv",
+        "wait_for_layer_load", "wait_for_save",
+    }
+)  # fmt: skip
+SCHEDULER_CALLS = frozenset(
+    {
+        "build_connector_meta", "get_num_new_matched_tokens", "on_new_request", "request_finished",
+        "request_finished_all_groups", "reset_cache", "take_events", "update_connector_output", "update_state_after_alloc",
+    }
+)  # fmt: skip
+
+_FRAME = re.compile(r'^\s*File "(?P<path>[^"]{1,500})", line \d+(?:, in (?P<function><\w{1,50}>|[\w.]{1,200}))?')
+_RAISED = re.compile(
+    r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Timeout|Breach))(?::\s*(?P<text>.*))?$"
+)
+_CARETS = re.compile(r"^[\s^~]*$")
+_BEGINS = "Traceback (most recent call last)"
+_CONNECTORS_FILE = re.compile(r"kv_connector|kv_offload|lmcache|kvtrail|[/_]connectors?[/._]", re.IGNORECASE)
+_SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_block")
+_REQUEST = re.compile(
+    r"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^\s,'\":]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
+)
+_MOST_FRAMES = 200
+_MOST_OTHERS = 5
+"""Lines between the frames of one traceback that are neither a frame nor its source."""
+
+
+@dataclass(slots=True)
+class _Traceback:
+    """A traceback as far as it was read: the path, the function and the source of each frame."""
+
+    frames: list[list[str]] = field(default_factory=list)
+    wants_source: bool = False
+    others: int = 0
+
+
+class Tracebacks:
+    """Follows the tracebacks of each process."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Traceback] = {}
+
+    def forget(self, process: str) -> None:
+        """The process's traceback has ended with a line that was understood."""
+        self._open.pop(process, None)
+
+    def read(self, record: Record) -> Reading | None:
+        """Enter a line; returns what a traceback says that ends with it, if it is about a connector."""
+        text = record.text
+        if _BEGINS in text:
+            self._open[record.process] = _Traceback()
+            return None
+        held = self._open.get(record.process)
+        if match := _FRAME.match(text):
+            held = self._open.setdefault(record.process, _Traceback())
+            held.frames.append([match["path"], match["function"] or "", ""])
+            del held.frames[:-_MOST_FRAMES]
+            held.wants_source = True
+        elif held is not None and held.frames:
+            if match := _RAISED.match(text):
+                self.forget(record.process)
+                return _failure(held.frames, match["name"].rpartition(".")[2], match["text"])
+            if held.wants_source:
+                held.frames[-1][2], held.wants_source = text, False
+            elif not _CARETS.match(text):
+                held.others += 1
+                if held.others > _MOST_OTHERS:
+                    self.forget(record.process)
+        return None
+
+
+def _failure(frames: list[list[str]], name: str, text: str | None) -> Reading | None:
+    """What a traceback says: the connector's call that raised, or vLLM's refusal of what a connector reported."""
+    source = frames[-1][2]
+    error = f"{name}: {text}" if text else f"{name}: {source}" if source else name
+    calls = SCHEDULER_CALLS | WORKER_CALLS
+    call = next((function for _, function, _ in frames if function in calls), None)
+    call = call or next((function for path, function, _ in frames if _CONNECTORS_FILE.search(path)), None)
+    if call is not None:
+        return failed(call, error)
+    part = next((function for _, function, _ in reversed(frames) if _SCHEDULERS_PART.search(function)), None)
+    if part is None:
+        return None
+    return Reading(Role.NOTE, f"vLLM fails in `{part}`: {error}", request_in(error), remarkable=True)
+
+
+def failed(call: str, error: str) -> Reading:
+    """A call of the connector that raised."""
+    words = f"the connector's `{call}` raised {error}"
+    return Reading(Role.FAILURE, words, request_in(error), Kind.FAILURE, {"call": call}, error=error, remarkable=True)
+
+
+def request_in(error: str) -> str | None:
+    """The request that a message names; the assembler knows whether there is one."""
+    match = _REQUEST.search(error)
+    return None if match is None else (match["id"] or match["key"]).rstrip(".;)")
+
+
+def _raised(call: str) -> Callable[[re.Match[str]], Reading]:
+    return lambda match: failed(call, match[0].strip())
+
+
+def _form(call: str, hint: str, pattern: str) -> Form:
+    return Form(hint, re.compile(rf"(?:\b\w+(?:Error|Exception): )?{pattern}"), _raised(call))
+
+
+FAILURES = Table(
+    "",
+    (
+        # vLLM, SimpleCPUOffloadConnector
+        _form(
+            "update_state_after_alloc",
+            " is not aligned to hash_block_size",
+            rf"num_external_tokens={NUMBER} is not aligned to hash_block_size={NUMBER}",
+        ),
+        _form(
+            "update_state_after_alloc",
+            "SimpleCPU external loads must start",
+            r"SimpleCPU external loads must start at a scheduler-block boundary",
+        ),
+        # vLLM, HF3FSConnector
+        _form(
+            "update_state_after_alloc",
+            "Block count mismatch for ",
+            rf"Block count mismatch for [^\s:]+: expected {NUMBER}, got {NUMBER}",
+        ),
+        # LMCache in vLLM's process
+        _form(
+            "build_connector_meta",
+            "has num_computed_tokens",
+            rf"Preempted request [^\s,]+ has num_computed_tokens {NUMBER} but expected {NUMBER}",
+        ),
+        _form(
+            "build_connector_meta",
+            "was not given a load spec",
+            r"Request [^\s,]+ is preempted but was not given a load spec",
+        ),
+        # LMCache in a process of its own
+        _form(
+            "build_connector_meta",
+            "The number of LMCache hit blocks should be",
+            r"The number of LMCache hit blocks should be a multiple of the number of blocks in a lmcache chunk",
+        ),
+        _form(
+            "build_connector_meta",
+            "The number of block hashes should be",
+            r"The number of block hashes should be greater than or equal to the number of LMCache hit blocks",
+        ),
+        _form("build_connector_meta", "Request tracker for ", r"Request tracker for request_id [^\s,]+ not found"),
+        # vLLM, MultiConnector
+        _form(
+            "request_finished",
+            "Key clash in kv_transfer_params",
+            r"Key clash in kv_transfer_params from multiple connectors",
+        ),
+    ),
+)

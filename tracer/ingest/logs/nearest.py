@@ -1,0 +1,46 @@
+"""What to say of a file in which no line is understood: what was looked for, and which lines came nearest."""
+
+from __future__ import annotations
+
+import re
+
+from kvtrail.tracer.ingest.logs.lines import Record
+
+MOST_LINES = 3
+_SHOWN = 160
+_LEAST_WORDS = 2
+_WORDS = re.compile(
+    r"\b(?:kv|tokens?|req(?:uest)?(?:_?id)?|blocks?|chunks?|hits?|match(?:ed)?|cached?|prefix|load(?:ed|ing)?|stor(?:ed|ing)"
+    r"|retriev(?:ed|ing)|offload(?:ed|ing)?|transfer(?:red)?|connector|lmcache|nixl|mooncake|preempt(?:ed)?|computed)\b",
+    re.IGNORECASE,
+)
+"""What lines about KV have in common, whoever prints them."""
+
+
+class Nearest:
+    """Remembers the unread lines that are the most like those that can be read."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[int, int, str]] = []
+
+    def enter(self, record: Record) -> None:
+        """Enter an unread line."""
+        words = len({word.lower() for word in _WORDS.findall(record.text[:2000])})
+        if words >= _LEAST_WORDS and (len(self._lines) < MOST_LINES or words > -self._lines[-1][0]):
+            self._lines = sorted([*self._lines, (-words, record.number, record.text)])[:MOST_LINES]
+
+    def explanation(self, unread: int) -> str:
+        """Why a file with so many unread lines cannot be used."""
+        if not unread:
+            return "the file is empty"
+        said = (
+            f"none of its {unread} lines can be read. Accepted are traces (OTLP, docs/traces.md) and logs of vLLM with a KV"
+            " connector. Looked for were lines about lookups, loads, stores and failures, as vLLM, LMCache and their like"
+            " print them (docs/importing.md lists them; many are printed at level DEBUG only)."
+        )
+        if not self._lines:
+            return f"{said} No line comes near to one."
+        near = "; ".join(
+            f"line {number}: {text[:_SHOWN]!r}" for _, number, text in sorted(self._lines, key=lambda e: e[1])
+        )
+        return f"{said} The nearest: {near}"
