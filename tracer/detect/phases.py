@@ -96,7 +96,9 @@ class Phases:
     def changes(self) -> list[tuple[int, Phase]]:
         """When each phase began, in order of time."""
         changes = sorted(self._changes)
-        for at_ns in self._whole_ns:
+        for at_ns in dict.fromkeys(self._whole_ns):  # several connectors may record the same step
+            if (at_ns, Phase.RUNNING) not in changes:
+                continue
             after = next((ns for ns, _ in changes if ns > at_ns), None)
             ends = [to for _, to, phase in self._transfers if phase is Phase.STORE and to > at_ns]
             # What a step computes is stored when the step is over: there the prompt ends, and the output begins.

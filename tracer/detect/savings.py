@@ -163,8 +163,10 @@ class SavingsCounter:
         """Enter one event whose sums were counted before: later events may need it."""
         cells, facts = self.cells, self.facts
         self.cells, self.facts = Counter(), []
-        self.enter(event, account)
-        self.cells, self.facts = cells, facts
+        try:
+            self.enter(event, account)
+        finally:
+            self.cells, self.facts = cells, facts
 
     def _add(self, event: Event, measure: str, value: int = 1, *, epoch: int | None = None) -> None:
         if value:

@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from reprlib import Repr
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import ValidationError, convert
 from msgspec.structs import fields
 
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, Event
+from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
 from kvtrail.tracer.model.spans import Span
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
@@ -35,6 +36,8 @@ Ids = tuple[str, str, int, int, str | None]
 """A span's trace id, span id, start and end in Unix nanoseconds, and error."""
 
 
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 _MOST_REMEMBERED = 8192
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
@@ -49,7 +52,24 @@ class MalformedOtlp(ValueError):
 
 
 class MalformedSpan(ValueError):
-    """A span in kvtrail's scope that lacks what its kind needs; the text names the span and what is wrong with it."""
+    """A span in kvtrail's scope that lacks what its kind needs, or has what no recorder writes; the text names the span and
+    what is wrong with it.
+
+    Attributes:
+        about: the span's name and the attribute, or the field, that is wrong: the same for all spans with this fault.
+    """
+
+    def __init__(self, text: str, *, about: tuple[str, str]) -> None:
+        super().__init__(text)
+        self.about = about
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Spans of a request that could not be read at all: how many, and why the first of them could not."""
+
+    spans: int
+    reason: str
 
 
 def is_ours(span: Span) -> bool:
@@ -77,21 +97,32 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
         MalformedSpan: as for `from_span`.
     """
     values |= common
-    values["trace_id"], values["span_id"], values["start_ns"], values["end_ns"], values["error"] = ids
+    values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
+    values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
+    unknown: Sequence[str] = ()
     try:
-        return convert(values, CLASSES[name]), ()
+        decoded = convert(values, CLASSES[name])
     except ValidationError:
-        known = _KNOWN[name]
-        unknown = _unknown(values, known)
+        decoded, unknown = _without_unknown(name, ids, values)
+    if decoded.end_ns - decoded.start_ns > LONGEST_NS:
+        days = (decoded.end_ns - decoded.start_ns) // (86_400 * 10**9)
+        raise MalformedSpan(f"span {ids[1]} ({name}): it lasted {days:,} days", about=(name, "end_ns"))
+    return decoded, unknown
+
+
+def _without_unknown(name: str, ids: Ids, values: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
+    """The event without those attributes that its kind does not have, and their names where they are kvtrail's."""
+    known = _KNOWN[name]
     try:
-        return convert({key: value for key, value in values.items() if key in known}, CLASSES[name]), unknown
+        decoded = convert({key: value for key, value in values.items() if key in known}, CLASSES[name])
     except ValidationError as wrong:
         expected, _, path = str(wrong).partition(" - at `$.")
         key = path.rstrip("`").partition("[")[0]
         if key in values:
             wanted = expected.removeprefix("Expected ").partition(", got ")[0].replace("`", "")
-            expected = f"{key} is {values[key]!r}, but must be {wanted}"
-        raise MalformedSpan(f"span {ids[1]} ({name}): {expected}") from wrong
+            expected = f"{key} is {_SHORT.repr(values[key])}, but must be {wanted}"
+        raise MalformedSpan(f"span {ids[1]} ({name}): {expected}", about=(name, key or expected)) from wrong
+    return decoded, _unknown(values, known)
 
 
 def common(resource: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,6 +133,15 @@ def common(resource: Mapping[str, Any]) -> dict[str, Any]:
         if type(value := resource.get(key)) is type_:
             values[key] = value
     return values
+
+
+def misfits(resource: Mapping[str, Any]) -> list[str]:
+    """For each attribute of a resource that its events leave out because it has another type: a sentence about it."""
+    return [
+        f"{key} is {_SHORT.repr(resource[key])}, but must be {type_.__name__}; it is left out"
+        for key, type_ in _OPTIONAL
+        if key in resource and type(resource[key]) is not type_
+    ]
 
 
 def unknown_attributes(span: Span) -> list[str]:

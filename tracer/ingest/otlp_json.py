@@ -22,10 +22,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Remembered
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, Event
+from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
@@ -137,8 +137,8 @@ _read_attributes = msgspec.json.Decoder(list[_Attribute]).decode
 
 _SEQUENCE = f'}},{{"key":"{semconv.SEQUENCE.key}","value":{{"intValue":"'.encode()
 _SEQUENCE_END = b'"}},{"key":"'
-_MOST_DIGITS = 15
-"""A number with so many digits is below `events.MOST`."""
+_MOST_DIGITS = 12
+"""A number with so many digits is below `events.MOST_EVENTS`."""
 _FIELDS = {
     field.encode_name: (field.name, field.type)
     for cls in CLASSES.values()
@@ -190,7 +190,7 @@ class JsonDecoder(Decoder[str, _Span]):
                 start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
                 usual = number.isdigit() and len(number) <= _MOST_DIGITS and encoded.endswith(_LAST)
                 plain = not (span.status or span.events or span.links)
-                timed = start_ns < LATEST_NS and end_ns < LATEST_NS
+                timed = start_ns < LATEST_NS and end_ns < LATEST_NS and end_ns - (start_ns or end_ns) <= LONGEST_NS
                 named = len(trace_id) == _TRACE_ID and len(span_id) == _SPAN_ID and len(parent_id) in (0, _SPAN_ID)
                 if not (usual and plain and timed and named):
                     raise ValueError("not what recorders usually write")
@@ -198,7 +198,7 @@ class JsonDecoder(Decoder[str, _Span]):
                     pattern = patterns[source, name] = self._pattern(source, name, common)
                 event = _copy(pattern)
                 event.trace_id, event.span_id, _ = ids[trace_id], _id(span_id), ids[parent_id]
-                event.sequence, event.start_ns, event.end_ns = int(number), start_ns, end_ns
+                event.sequence, event.start_ns, event.end_ns = int(number), start_ns or end_ns, end_ns
                 for field_name, value in map(checked, encoded[end + len(_SEQUENCE_END) : -len(_LAST)].split(_NEXT)):
                     setattr(event, field_name, value)
                 for needed in _NEEDED[name]:
@@ -353,6 +353,42 @@ def to_protobuf(data: Any) -> bytes:
     except (ParseError, ValueError, TypeError, RecursionError) as error:
         raise MalformedOtlp(f"not an OTLP trace request: {error}") from error
     return request.SerializeToString()
+
+
+def salvaged(data: Any) -> tuple[bytes, Refused | None]:
+    """A request in binary form with those of its spans that are OTLP, and how many are not; `data` is its JSON, loaded.
+
+    Raises:
+        MalformedOtlp: the data is no request, or none of its spans is OTLP.
+    """
+    try:
+        return to_protobuf(data), None
+    except MalformedOtlp as error:
+        good, refused = [], 0
+        for part in _parts(data):
+            try:
+                good.append(to_protobuf(part))
+            except MalformedOtlp:
+                refused += 1
+        if not good:
+            raise
+        return b"".join(good), Refused(refused, str(error))  # on the wire, requests one after the other are one request
+
+
+def _parts(data: Any) -> Iterator[Any]:
+    """A request for each span of a request."""
+    for resource_spans in _held(data, "resourceSpans", "resource_spans"):
+        for scope_spans in _held(resource_spans, "scopeSpans", "scope_spans"):
+            for span in _held(scope_spans, "spans"):
+                alone = {"scope": scope_spans.get("scope"), "spans": [span]}
+                yield {"resourceSpans": [{"resource": resource_spans.get("resource"), "scopeSpans": [alone]}]}
+
+
+def _held(data: Any, *names: str) -> Iterator[dict[str, Any]]:
+    """The objects in a list that has one of these names."""
+    for name in names:
+        if isinstance(data, dict) and isinstance(held := data.get(name), list):
+            yield from (each for each in held if isinstance(each, dict))
 
 
 def to_json_line(payload: bytes) -> str:

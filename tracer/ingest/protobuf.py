@@ -1,14 +1,15 @@
 """OTLP's binary form -> spans.
 
 Google's parser reads a request, but with a schema of our own: a span's attributes are bytes in it. So they can be looked up
-by their bytes, and only those that were not seen before are parsed.
+by their bytes, and only those that were not seen before are parsed. It refuses a request for a single byte that is wrong; a
+second schema, in which each span is bytes, then tells the spans that can be read from those that cannot.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +23,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Remembered
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
 
@@ -39,6 +40,26 @@ class ProtobufDecoder(Decoder[bytes, Any]):
     def decoded(self, data: bytes) -> Decoded:
         with _refusal():
             return super().decoded(data)
+
+    def salvaged(self, data: bytes) -> tuple[list[Span], Refused | None]:
+        """The spans of a request that can be read, and how many cannot.
+
+        Raises:
+            MalformedOtlp: the bytes are no request, or none of its spans can be read.
+        """
+        try:
+            return self.spans(data), None
+        except MalformedOtlp as error:
+            spans: list[Span] = []
+            refused = 0
+            for part in _parts(data):
+                try:
+                    spans += self.spans(part)
+                except MalformedOtlp:
+                    refused += 1
+            if not spans:
+                raise
+            return spans, Refused(refused, str(error))
 
     def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Iterable[Any]]]:
         for resource_spans in _Request.FromString(data).resource_spans:
@@ -107,28 +128,68 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
     return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": attributes(event.attributes)}
 
 
-def _shallow() -> Any:
-    """`ExportTraceServiceRequest`, but `Span.attributes` is a list of bytes: the encoded attributes. On the wire it is the
-    same message."""
+def _parts(data: bytes) -> Iterator[bytes]:
+    """A request for each span of a request."""
+    for resource_spans in _loosely(_Parts.Request, data).resource_spans:
+        of_resource = _loosely(_Parts.ResourceSpans, resource_spans)
+        for scope_spans in of_resource.scope_spans:
+            of_scope = _loosely(_Parts.ScopeSpans, scope_spans)
+            for span in of_scope.spans:
+                alone = _Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
+                whose = _Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
+                yield _Parts.Request(resource_spans=[whose]).SerializeToString()
+
+
+def _loosely(message: Any, data: bytes) -> Any:
+    """A message, or an empty one if the bytes are none."""
+    try:
+        return message.FromString(data)
+    except DecodeError:
+        return message()
+
+
+def _with_bytes(fields: Collection[tuple[str, str]]) -> DescriptorPool:
+    """OTLP's messages, where these fields, by message and name, are bytes: the encoded messages. The wire is the same."""
     pool = DescriptorPool()
-    request = trace_service_pb2.DESCRIPTOR
-    _add(request, pool, set())
-    return GetMessageClass(pool.FindMessageTypeByName(f"{request.package}.ExportTraceServiceRequest"))
+    _add(trace_service_pb2.DESCRIPTOR, pool, set(), fields)
+    return pool
 
 
-def _add(file: FileDescriptor, pool: DescriptorPool, added: set[str]) -> None:
+def _add(file: FileDescriptor, pool: DescriptorPool, added: set[str], fields: Collection[tuple[str, str]]) -> None:
     if file.name in added:
         return
     added.add(file.name)
     for needed in file.dependencies:
-        _add(needed, pool, added)
+        _add(needed, pool, added, fields)
     copy = FileDescriptorProto.FromString(file.serialized_pb)
     for message in copy.message_type:
         for field in message.field:
-            if message.name == "Span" and field.name == "attributes":
+            if (message.name, field.name) in fields:
                 field.type = FieldDescriptorProto.TYPE_BYTES
                 field.ClearField("type_name")
     pool.Add(copy)
 
 
-_Request = _shallow()
+def _message(pool: DescriptorPool, name: str) -> Any:
+    return GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+_REQUEST = f"{trace_service_pb2.DESCRIPTOR.package}.ExportTraceServiceRequest"
+_Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
+
+
+class _Parts:
+    """Messages whose parts are bytes."""
+
+    _pool = _with_bytes(
+        {
+            ("ExportTraceServiceRequest", "resource_spans"),
+            ("ResourceSpans", "resource"),
+            ("ResourceSpans", "scope_spans"),
+            ("ScopeSpans", "scope"),
+            ("ScopeSpans", "spans"),
+        }
+    )
+    Request = _message(_pool, _REQUEST)
+    ResourceSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ResourceSpans")
+    ScopeSpans = _message(_pool, f"{ProtoSpan.DESCRIPTOR.file.package}.ScopeSpans")

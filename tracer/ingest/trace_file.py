@@ -187,6 +187,11 @@ class TraceWriter:
         self._file.write(otlp_json.to_json_line(payload) + "\n")
         self._file.flush()
 
+    def write_spans(self, spans: Sequence[Span]) -> None:
+        """Append spans of one request."""
+        self._file.writelines(otlp_json.spans_to_json_lines(spans))
+        self._file.flush()
+
     def close(self) -> None:
         self._file.close()
 

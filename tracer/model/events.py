@@ -20,14 +20,24 @@ from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import LATEST_NS
 
 MOST = 2**50
-"""A count beyond this is taken for damage, so that sums of counts always fit into 64 bits."""
+"""A count beyond this is taken for damage, so that sums of counts fit into 64 bits."""
+MOST_EVENTS = 2**40
+"""A recorder's number beyond this is taken for damage: 10,000 events a second reach it in three years."""
+LONGEST_NAME = 1_000
+LONGEST_ID = 65_536
+"""Characters. Ids of requests are the callers', who may send as much as an HTTP header holds."""
+LONGEST_NS = 400 * 86_400 * 10**9
+"""An event that lasted longer is taken for damage: one of its times is wrong."""
 Count = Annotated[int, Meta(ge=0, le=MOST)]
+Number = Annotated[int, Meta(ge=0, le=MOST_EVENTS)]
 AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
 Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]
 """Nanoseconds from one clock to another."""
+Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
+Id = Annotated[str, Meta(max_length=LONGEST_ID)]
 Blocks = tuple[Count, ...]
 Keys = tuple[str, ...]
 
@@ -60,20 +70,20 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
 
     kind: ClassVar[Kind]
 
-    engine: str
-    recorder: str
-    sequence: Count
-    connector: str = ""
-    connector_id: str = ""
-    role: str = ""
+    engine: Name
+    recorder: Name
+    sequence: Number
+    connector: Name = ""
+    connector_id: Name = ""
+    role: Name = ""
     rank: Count = 0
     start_ns: Time
     end_ns: Time
     span_id: Annotated[str, Meta(min_length=1)] = ""
     trace_id: str = ""
-    request: str | None = None
-    external: str | None = None
-    request_sequence: Count = 0
+    request: Id | None = None
+    external: Id | None = None
+    request_sequence: Number = 0
     epoch: Count = 0
     error: str | None = None
     block_size: Count | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 
 from kvtrail import __version__
@@ -21,6 +21,7 @@ from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
+from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
@@ -72,6 +73,12 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
     )
     app.include_router(http_routes(pipeline))
+
+    @app.exception_handler(Exception)
+    def failed(request: Request, error: Exception) -> JSONResponse:
+        pipeline.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
+
     api = APIRouter(prefix="/api", tags=["Reading"])
     _add_routes(api, pipeline, reader)
     api_requests.add_routes(api, reader)

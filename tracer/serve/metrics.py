@@ -36,6 +36,7 @@ from kvtrail.tracer.model.events import (
 from kvtrail.tracer.model.findings import Finding, Verdict
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.serve.engines import INFO, EngineState
+from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.series import OTHER, Series
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
@@ -124,7 +125,11 @@ class Metrics:
         self.spans_received = counter("spans_received", "Spans received, by transport.", ("transport",))
         self.spans_foreign = counter("spans_foreign", "Spans received that no kvtrail recorder wrote.")
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
-        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that lack required attributes.")
+        self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
+        self.spans_refused = counter("spans_refused", "Spans that could not be read at all, and were not stored.")
+        self.internal_errors = InternalErrors(
+            counter("internal_errors", "Errors of the tracer itself, by where.", ("where",))
+        )
         self.store_failures = counter("store_failures", "Writes that the store refused; the sender retries.")
         self.events_received = counter("events_received", "Events received.", ("engine",))
         self.events_missing = counter(

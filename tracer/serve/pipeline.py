@@ -10,21 +10,25 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
-from kvtrail.tracer.detect.lanes import lane_of
+from kvtrail.tracer.detect.lanes import Lane, lane_of
 from kvtrail.tracer.detect.savings import SavingsCounter
 from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.model.findings import Finding, Unknown
+from kvtrail.tracer.model.spans import LATEST_NS, Span
 from kvtrail.tracer.serve.engines import RecorderState, engine_states
+from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.store import Batch, StoreError, Writer
 
@@ -34,6 +38,10 @@ FORGET_FINISHED_NS = 60 * 10**9
 """How long a finished request stays in memory for events that arrive late."""
 SHOW_SILENT_NS = 3600 * 10**9
 """How long an engine that has fallen silent stays in the metrics."""
+AHEAD_NS = 24 * 3600 * 10**9
+"""A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
+MOST_TOLD = 1_000
+"""Kinds of malformed spans that are remembered; each is told once."""
 
 
 class Pipeline:
@@ -49,13 +57,15 @@ class Pipeline:
     ) -> None:
         """Reads the open requests back from the store, so that a restart does not look like a gap."""
         self.savings = SavingsCounter()
-        self.detector = Detector(max_requests=max_requests, listener=self._sum_up)
+        self.detector = Detector(
+            max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
+        )
         self.recorders: dict[str, RecorderState] = {}
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
         self._writer = writer
-        self._metrics = metrics
+        self._metrics, self.errors = metrics, metrics.internal_errors
         self._trace_file = None if trace_file is None else TraceWriter(trace_file)
         self._lock = threading.Lock()
         self._decoder = ProtobufDecoder()
@@ -65,7 +75,8 @@ class Pipeline:
         self._reported: set[str] = set()
         self._read_back_ids: set[tuple[str, str]] = set()
         self._lost: Counter[str] = Counter()
-        self._read_back(writer.open_spans())
+        self._told: set[tuple[str, str]] = set()
+        self._read_back(writer.open_spans)
         self._recalled = self.detector.verdicts
         metrics.watch_checks(lambda: self.detector.verdicts - self._recalled)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
@@ -73,33 +84,39 @@ class Pipeline:
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
         )
 
-    def ingest(self, payload: bytes, *, transport: str) -> None:
-        """Process one batch: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored.
+    def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
+        """Process one batch: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, but for spans
+        that could not be read: these are returned.
 
         Raises:
-            MalformedOtlp: the bytes are no such request.
+            MalformedOtlp: the bytes are no such request, or none of its spans can be read.
             StoreError: nothing was stored, and the sender should try again.
         """
         started_s = time.perf_counter()
         with self._lock:
-            spans = self._decoder.spans(payload)
+            spans, refused = self._decoder.salvaged(payload)
             known = self._writer.known(spans)
-            new = [span for span in spans if (span.trace_id, span.span_id) not in known]
-            pairs = [(span, self._event(span)) for span in new]
+            new: dict[tuple[str, str], Span] = {}
+            for span in spans:
+                if (id_ := (span.trace_id, span.span_id)) not in known:
+                    new.setdefault(id_, span)
+            latest_ns = time.time_ns() + AHEAD_NS
+            pairs = [(span, self._event(span, latest_ns=latest_ns)) for span in new.values()]
             events = [event for _, event in pairs if event is not None]
             touched = {(event.engine, event.request): None for event in events if event.request is not None}
             self._recall(touched)
             self._dirty.update(touched)
-            self._take_findings(self.detector.feed(events, at_ns=time.monotonic_ns()))
+            self._take_findings(self._feed(events))
             self._commit(pairs)
             self.last_received_ns = time.time_ns()
             self._count(len(spans), pairs, transport, self.last_received_ns)
+            if refused is not None:
+                self._metrics.spans_refused.inc(refused.spans)
+                logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
             if self._trace_file is not None and new:
-                try:
-                    self._trace_file.write(payload)
-                except OSError as error:  # the batch is stored; only its copy is lost
-                    logger.error("the trace file misses a batch: %s", error)
+                self._copy(self._trace_file, payload, spans if refused is not None else None)
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
+        return refused
 
     def prune(self, *, retain_ns: int) -> None:
         """Drop what is older than `retain_ns` from the store."""
@@ -113,12 +130,15 @@ class Pipeline:
         """
         now_ns = time.time_ns()
         with self._lock:
-            self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - GRACE_NS))
+            with self.errors.caught(Where.TIDY):
+                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - GRACE_NS))
             if self._dirty or self.savings.cells:
                 self._commit([])
-            if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
-                self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
-            self._show_engines(now_ns)
+            with self.errors.caught(Where.TIDY):
+                if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
+                    self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
+            with self.errors.caught(Where.TIDY):
+                self._show_engines(now_ns)
 
     def close(self) -> None:
         """Close the trace file and the store."""
@@ -127,36 +147,83 @@ class Pipeline:
                 self._trace_file.close()
             self._writer.close()
 
-    def _event(self, span: Span) -> Event | None:
+    def _event(self, span: Span, *, latest_ns: int = LATEST_NS) -> Event | None:
+        """The span's event, which ended at `latest_ns` or before; None if it has none that can be judged."""
         try:
-            return decode.from_span(span)
+            event = decode.from_span(span)
+            if event is not None and event.end_ns > latest_ns:
+                said = f"span {span.span_id} ({span.name}): it ended more than a day after it arrived"
+                raise decode.MalformedSpan(said, about=(span.name, "end_ns"))
+            return event
         except decode.MalformedSpan as malformed:
             self._metrics.spans_malformed.inc()
-            logger.warning("%s; it is stored, but no rule judges it", malformed)
-            return None
+            if malformed.about not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(malformed.about)
+                logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
+        except Exception as error:
+            self.errors.count(Where.DECODE, error, f"span {span.span_id} is stored and not judged")
+        return None
+
+    def _feed(self, events: Sequence[Event]) -> list[Finding]:
+        """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
+        missing to it, as if it had been lost."""
+        try:
+            return self.detector.feed(events, at_ns=time.monotonic_ns())
+        except Exception as error:
+            self.errors.count(Where.DETECTOR, error)
+        findings: dict[str, Finding] = {}
+        for event in events:  # one by one: those that it entered before are not entered again
+            try:
+                self.detector.feed([event], at_ns=time.monotonic_ns())
+            except Exception as error:
+                self.errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
+                account = self.detector.accounts.get((event.engine, event.request or ""))
+                if account is not None:
+                    account.lose(Unknown.RULE)
+            findings |= self.detector.findings.get((event.engine, event.request or ""), {})
+        return list(findings.values())
+
+    def _copy(self, file: TraceWriter, payload: bytes, readable: Sequence[Span] | None) -> None:
+        """Append a batch to the trace file: as it came, or those of its spans that could be read. It is stored already; only
+        its copy may be lost."""
+        with self.errors.caught(Where.TRACE_FILE, "the trace file misses a batch"):
+            try:
+                if readable is None:
+                    file.write(payload)
+                else:
+                    file.write_spans(readable)
+            except OSError as error:
+                logger.error("the trace file misses a batch: %s", error)
 
     def _recall(self, requests: Iterable[tuple[str, str]]) -> None:
         """Read forgotten requests back, for events that arrive late."""
         for engine, request in requests:
             if (engine, request) not in self.detector.accounts:
-                self._read_back(self._writer.spans_of_request(engine, request))
+                self._read_back(partial(self._writer.spans_of_request, engine, request))
 
-    def _read_back(self, spans: Iterable[Span]) -> None:
+    def _read_back(self, read: Callable[[], Iterable[Span]]) -> None:
         """Feed stored spans to the detector again. Their findings were reported before."""
-        for span in spans:
-            if (event := self._event(span)) is not None:
-                self._read_back_ids.add((span.trace_id, span.span_id))
-                self._reported.update(finding.id for finding in self.detector.feed([event]))
+        with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
+            for span in read():
+                if (event := self._event(span)) is not None:
+                    self._read_back_ids.add((span.trace_id, span.span_id))
+                    self._reported.update(finding.id for finding in self._feed([event]))
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Enter an event into phases and savings. If it was read back, its sums are stored already."""
-        account.phases.enter(event)
+        try:
+            account.phases.enter(event)
+        except Exception as error:
+            self.errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
         id_ = (event.trace_id, event.span_id)
-        if id_ in self._read_back_ids:
-            self._read_back_ids.discard(id_)
-            self.savings.recall(event, account)
-        else:
-            self.savings.enter(event, account)
+        try:
+            if id_ in self._read_back_ids:
+                self._read_back_ids.discard(id_)
+                self.savings.recall(event, account)
+            else:
+                self.savings.enter(event, account)
+        except Exception as error:
+            self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""
@@ -171,21 +238,26 @@ class Pipeline:
 
     def _commit(self, pairs: list[tuple[Span, Event | None]]) -> None:
         """Write the spans and all that has changed. What could not be written goes with the next batch."""
-        accounts, lanes = [], []
+        accounts: list[dict[str, Any]] = []
+        lanes: list[Lane] = []
         for key in self._dirty:
             if (account := self.detector.accounts.get(key)) is not None:
                 findings = len(self.detector.findings.get(key, ()))
                 verdict = self.detector.verdict(account)
-                accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings})
-                if account.started_ns:  # otherwise every event of it waits for one that is missing before it
-                    lanes.append(lane_of(account, verdict=verdict, findings=findings))
+                with self.errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
+                    accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings})
+                    if account.started_ns:  # otherwise every event of it waits for one that is missing before it
+                        lanes.append(lane_of(account, verdict=verdict, findings=findings))
         batch = Batch(pairs, accounts, list(self._changed.values()), self.savings.cells, lanes)
         try:
-            self._writer.write(batch)
+            left_out = self._writer.write(batch)
         except StoreError:
             self._metrics.store_failures.inc()
             raise
-        self._metrics.count_facts(self.savings.facts)
+        for error in left_out:
+            self.errors.count(Where.STORE, error, "a row is not stored")
+        with self.errors.caught(Where.METRICS):
+            self._metrics.count_facts(self.savings.facts)
         self.savings.facts.clear()
         self.savings.cells.clear()
         self.spans_stored += len(pairs)
@@ -201,16 +273,24 @@ class Pipeline:
             if event is not None:
                 count, oldest_ns = by_engine.get(event.engine, (0, event.end_ns))
                 by_engine[event.engine] = (count + 1, min(oldest_ns, event.end_ns))
-                metrics.count_event(event)
-                recorder = self.recorders.get(event.recorder)
-                if recorder is None:
-                    recorder = self.recorders[event.recorder] = RecorderState.of(event, span.resource)
-                if (dropped := recorder.count(event, heard_ns=now_ns)) is not None:
-                    metrics.count_lost(event.engine, dropped=dropped)
+                try:
+                    self._count_event(event, span, now_ns)
+                except Exception as error:
+                    self.errors.count(Where.METRICS, error, f"span {span.span_id} is not counted")
             elif span.scope != semconv.SCOPE:
                 metrics.spans_foreign.inc()
         for engine, (count, oldest_ns) in by_engine.items():
             metrics.count_received(engine, events=count, oldest_ns=oldest_ns, stored_ns=now_ns)
+
+    def _count_event(self, event: Event, span: Span, now_ns: int) -> None:
+        self._metrics.count_event(event)
+        recorder = self.recorders.get(event.recorder)
+        if recorder is None:
+            recorder = self.recorders[event.recorder] = RecorderState.of(event, span.resource)
+            for misfit in decode.misfits(span.resource):
+                logger.warning("recorder %s: %s", event.recorder, misfit)
+        if (dropped := recorder.count(event, heard_ns=now_ns)) is not None:
+            self._metrics.count_lost(event.engine, dropped=dropped)
 
     def _show_engines(self, now_ns: int) -> None:
         for engine, count in (self.detector.lost - self._lost).items():

@@ -1,6 +1,7 @@
 """OTLP receivers: a gRPC server, and the HTTP route for protobuf and JSON, plain or gzip.
 
-Both acknowledge a batch only after the pipeline has stored it, and ask the sender to retry if it could not.
+Both acknowledge a batch only after the pipeline has stored it, and ask the sender to retry if it could not. Spans that cannot
+be read are told in the acknowledgement (OTLP's partial success), and the others are stored.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.ingest.decode import MalformedOtlp
+from kvtrail.tracer.ingest.decode import MalformedOtlp, Refused
+from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The largest request accepted, after decompression: the limit of the OpenTelemetry SDK's own exporters."""
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-_ACCEPTED = ExportTraceServiceResponse().SerializeToString()
 
 
 class PortTaken(RuntimeError):
@@ -40,13 +42,14 @@ def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
     """
 
     def export(payload: bytes, context: grpc.ServicerContext) -> bytes:
+        refused = None
         try:
-            pipeline.ingest(payload, transport="grpc")
+            refused = _ingested(pipeline, payload, "grpc")
         except MalformedOtlp as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except StoreError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        return _ACCEPTED
+        return _accepted(refused).SerializeToString()
 
     server = grpc.server(
         ThreadPoolExecutor(max_workers=4, thread_name_prefix="otlp-grpc"),
@@ -76,20 +79,44 @@ def http_routes(pipeline: Pipeline) -> APIRouter:
         if content_type not in ("application/x-protobuf", "application/json"):
             wanted = "send application/x-protobuf or application/json"
             return _refused(415, f"content type {content_type!r}: {wanted}", content_type)
+        is_json = content_type == "application/json"
         try:
             body = _decompressed(await request.body(), request.headers.get("content-encoding", "").strip().lower())
-            is_json = content_type == "application/json"
-            payload = otlp_json.to_protobuf(json.loads(body)) if is_json else body
-            await run_in_threadpool(pipeline.ingest, payload, transport="http")
+            payload, no_otlp = otlp_json.salvaged(json.loads(body)) if is_json else (body, None)
         except (ValueError, RecursionError, OSError, zlib.error, EOFError) as error:
+            return _refused(400, str(error), content_type)
+        try:
+            refused = await run_in_threadpool(_ingested, pipeline, payload, "http")
+        except MalformedOtlp as error:
             return _refused(400, str(error), content_type)
         except StoreError as error:
             return _refused(503, str(error), content_type)
-        if content_type == "application/json":
-            return Response("{}", media_type=content_type)
-        return Response(_ACCEPTED, media_type=content_type)
+        accepted = _accepted(no_otlp, refused)
+        said = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
+        return Response(said, media_type=content_type)
 
     return router
+
+
+def _ingested(pipeline: Pipeline, payload: bytes, transport: str) -> Refused | None:
+    """`Pipeline.ingest`. Of an error that nobody expects, the sender is told to try again: nothing was acknowledged."""
+    try:
+        return pipeline.ingest(payload, transport=transport)
+    except (MalformedOtlp, StoreError):
+        raise
+    except Exception as error:
+        pipeline.errors.count(Where.INGEST, error, "a batch is not stored")
+        raise StoreError(f"an error in kvtrail itself: {type(error).__name__}") from error
+
+
+def _accepted(*refused: Refused | None) -> ExportTraceServiceResponse:
+    """The acknowledgement, which names the spans that could not be read."""
+    accepted = ExportTraceServiceResponse()
+    for each in refused:
+        if each is not None:
+            accepted.partial_success.rejected_spans += each.spans
+            accepted.partial_success.error_message = each.reason
+    return accepted
 
 
 def _decompressed(body: bytes, encoding: str) -> bytes:

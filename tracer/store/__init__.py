@@ -68,8 +68,9 @@ class Writer(Protocol):
     def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
         """(trace id, span id) of the spans that are stored already: an exporter may send a batch twice."""
 
-    def write(self, batch: Batch) -> None:
-        """Store a batch. After this returns, a kill -9 loses nothing of it.
+    def write(self, batch: Batch) -> Sequence[Exception]:
+        """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, a
+        text that is none) is left out: returns an error for each such part.
 
         Raises:
             StoreError: nothing of the batch was stored; the text says why.

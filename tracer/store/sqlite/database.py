@@ -13,6 +13,9 @@ import msgspec
 Query = Callable[..., list[Any]]
 """`Database.query`."""
 
+LARGEST = 2**62
+"""Sums grow no further: two of them still fit into SQLite's 64 bits."""
+
 _encode = msgspec.json.Encoder().encode
 from_text = msgspec.json.Decoder().decode
 """The data of a JSON text. Raises ValueError if it is not JSON."""
@@ -21,6 +24,11 @@ from_text = msgspec.json.Decoder().decode
 def to_text(data: Any) -> str:
     """JSON-ready data as text, which SQLite's JSON functions can read."""
     return _encode(data).decode()
+
+
+def whole_sum(value: str) -> str:
+    """The SQL for the sum of integers, which is 0 without any. SQLite's own `sum` fails where they outgrow 64 bits."""
+    return f"CAST(total({value}) AS INTEGER)"
 
 
 class Database:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.store.sqlite import ids
-from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import LARGEST, Database, from_text, to_text, whole_sum
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
     "lookups", "longest_match", "loaded", "stored", "epoch",
 )  # fmt: skip
+_SUMS = ("loaded", "stored")
 _COUNTED = {
     "requests": "1",
     "running": "{row}.ended_ns IS NULL",
@@ -127,7 +128,7 @@ def upgrade(db: sqlite3.Connection) -> None:
     # Numbers must grow with time: the search relies on it.
     db.execute(f"INSERT INTO requests ({names}) SELECT {names} FROM requests_1 ORDER BY started_ns")
     db.execute("DROP TABLE requests_1")
-    sums = ", ".join(f"sum({value.format(row='r')})" for value in _COUNTED.values())
+    sums = ", ".join(whole_sum(value.format(row="r")) for value in _COUNTED.values())
     db.execute(
         f"INSERT INTO request_totals (status, verdict, {', '.join(_COUNTED)})"
         f" SELECT status, verdict, {sums} FROM requests r GROUP BY status, verdict"
@@ -139,6 +140,7 @@ def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
     """Store new and changed accounts, within the open transaction."""
     for account in accounts:
         row = {**{name: account[name] for name in _COLUMNS}, "account": to_text(account)}
+        row |= {name: min(row[name], LARGEST) for name in _SUMS}
         if not db.execute(_UPDATE, row).rowcount:
             db.execute(_UPSERT, row)
 
@@ -152,9 +154,9 @@ class RequestReader(Database):
     """The part of `Reader` that is about requests."""
 
     def totals(self) -> dict[str, int]:
-        sums = ", ".join(f"coalesce(sum({name}), 0)" for name in _COUNTED)
+        sums = ", ".join(map(whole_sum, _COUNTED))
         (row,) = self.query(f"SELECT {sums}, (SELECT count(*) FROM findings) FROM request_totals")
-        return dict(zip((*_COUNTED, "findings"), map(int, row), strict=True))
+        return dict(zip((*_COUNTED, "findings"), row, strict=True))
 
     def requests(
         self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, interval_s
-from kvtrail.tracer.store.sqlite.database import Database, from_text
+from kvtrail.tracer.store.sqlite.database import LARGEST, Database, from_text, whole_sum
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS efficiency (
@@ -21,16 +21,16 @@ SCHEMA = (
 )
 
 
-def add(db: sqlite3.Connection, cells: Mapping[Cell, int]) -> None:
+def add(db: sqlite3.Connection, cells: Iterable[tuple[Cell, int]]) -> None:
     """Add to the sums, within the open transaction."""
     sums: Counter[tuple[int | str, ...]] = Counter()
-    for cell, value in cells.items():
+    for cell, value in cells:
         for step_s in (MINUTE_S, HOUR_S):
             sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
     db.executemany(
         "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"
-        " ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        ((*cell, value) for cell, value in sums.items()),
+        f" ON CONFLICT DO UPDATE SET value = min(value + excluded.value, {LARGEST})",
+        ((*cell, min(value, LARGEST)) for cell, value in sums.items()),
     )
 
 
@@ -48,7 +48,8 @@ class SavingsReader(Database):
         stretch_s = max(step_s, int(stretch_s))
         # Summed before it is grouped into JSON: a range of hours has many more minutes than stretches.
         sums = (
-            f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure, sum(value) AS value"
+            f"SELECT at_s / {stretch_s} * {stretch_s} AS at_s, engine, connector, epoch, measure,"
+            f" {whole_sum('value')} AS value"
             " FROM efficiency WHERE step_s = ? AND at_s >= ? AND at_s < ? GROUP BY 1, 2, 3, 4, 5"
         )
         rows = self.query(

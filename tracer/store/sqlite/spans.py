@@ -9,7 +9,7 @@ from typing import Any
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text, whole_sum
 
 GEN_AI_REQUEST_ID = "gen_ai.request.id"
 """The attribute with which vLLM's `llm_request` names its request, by the external id, even in another trace."""
@@ -30,6 +30,7 @@ SCHEMA = (
 )
 _FIELDS = ("span_id", "trace_id", "parent_id", "name", "scope", "start_ns", "end_ns", "error")
 COLUMNS = f"{', '.join(_FIELDS)}, attributes, events, (SELECT body FROM resources WHERE id = resource)"
+_SUMMED = {"returned": semconv.RETURNED.key, "count_tokens": semconv.COUNT.key, "bytes": semconv.BYTES.key}
 _ENGINE_FIELDS = {
     "model": semconv.MODEL.key,
     "version": semconv.ENGINE_VERSION.key,
@@ -104,23 +105,21 @@ class SpanReader(Database):
         return int(self.query("SELECT coalesce(max(number), 0) FROM spans")[0][0])
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
+        sums = ", ".join(whole_sum(f"attributes ->> '$.\"{key}\"'") for key in _SUMMED.values())
         rows = self.query(
-            f"SELECT name, count(*), sum(attributes ->> '$.\"{semconv.RETURNED.key}\"'),"
-            f" sum(attributes ->> '$.\"{semconv.COUNT.key}\"'), sum(attributes ->> '$.\"{semconv.BYTES.key}\"')"
-            " FROM spans",
-            ["end_ns >= ?", "scope = ?"],
+            f"SELECT name, count(*), {sums} FROM spans",
+            ["end_ns >= ?", "scope = ?", "engine IS NOT NULL"],  # what is malformed has no engine
             [since_ns, semconv.SCOPE],
             "GROUP BY name",
         )
-        names = ("count", "returned", "count_tokens", "bytes")
-        return {name: dict(zip(names, (int(n or 0) for n in sums), strict=True)) for name, *sums in rows}
+        return {name: dict(zip(("count", *_SUMMED), counts, strict=True)) for name, *counts in rows}
 
     def engines(self) -> dict[str, dict[str, Any]]:
         known: dict[str, dict[str, Any]] = {}
         unknown = {**dict.fromkeys(_ENGINE_FIELDS, ""), "open": 0}
         for (body,) in self.query("SELECT body FROM resources ORDER BY id"):
             resource = from_text(body)
-            if (name := resource.get(semconv.ENGINE_ID.key)) is not None:
+            if isinstance(name := resource.get(semconv.ENGINE_ID.key), str):
                 # A later recorder replaces what an earlier one reported.
                 engine = known.setdefault(name, dict(unknown))
                 engine.update({field: str(resource[key]) for field, key in _ENGINE_FIELDS.items() if resource.get(key)})

@@ -10,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import Span
@@ -24,6 +26,9 @@ from kvtrail.tracer.store.sqlite.spans import COLUMNS, span_of
 logger = logging.getLogger("kvtrail")
 
 SCHEMA_VERSION = 2
+_REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
+"""What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
 
 
 class SqliteWriter:
@@ -58,13 +63,37 @@ class SqliteWriter:
         query = "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT value FROM json_each(?))"
         return set(self._db.execute(query, (ids,)))
 
-    def write(self, batch: Batch) -> None:
-        with self._transaction():
-            spans.put(self._db, batch.spans, self._resources)
-            requests.put(self._db, batch.accounts)
-            findings.put(self._db, batch.findings)
-            lanes.put(self._db, batch.lanes)
-            savings.add(self._db, batch.savings)
+    def write(self, batch: Batch) -> Sequence[Exception]:
+        parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
+            (partial(spans.put, self._db, resources=self._resources), batch.spans),
+            (partial(requests.put, self._db), batch.accounts),
+            (partial(findings.put, self._db), batch.findings),
+            (partial(lanes.put, self._db), batch.lanes),
+            (partial(savings.add, self._db), list(batch.savings.items())),
+        ]
+        try:
+            with self._transaction():
+                for put, rows in parts:
+                    put(rows)
+            return ()
+        except _UNFIT:
+            with self._transaction():
+                return [
+                    error for put, rows in parts for row in rows if (error := self._put_alone(put, row)) is not None
+                ]
+
+    def _put_alone(self, put: Callable[[Any], None], row: Any) -> Exception | None:
+        """Store one row within the open transaction; if no database can hold it, nothing has changed."""
+        self._db.execute("SAVEPOINT row")
+        try:
+            put([row])
+        except _UNFIT as error:
+            self._db.execute("ROLLBACK TO row")
+            self._resources.clear()
+            return error
+        finally:
+            self._db.execute("RELEASE row")
+        return None
 
     def open_spans(self) -> Iterable[Span]:
         # From the few open requests to their spans: in the order of span numbers, all spans would be read.
@@ -118,7 +147,9 @@ class SqliteWriter:
                 self._resources.clear()
                 raise
             self._db.execute("COMMIT")
-        except (sqlite3.Error, OverflowError) as error:
+        except _REFUSED:
+            raise
+        except sqlite3.Error as error:
             raise StoreError(f"cannot write to the store {self.path}: {error}") from error
 
 

@@ -1,0 +1,71 @@
+"""Errors of kvtrail's own, caught where they happen: each is counted by where, and told once for each place in the code.
+
+An error costs what it happened in: a span its judgement, a request its row, a copy its batch. It never refuses what else came
+with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from prometheus_client import Counter
+
+logger = logging.getLogger("kvtrail")
+
+MOST_TOLD = 1_000
+"""Places in the code that are remembered; each is told once."""
+
+
+class Where(StrEnum):
+    """What an error happened in, outside of the detector."""
+
+    DECODE = "decode"
+    DETECTOR = "detector"
+    PHASES = "phases"
+    SAVINGS = "savings"
+    ROWS = "rows"
+    METRICS = "metrics"
+    STORE = "store"
+    RECALL = "recall"
+    TRACE_FILE = "trace_file"
+    TIDY = "tidy"
+    INGEST = "ingest"
+    API = "api"
+
+
+class InternalErrors:
+    """Counts errors, and tells those that are new."""
+
+    def __init__(self, counter: Counter) -> None:
+        """`counter` has the label `where`; its series begin at 0, so that an alert sees the first error."""
+        self._counter = counter
+        for where in Where:
+            counter.labels(where)
+        self._told: set[tuple[str, int, str]] = set()
+
+    @contextmanager
+    def caught(self, where: Where, about: str = "") -> Iterator[None]:
+        """Catch and count what is raised within."""
+        try:
+            yield
+        except Exception as error:
+            self.count(where, error, about)
+
+    def count(self, where: str, error: Exception, about: str = "") -> None:
+        """Count an error; `where` is one of `Where`, a rule, or a part of the detector, and `about` says what it cost."""
+        self._counter.labels(where).inc()
+        frames = traceback.extract_tb(error.__traceback__)
+        file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+        place = (file, line, type(error).__name__)
+        if place not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(place)
+            logger.error(
+                "an error in kvtrail itself (%s)%s; the like of it is only counted from now on",
+                where,
+                about and f", {about}",
+                exc_info=error,
+            )
