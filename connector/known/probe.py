@@ -67,7 +67,8 @@ class Seen(NamedTuple):
 
 class Probe:
     """Sees nothing. Subclasses read the connector's own state and must not change it; each connector object has a probe of
-    its own. What a method raises switches the probe off, and is logged.
+    its own. A method that raises costs that answer, which is logged and counted; after a hundred failures in a row the probe
+    is switched off.
 
     Attributes:
         load_call, store_call: names of the connector's methods on a worker that copy, after which `loads` and `stores` are

@@ -10,12 +10,17 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from opentelemetry.propagate import extract
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvtrail.connector.recording.ring import Identity
 from kvtrail.tracer.model.semconv import Kind
+
+try:
+    from opentelemetry.propagate import extract
+except Exception:  # `OTEL_PROPAGATORS` names one that is not installed, and then the module cannot be imported
+    extract = TraceContextTextMapPropagator().extract
 
 MAX_REQUESTS = 65_536
 """Open requests remembered at once. The oldest is forgotten first, and starts a new trace if it comes back."""
@@ -104,10 +109,14 @@ class Contexts:
 
     def of_id(self, request_id: str) -> RequestContext:
         """The context of a request of which only the id is known, brought to its current epoch on the scheduler's side."""
-        context = self.open.get(request_id) or self._ended.get(request_id) or self._create(request_id, None)
+        context = self.named(request_id)
         if context.request is not None:
             context.epoch = context.request.num_preemptions
         return context
+
+    def named(self, request_id: str) -> RequestContext:
+        """The context of a request of which only the id is known, at the epoch that it had."""
+        return self.open.get(request_id) or self._ended.get(request_id) or self._create(request_id, None)
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Accept a request's place in its caller's trace, as another process has decided it."""
@@ -118,7 +127,7 @@ class Contexts:
         """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
         the id again, so that the tracer can distinguish the two."""
         if self.open.pop(context.request_id, None) is not None:
-            context.ended = None if context.request is None else weakref.ref(context.request)
+            context.ended = _weakly(context.request)
             context.request = None
             self._ended[context.request_id] = context
             if len(self._ended) > MAX_ENDED:
@@ -172,6 +181,13 @@ class Contexts:
         self.open[context.request_id] = context
 
 
+def _weakly(request: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(request)
+    except TypeError:  # there is none, or none that can be referred to
+        return lambda: None
+
+
 def root_ids(engine_id: str, request_id: str, incarnation: int = 0) -> bytes:
     """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
 
@@ -185,5 +201,8 @@ def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:
     """The caller's span, from the trace headers that vLLM passes on; None if there is none, or no valid one."""
     if not trace_headers:
         return None
-    span = get_current_span(extract(trace_headers)).get_span_context()
+    try:
+        span = get_current_span(extract(trace_headers)).get_span_context()
+    except Exception:  # headers that are no headers
+        return None
     return span if span.is_valid else None

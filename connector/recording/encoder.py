@@ -74,14 +74,17 @@ def attribute(key: str, value: Value) -> bytes:
 class _Attribute(dict[object, bytes]):
     """One attribute: value -> its bytes as a field of `Span`, encoded when first asked for.
 
-    An attribute has one type, so True and 1 never meet in one of these.
+    Only values of the attribute's own type are encoded: True, 1 and 1.0 are the same key, but not the same bytes.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, type_: type) -> None:
         super().__init__()
         self._key = key
+        self._type = type_
 
     def __missing__(self, value: Value) -> bytes:
+        if type(value) is not self._type:
+            raise TypeError(f"{self._key} is {value!r}, which is no {self._type.__name__}")
         if isinstance(value, tuple) or (isinstance(value, str) and len(value) > _LONG):
             return attribute(self._key, value)  # a block table or a prompt's hashes: hardly ever seen twice
         if len(self) >= _REMEMBERED:
@@ -144,11 +147,11 @@ class Encoder:
         self._base_ns = base_ns
         internal = b"\x30\x01"  # SPAN_KIND_INTERNAL
         self._kinds = {
-            kind.value: (field(5, kind.encode()) + internal, tuple(_Attribute(a.key) for a in attributes))
+            kind.value: (field(5, kind.encode()) + internal, tuple(_Attribute(a.key, a.type) for a in attributes))
             for kind, attributes in semconv.FIELDS.items()
         }
-        self._epochs = _Attribute(semconv.EPOCH.key)
-        self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key)
+        self._epochs = _Attribute(semconv.EPOCH.key, int)
+        self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key, int)
         self._sequence = _SequenceNumber(semconv.SEQUENCE.key)
         self._identities = _Identities()
         self._lengths = _Lengths()
@@ -157,7 +160,11 @@ class Encoder:
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
 
     def requests(self, events: Sequence[EventTuple], most: int) -> Iterator[bytes]:
-        """The bytes of an `ExportTraceServiceRequest` for every `most` events."""
+        """The bytes of an `ExportTraceServiceRequest` for every `most` events.
+
+        Raises:
+            Exception: an event holds what is not of its attribute's type; see `plain`.
+        """
         for first in range(0, len(events), most):
             spans: list[bytes] = []
             for event in events[first : first + most]:

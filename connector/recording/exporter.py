@@ -13,12 +13,11 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
 import kvtrail
-from kvtrail.connector.recording import transport
+from kvtrail.connector.recording import environment, transport
 from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
 
@@ -44,7 +43,7 @@ class Exporter(Protocol):
         acknowledged comes again, unchanged.
 
         Raises:
-            ValueError: the events cannot be encoded; sending them again would not help.
+            Exception: the events cannot be encoded as they are, and none of them has been sent; see `plain`.
         """
 
     def close(self) -> None:
@@ -84,8 +83,8 @@ class ExportProcess:
     """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends when the engine does."""
 
     def __init__(self) -> None:
-        transport.check_environment()  # so that a wrong setting is refused here, and not in the process
-        self.endpoint = transport.endpoint()
+        self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
+        self.endpoint = environment.endpoint(self._environ)
         self._hello = b""
         self._start()
 
@@ -95,13 +94,7 @@ class ExportProcess:
         self._write(self._hello)
 
     def send(self, events: Sequence[EventTuple]) -> bool:
-        batch = list(events)
-        try:
-            answer = self._ask(marshal.dumps(batch))  # type: ignore[arg-type]  # a tuple of types that it knows
-        except ValueError:
-            answer = UNREADABLE
-        if answer == UNREADABLE:  # a connector's number may be numpy's
-            answer = self._ask(marshal.dumps([(*event[:-1], tuple(map(_plain, event[-1]))) for event in batch]))
+        answer = self._ask(marshal.dumps(list(events)))  # type: ignore[arg-type]  # a tuple of types that it knows
         if answer == UNREADABLE:
             raise ValueError("the export process could not encode them")
         return answer == SENT
@@ -141,6 +134,7 @@ class ExportProcess:
             [sys.executable, "-P", "-c", code, str(Path(kvtrail.__file__).parents[1])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=self._environ,
             bufsize=0,
             start_new_session=True,  # a Ctrl-C is for the engine, which then says goodbye itself
         )
@@ -153,23 +147,11 @@ class ExportProcess:
             rest = rest[self._frames.write(rest) :]
 
 
-def _plain(value: Any) -> Any:
-    """A value as plain Python; what is neither text nor number is unknown."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    try:
-        return index(value)
-    except TypeError:
-        return None
-
-
 def from_environment() -> Exporter:
     """An export process, or, if none can be started, an exporter in this process.
 
     Raises:
-        ValueError, ImportError: the OTLP variables are wrong; see `transport.check_environment`.
+        ImportError: neither is possible without the SDK's exporter.
     """
     try:
         return ExportProcess()

@@ -14,7 +14,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +25,14 @@ from opentelemetry.sdk.environment_variables import (
     OTEL_SDK_DISABLED,
 )
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.sampling import Sampler
 
-from kvtrail.connector.recording import exporter
+from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
+from kvtrail.connector.recording.plain import plain
 from kvtrail.connector.recording.ring import EventTuple, Ring
-from kvtrail.connector.recording.transport import THREAD_NAME, positive
+from kvtrail.connector.recording.transport import THREAD_NAME
 from kvtrail.connector.settings import LevelSwitch
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
@@ -52,6 +55,7 @@ class Recorder:
         contexts: all the requests that it knows.
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
+        probes_off: the connectors whose probe is switched off, in order.
     """
 
     def __init__(self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter) -> None:
@@ -59,23 +63,26 @@ class Recorder:
         self.engine_id = engine_id
         self.level = LevelSwitch()
         self.steps: int | None = None
-        limit = positive(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
+        limit = environment.number(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
         self._ring = Ring(limit)
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
         self._many = 1 << max(1, min(BATCH, limit // 2)).bit_length() - 1  # a power of two
         self._bits_of_many = self._many - 1
         """The thread is woken at each event whose number has none of these bits."""
-        self._delay_s = positive(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
+        self._delay_s = environment.number(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
-        provider = TracerProvider(resource=_resource({**own, **resource}), shutdown_on_exit=False)
+        attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
-        self.contexts = Contexts(engine_id, provider.sampler, sampled_only=sampled_only)
+        self.contexts = Contexts(engine_id, _sampler(), sampled_only=sampled_only)
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
-        out.open(provider.resource.attributes, secrets.randbits(63), self._base_ns)
+        out.open(attributes, secrets.randbits(63), self._base_ns)
         self._given_up = self._sent = 0
+        self._untold: Counter[str] = Counter()
+        self._untold_lock = threading.Lock()
+        self.probes_off: dict[str, None] = {}
         self._wake = threading.Event()
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
@@ -107,12 +114,16 @@ class Recorder:
         if not sequence & self._bits_of_many:
             self._wake.set()
 
-    def leave_gap(self) -> None:
-        """Something could not be recorded, and nobody knows of which request: skip a number in the recorder's events and in
-        those of every open request, so that the tracer knows that it does not know."""
-        self._ring.skip()
-        for context in list(self.contexts.open.values()):
-            next(context.sequence)
+    def leave_out(self, kind: str, concerned: Iterable[RequestContext] | None) -> None:
+        """Something of this kind could not be recorded: count it. Where an event is missing for it, skip a number in the
+        recorder's events and in those of the requests concerned, so that the tracer knows that it does not know;
+        `concerned` is None where no event is missing."""
+        with self._untold_lock:
+            self._untold[kind] += 1
+        if concerned is not None:
+            self._ring.skip()
+            for context in concerned:
+                next(context.sequence)
 
     @property
     def dropped(self) -> int:
@@ -145,30 +156,42 @@ class Recorder:
         while True:
             self._wake.wait(self._delay_s)
             self._wake.clear()
-            closing, asked = self._closing, self._flush_asked  # read first: events recorded before are in the ring
-            sent, least = True, 1
-            while sent and (
-                batch or (batch := self._ring.take(BATCH, least=least)) or (batch := self._heartbeat(closing))
-            ):
-                sent = self._send(batch)
-                if sent:
-                    batch = []
-                    least = 1 if closing or asked != self._flush_done else self._many  # a few can wait for more
-            if sent:
-                with self._flushed:
-                    self._flush_done = asked
-                    self._flushed.notify_all()
-            elif closing:
-                self._given_up += len(batch) + len(self._ring.take(len(self._ring.waiting)))
-            elif self._ring.is_full:
-                self._given_up += len(batch)  # perhaps the tracer refuses just these: try others
+            closing = self._closing
+            try:
+                batch = self._send_all(batch, closing)
+            except Exception:  # whatever it was, it must not be the end of the recording
+                logger.exception("kvtrail: up to %d events may be lost", len(batch))
                 batch = []
             if closing:
                 return
 
+    def _send_all(self, batch: list[EventTuple], closing: bool) -> list[EventTuple]:
+        """Send this batch, then what waits in the ring, then a heartbeat if one is due. Returns what could not be sent."""
+        asked = self._flush_asked  # read first: events recorded before are in the ring
+        sent, least = True, 1
+        while sent and (batch or (batch := self._ring.take(BATCH, least=least)) or (batch := self._heartbeat(closing))):
+            sent = self._send(batch)
+            if sent:
+                batch = []
+                least = 1 if closing or asked != self._flush_done else self._many  # a few can wait for more
+        if sent:
+            with self._flushed:
+                self._flush_done = asked
+                self._flushed.notify_all()
+        elif closing:
+            self._given_up += len(batch) + len(self._ring.take(len(self._ring.waiting)))
+        elif self._ring.is_full:
+            self._given_up += len(batch)  # perhaps the tracer refuses just these: try others
+            batch = []
+        return batch
+
     def _send(self, events: list[EventTuple]) -> bool:
         try:
-            sent = self._exporter.send(events)
+            try:
+                sent = self._exporter.send(events)
+            except Exception:
+                self._make_plain(events)
+                sent = not events or self._exporter.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", len(events))
             self._given_up += len(events)
@@ -186,6 +209,16 @@ class Recorder:
             )
         return sent
 
+    def _make_plain(self, events: list[EventTuple]) -> None:
+        """Make plain what is odd in these events, and leave out those that cannot be told."""
+        told = []
+        for event in events:
+            if (as_plain := plain(event)) is not None:
+                told.append(as_plain)
+            else:
+                self.leave_out(str(event[0]), None)  # its number is missing
+        events[:] = told
+
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
         """A heartbeat, if one is due; the last one says goodbye."""
         now_s = time.monotonic()
@@ -196,7 +229,10 @@ class Recorder:
         at_ns, dropped = time.monotonic_ns(), self.dropped
         moved_ns = time.time_ns() - at_ns - self._base_ns
         offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
-        values = (self._sent + dropped, dropped, closing, offset_ns, self.steps)
+        with self._untold_lock:
+            untold = tuple(f"{kind}:{count}" for kind, count in self._untold.items())
+        losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
+        values = (self._sent + dropped, dropped, closing, *losses)
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         return self._ring.take(BATCH)
 
@@ -204,12 +240,24 @@ class Recorder:
 def _resource(attributes: dict[str, Any]) -> Resource:
     """What the SDK detects, `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` included, and these attributes. The service is
     vLLM where none is named."""
-    resource = Resource.create(attributes)
+    try:
+        resource = Resource.create(attributes)
+    except Exception:  # a detector that the user asked for
+        logger.exception("kvtrail: what OpenTelemetry knows of this process cannot be read and is left out")
+        return Resource({"service.name": "vllm", **attributes})
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         return resource.merge(Resource({"service.name": "vllm"}))
     return resource
 
 
+def _sampler() -> Sampler:
+    """The sampler that `OTEL_TRACES_SAMPLER` names."""
+    with environment.only(environment.usable()):
+        return TracerProvider(shutdown_on_exit=False, resource=Resource({}), span_limits=_NO_LIMITS).sampler
+
+
+_NO_LIMITS = SpanLimits(*[SpanLimits.UNSET] * 8)
+"""Nothing here makes SDK spans: what the environment says of their limits does not matter, however wrong it is."""
 _recorders: dict[tuple[int, str], Recorder | None] = {}
 """By process and engine: a forked process makes its own."""
 _lock = threading.Lock()
@@ -218,20 +266,25 @@ _make_exporter: Callable[[], exporter.Exporter] | None = None
 
 
 def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
-    """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true.
-
-    Raises:
-        ValueError, ImportError: the OTLP variables are wrong; see `exporter.from_environment`.
-    """
+    """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true, or when
+    none can be made."""
     key = (os.getpid(), engine_id)
     with _lock:
         if key not in _recorders:
             if _make_exporter is None and os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
                 _recorders[key] = None
             else:
-                out = exporter.from_environment() if _make_exporter is None else _make_exporter()
-                _recorders[key] = Recorder(engine_id, resource, out)
+                _recorders[key] = _make(engine_id, resource)
         return _recorders[key]
+
+
+def _make(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
+    try:
+        out = exporter.from_environment() if _make_exporter is None else _make_exporter()
+        return Recorder(engine_id, resource, out)
+    except Exception as error:
+        logger.exception("kvtrail: nothing can be recorded (%s); the engine goes on without", error)
+        return None
 
 
 @contextmanager

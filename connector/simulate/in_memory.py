@@ -19,6 +19,7 @@ from kvtrail.tracer.model.spans import Span
 BATCH = 512
 """Events per OTLP request, as a recorder sends them."""
 FLUSH_S = 60.0
+_UNSAID = (None,) * (len(semconv.FIELDS[semconv.Kind.HEARTBEAT]) - 3)
 
 
 class InMemoryExporter:
@@ -53,7 +54,7 @@ class InMemoryExporter:
         kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
         for after_s in range(0, later_s + 1, int(recorder.HEARTBEAT_S)):
             sequence, at_ns = sequence + 1, last_ns + after_s * 10**9
-            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, (sequence, 0, False, None, None)))
+            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, (sequence, 0, False, *_UNSAID)))
 
     def events(self) -> list[Event]:
         """The events, as encoding them as OTLP and decoding them again would give them, but faster."""

@@ -3,8 +3,9 @@
 The calls of every step, and lookups, are written out in one piece: shared wrappers cost a step 3 % (`benchmarks/throughput.py
 thread`).
 
-Recording must never break the engine. Whatever fails here, an attribute that another vLLM names differently, a probe that no
-longer fits its connector, is logged once, and that recording is over; the connector goes on as if untraced.
+Recording must never break the engine, and one odd object costs one event, never the recording. Whatever fails here, an
+attribute that another vLLM names differently, a probe that no longer fits its connector, is logged, counted by kind in the
+recorder's heartbeats, and leaves a gap in the numbers: of the recorder, and of the requests that it concerns.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
-from time import monotonic_ns
+from operator import index
+from time import monotonic, monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -22,13 +25,16 @@ from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
+from kvtrail.connector.tracing.messages import message
 from kvtrail.tracer.model import contract
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import FIELDS, Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 
 FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
+NO_FLUSH_S = 60.0
+"""How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
 HASH_BYTES = 6
 """Recorded of a block's hash: enough to recognize it among those of a trace."""
 IDENTITY_BYTES = 8
@@ -36,12 +42,19 @@ PLAIN = "plain"
 """The identity of a request without adapter and salt."""
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""
+MOST_PROBE_FAILURES = 100
+"""Failures of one question in a row after which a probe is switched off."""
+LOG_AGAIN_S = 600.0
+"""After how long a failure of the same kind is logged again."""
 SAFE_ANSWER = (0, False)
 """Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""
 PLACES = "_kvtrail_places"
 """Attribute of a connector's metadata in which the scheduler's side passes the places of requests in callers' traces."""
 _NAMES = {kind: kind.value for kind in Kind}  # reading an enum's value takes five times as long
 _NO_POOL = SimpleNamespace(cached_block_hash_to_block=None)
+_END_UNKNOWN = (None,) * len(FIELDS[Kind.REQUEST])
+_TOLD = "_kvtrail_told"
+"""Attribute of an exception that has been recorded: it may pass through several traced calls."""
 Method = TypeVar("Method", bound=Callable[..., None])
 
 
@@ -49,16 +62,22 @@ class ContractBreach(RuntimeError):
     """A lookup's answer broke the contract under `guard: raise`."""
 
 
-def _never_breaks(method: Method) -> Method:
-    @wraps(method)
-    def guarded(self: Instrumentation, *args: Any) -> None:
-        if self._recorder is not None:
-            try:
-                method(self, *args)
-            except Exception:
-                self._give_up()
+def _never_breaks(kind: str, *, concerns_all: bool = False) -> Callable[[Method], Method]:
+    """For methods that record events of this kind. If one fails, its event is untold: of the request that is among its
+    arguments, or of any request if it `concerns_all`."""
 
-    return guarded  # type: ignore[return-value]  # the same signature
+    def decorate(method: Method) -> Method:
+        @wraps(method)
+        def guarded(self: Instrumentation, *args: Any) -> None:
+            if self._recorder is not None:
+                try:
+                    method(self, *args)
+                except Exception:
+                    self._untold(kind, None if concerns_all else _ids_in(args))
+
+        return guarded  # type: ignore[return-value]  # the same signature
+
+    return decorate
 
 
 class Instrumentation:
@@ -84,13 +103,19 @@ class Instrumentation:
         self._steps = 0
         self._pool: Any = _NO_POOL
         self._prefix_cache: Any = None
+        self._failing: dict[str, int] = {}
+        """Questions to the probe that failed the last time they were asked, and how often in a row."""
+        self._log_again_s: dict[str, float] = {}
+        """When a failure of a kind is worth a word again."""
+        self._no_flush_s = float("-inf")
+        """Until when nobody waits for events to be sent."""
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
         self.sees_ends = recorder is not None and self._probe.sees_ends
 
     # On the scheduler's side, in the order of a request's life.
 
-    @_never_breaks
+    @_never_breaks(Kind.CACHE_RESET)
     def pool_bound(self, kv_cache_manager: Any) -> None:
         """After `bind_kv_cache_manager`: vLLM's block pool, whose map of cached blocks is a new one after each reset. Another
         vLLM may have none."""
@@ -98,7 +123,7 @@ class Instrumentation:
         if pool is not None and hasattr(pool, "cached_block_hash_to_block"):
             self._pool, self._prefix_cache = pool, pool.cached_block_hash_to_block
 
-    @_never_breaks
+    @_never_breaks(Kind.REQUEST_START)
     def request_started(self, request: Any) -> None:
         """After `on_new_request`."""
         context = self._recorder.contexts.of(request)
@@ -119,23 +144,29 @@ class Instrumentation:
             ContractBreach: the answer breaks the contract under `guard: raise`.
         """
         end_ns = monotonic_ns()
-        total, (returned, is_async) = request.num_tokens, answer
-        matched = cached = None
+        matched = cached = refused = None
         try:
             matched, cached = self._probe.lookup(connector, request)
+            if matched is not None and matched.__class__ is not int:
+                matched = int(index(matched))
+            if self._failing:
+                self._failing.pop("lookup", None)
         except Exception:
-            self._switch_probe_off()
-        keys = self._ask(self._probe.keys, connector, request) if self._level.detailed else None
-        refused = None
-        if self._guard is not Guard.OBSERVE and contract.breach(total, computed, matched, returned, is_async):
-            answer, returned, refused = SAFE_ANSWER, SAFE_ANSWER[0], returned
-        if self._recorder is not None:
-            values = (total, computed, matched, returned, is_async, cached, refused, keys)
-            try:
+            matched = None
+            self._probe_failed("lookup", gap=False)
+        keys = self._keys(connector, request) if self._level.detailed else None
+        try:
+            total, (returned, is_async) = request.num_tokens, answer
+            if returned is not None and returned.__class__ is not int:
+                returned = int(index(returned))  # a numpy number; whatever else it is, nothing is made up
+            if self._guard is not Guard.OBSERVE and contract.breach(total, computed, matched, returned, is_async):
+                answer, returned, refused = SAFE_ANSWER, SAFE_ANSWER[0], returned
+            if self._recorder is not None:
+                values = (total, computed, matched, returned, True if is_async else False, cached, refused, keys)  # noqa: SIM210 - faster
                 context = self._recorder.contexts.of(request)
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._source, context, start_ns, end_ns, values)
-            except Exception:
-                self._give_up()
+        except Exception:
+            self._untold(Kind.LOOKUP, _ids_in((request,)))
         if refused is not None and self._guard is Guard.RAISE:
             raise ContractBreach(
                 f"kvtrail: the connector returned {refused} new tokens for request {request.request_id}, of whose {total}"
@@ -143,7 +174,7 @@ class Instrumentation:
             )
         return answer
 
-    @_never_breaks
+    @_never_breaks(Kind.ALLOC)
     def allocated(
         self,
         connector: Any,
@@ -151,7 +182,7 @@ class Instrumentation:
         blocks: Any,
         external: int,
         start_ns: int,
-        error: BaseException | None = None,
+        error: Exception | None = None,
     ) -> None:
         """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
         in detail."""
@@ -166,14 +197,33 @@ class Instrumentation:
         if error is None:
             self._recorder.record(_NAMES[Kind.ALLOC], self._source, context, start_ns, monotonic_ns(), values)
         else:
-            self.failed(Kind.ALLOC, request, start_ns, values, error)
+            self._failed(Kind.ALLOC, context, start_ns, values, error)
 
-    @_never_breaks
-    def failed(self, kind: Kind, request: Any, start_ns: int, values: tuple[Any, ...], error: BaseException) -> None:
-        """A call of the connector has raised."""
-        context, text = self._recorder.contexts.of(request), f"{type(error).__name__}: {error}"
+    @_never_breaks(Kind.LOOKUP)
+    def lookup_failed(self, request: Any, computed: int, start_ns: int, error: Exception) -> None:
+        """`get_num_new_matched_tokens` has raised."""
+        context = self._recorder.contexts.of(request)
+        values = (request.num_tokens, computed, None, None, None, None, None, None)
+        self._failed(Kind.LOOKUP, context, start_ns, values, error)
+
+    @_never_breaks(Kind.FAILURE)
+    def call_failed(self, call: str, start_ns: int, error: Exception, *about: Any) -> None:
+        """Another call of the connector has raised. It is about the request among its arguments, if there is one."""
+        if getattr(error, _TOLD, False):
+            return
+        ids = _ids_in(about)
+        context = self._recorder.contexts.named(ids[0]) if ids else None
+        self._failed(Kind.FAILURE, context, start_ns, (call,), error)
+
+    def _failed(
+        self, kind: Kind, context: RequestContext | None, start_ns: int, values: tuple[Any, ...], error: Exception
+    ) -> None:
+        text = message(error)
         self._recorder.record(_NAMES[kind], self._source, context, start_ns, monotonic_ns(), values, text)
-        self._recorder.flush(FLUSH_S)  # the engine is about to die, perhaps without a chance to send more
+        with suppress(AttributeError, TypeError):
+            setattr(error, _TOLD, True)
+        if monotonic() >= self._no_flush_s and not self._recorder.flush(FLUSH_S):  # the engine may be about to die
+            self._no_flush_s = monotonic() + NO_FLUSH_S
 
     def step_built(self, connector: Any, output: Any, metadata: Any) -> None:
         """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
@@ -190,15 +240,16 @@ class Instrumentation:
                 or self._level.any_detailed
             ):
                 self._scheduled(connector, output)
-            self._steps += 1
-            self._recorder.steps = self._steps
         except Exception:
-            self._give_up()
-            return
+            self._untold(Kind.SCHEDULE, _ids_of_step(output))
+        self._steps += 1
+        self._recorder.steps = self._steps
         try:
             seen = self._probe.stepped(connector, metadata)
+            if self._failing:
+                self._failing.pop("stepped", None)
         except Exception:
-            self._switch_probe_off()
+            self._probe_failed("stepped", _ids_of_step(output))
             return
         if seen is not None:
             self._seen(seen, metadata)
@@ -206,43 +257,71 @@ class Instrumentation:
     def transfers_ended(self, connector: Any, output: Any) -> Sequence[int]:
         """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends. Only asked
         if the instrumentation `sees_ends`."""
-        return self._ask(self._probe.ended, connector, output) or ()
+        try:
+            ended = self._probe.ended(connector, output)
+            self._failing.pop("ended", None)
+            return ended
+        except Exception:
+            self._probe_failed("ended", set(self._jobs.values()))
+            return ()
 
-    @_never_breaks
     def workers_reported(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
         """After `update_connector_output`: transfers that ended, and blocks that could not be loaded."""
+        if self._recorder is None:
+            return
         at_ns = monotonic_ns()
+        self._ends(ended)
+        self._load_errors(connector, output, at_ns)
+        self._completions(output, at_ns)
+
+    @_never_breaks(Kind.TRANSFER_END, concerns_all=True)
+    def _ends(self, ended: Sequence[int]) -> None:
         for number in ended:
             self._job(Kind.TRANSFER_END, number, (False, self._steps))
+
+    @_never_breaks(Kind.LOAD_ERROR, concerns_all=True)
+    def _load_errors(self, connector: Any, output: Any, at_ns: int) -> None:
         if invalid := getattr(output, "invalid_block_ids", None):
             for context, blocks in self._holders(connector, invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
+
+    @_never_breaks(Kind.RECEIVED, concerns_all=True)
+    def _completions(self, output: Any, at_ns: int) -> None:
         failed = getattr(output, "failed_recving", None) or ()
         for request_id in output.finished_recving or ():
-            context = self._recorder.contexts.of_id(request_id)
-            self._record(Kind.RECEIVED, context, at_ns, (request_id in failed, self._steps))
+            self._completed(request_id, Kind.RECEIVED, at_ns, (request_id in failed, self._steps))
         for request_id in output.finished_sending or ():
-            self._record(Kind.SENT, self._recorder.contexts.of_id(request_id), at_ns, (self._steps,))
+            self._completed(request_id, Kind.SENT, at_ns, (self._steps,))
 
-    @_never_breaks
-    def request_ended(self, request: Any, delayed: bool) -> None:
-        """After `request_finished`."""
+    @_never_breaks(Kind.RECEIVED)
+    def _completed(self, request_id: str, kind: Kind, at_ns: int, values: tuple[Any, ...]) -> None:
+        self._record(kind, self._recorder.contexts.of_id(request_id), at_ns, values)
+
+    @_never_breaks(Kind.REQUEST)
+    def request_ended(self, request: Any, answer: Any) -> None:
+        """After `request_finished`, which answers whether the connector keeps the blocks, and what goes to the client."""
         context = self._recorder.contexts.of(request)
         if context.ended is None:  # another child of a MultiConnector may have recorded it
-            counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
-            outcome = request.status.name.removeprefix("FINISHED_").lower()
-            handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
-            hashes = self._new_hashes(context, request)
-            values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None)
+            values: tuple[Any, ...]
+            try:
+                counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
+                outcome = request.status.name.removeprefix("FINISHED_").lower()
+                delayed = bool(answer[0])
+                handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
+                hashes = self._new_hashes(context, request)
+                values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None)
+            except Exception:  # an end without its numbers is an end all the same
+                self._untold(Kind.REQUEST, (), gap=False)
+                values = _END_UNKNOWN
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context)
 
-    @_never_breaks
+    @_never_breaks(Kind.RESET)
     def cache_reset(self, succeeded: bool | None) -> None:
         """After `reset_cache`."""
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
-    @_never_breaks
+    @_never_breaks(Kind.HEARTBEAT)
     def flush(self) -> None:
         """After `shutdown`."""
         self._recorder.flush(FLUSH_S)
@@ -251,23 +330,35 @@ class Instrumentation:
 
     def loaded(self, connector: Any, start_ns: int) -> None:
         """After the connector's call that loads."""
-        self._moved(Kind.LOAD, self._probe.loads, connector, start_ns)
+        self._moved(Kind.LOAD, "loads", connector, start_ns)
 
     def stored(self, connector: Any, start_ns: int) -> None:
         """After the connector's call that stores."""
-        self._moved(Kind.STORE, self._probe.stores, connector, start_ns)
+        self._moved(Kind.STORE, "stores", connector, start_ns)
 
-    @_never_breaks
-    def _moved(self, kind: Kind, question: Callable[[Any], Sequence[Moved]], connector: Any, start_ns: int) -> None:
+    @_never_breaks(Kind.LOAD, concerns_all=True)
+    def _moved(self, kind: Kind, question: str, connector: Any, start_ns: int) -> None:
         """Record what this step has copied, in the callers' traces that the scheduler's side passed on."""
-        if not (moved := self._ask(question, connector)):
+        try:
+            moved = getattr(self._probe, question)(connector)
+            if self._failing:
+                self._failing.pop(question, None)
+        except Exception:
+            self._probe_failed(question, None)
+            return
+        if not moved:
             return
         end_ns, contexts = monotonic_ns(), self._recorder.contexts
         for request_id, place in getattr(connector._connector_metadata, PLACES, {}).items():
             contexts.adopt(request_id, *place)
-        for request_id, *values in moved:
-            context = contexts.of_id(request_id)
-            self._recorder.record(_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
+        for each in moved:
+            self._copied(each, kind, start_ns, end_ns)
+
+    @_never_breaks(Kind.LOAD)
+    def _copied(self, moved: Moved, kind: Kind, start_ns: int, end_ns: int) -> None:
+        request_id, *values = moved
+        context = self._recorder.contexts.of_id(request_id)
+        self._recorder.record(_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
 
     # Scheduling steps.
 
@@ -302,18 +393,24 @@ class Instrumentation:
                     values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
                     self._record(Kind.SCHEDULE, context, at_ns, values)
 
-    @_never_breaks
+    @_never_breaks(Kind.STORE_PLAN, concerns_all=True)
     def _seen(self, seen: Seen, metadata: Any) -> None:
         """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
         at_ns = monotonic_ns()
         loads, stores, evicted, flushed, events = seen
         places: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
-            self._planned(Kind.LOAD_PLAN, plan, at_ns, places)
+            try:
+                self._planned(Kind.LOAD_PLAN, plan, at_ns, places)
+            except Exception:
+                self._untold(Kind.LOAD_PLAN, _ids_in((plan,)))
         for chunk in evicted:
             self._record(Kind.EVICT, None, at_ns, tuple(chunk))
         for plan in stores:
-            self._planned(Kind.STORE_PLAN, plan, at_ns, places)
+            try:
+                self._planned(Kind.STORE_PLAN, plan, at_ns, places)
+            except Exception:
+                self._untold(Kind.STORE_PLAN, _ids_in((plan,)))
         if places:  # workers in other processes cannot derive these as they do the others
             try:
                 setattr(metadata, PLACES, places)
@@ -322,7 +419,8 @@ class Instrumentation:
         for number in flushed:
             self._job(Kind.FLUSH, number, ())
         for kind, request_id, values in events:
-            self._record(kind, None if request_id is None else self._recorder.contexts.of_id(request_id), at_ns, values)
+            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
+            self._record(kind, context, at_ns, tuple(values))
 
     # Transfers between KV blocks and the connector's store.
 
@@ -341,9 +439,10 @@ class Instrumentation:
         self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
 
     def _job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
-        """A numbered transfer has ended, or is waited for. One that was not planned is ignored."""
-        if (request_id := self._jobs.get(number)) is not None:
-            self._record(kind, self._recorder.contexts.of_id(request_id), monotonic_ns(), (number, *more))
+        """A numbered transfer has ended, or is waited for. Of one that was not planned the request is unknown."""
+        request_id = self._jobs.get(number)
+        context = None if request_id is None else self._recorder.contexts.of_id(request_id)
+        self._record(kind, context, monotonic_ns(), (number, *more))
 
     def _holders(self, connector: Any, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
         """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""
@@ -366,29 +465,76 @@ class Instrumentation:
         context.hashed += len(fresh)
         return b"".join(bytes(block_hash)[:HASH_BYTES] for block_hash in fresh).hex() or None
 
-    def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
-        """The probe's answer. A probe that fails is switched off, and the answer is None."""
+    def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
+        """The keys that a lookup claims, if the probe knows them."""
         try:
-            return question(*args)
+            keys = self._probe.keys(connector, request)
+            if self._failing:
+                self._failing.pop("keys", None)
+            return keys
         except Exception:
-            self._switch_probe_off()
+            self._probe_failed("keys", (), gap=False)
             return None
 
-    def _switch_probe_off(self) -> None:
-        logger.exception(
-            "kvtrail: the probe of %s failed and is switched off: what only it can see is absent from now on",
-            self._name,
-        )
-        self._probe = Probe()
-        self.sees_ends = False
-        if self._recorder is not None:
-            self._recorder.leave_gap()
+    # What could not be told. All of this is called while an exception is handled.
 
-    def _give_up(self) -> None:
-        logger.exception("kvtrail: a call of %s could not be recorded; nothing more is recorded of it", self._name)
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.leave_gap()
+    def _probe_failed(self, question: str, ids: Iterable[str] | None = (), *, gap: bool = True) -> None:
+        """The probe could not answer. After too many failures of one question in a row it is asked nothing more."""
+        self._untold(f"probe.{question}", ids, gap=gap)
+        self._failing[question] = self._failing.get(question, 0) + 1
+        if self._failing[question] >= MOST_PROBE_FAILURES:
+            self._failing.clear()
+            self._probe, self.sees_ends = Probe(), False
+            logger.error(
+                "kvtrail: the probe of %s failed %d times in a row and is switched off: what only it can see is absent from"
+                " now on",
+                self._name,
+                MOST_PROBE_FAILURES,
+            )
+            if self._recorder is not None:
+                self._recorder.probes_off[self._name] = None
+                self._untold("probe", None)  # transfers that it has shown have no end now
+
+    def _untold(self, kind: str, ids: Iterable[str] | None, *, gap: bool = True) -> None:
+        """Something could not be told: count it, and log it now and then.
+
+        Args:
+            kind: of the event, or `probe.<question>`.
+            ids: the requests that it concerns; None if nobody knows, so that it may be any that is open.
+            gap: whether an event is missing for it, and not only a number in one.
+        """
+        if self._recorder is not None:
+            with suppress(Exception):
+                contexts = self._recorder.contexts
+                concerned = list(contexts.open.values()) if ids is None else [contexts.named(each) for each in ids]
+                self._recorder.leave_out(kind, concerned if gap else None)
+        now_s = monotonic()
+        if now_s >= self._log_again_s.get(kind, now_s):
+            self._log_again_s[kind] = now_s + LOG_AGAIN_S
+            logger.exception(
+                "kvtrail: of %s, something could not be told (%s); the heartbeats count how often. The engine goes on"
+                " undisturbed.",
+                self._name,
+                kind,
+            )
+
+
+def _ids_in(arguments: Iterable[Any]) -> tuple[str, ...]:
+    """The id of the request among the arguments, or none."""
+    for each in arguments:
+        with suppress(Exception):
+            request_id = each if type(each) is str else getattr(each, "request_id", None)
+            if type(request_id) is str:
+                return (request_id,)
+    return ()
+
+
+def _ids_of_step(output: Any) -> set[str] | None:
+    """The requests of a `SchedulerOutput`; None if it does not say."""
+    try:
+        return {*output.num_scheduled_tokens, *(output.preempted_req_ids or ())}
+    except Exception:
+        return None
 
 
 def _first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:

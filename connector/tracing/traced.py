@@ -2,7 +2,8 @@
 
 It is a subclass and not a wrapper, because vLLM asks classes, not objects (`issubclass(cls, SupportsHMA)`,
 `get_required_kvcache_layout`, `build_prom_metrics`, ...), and a subclass answers every such question as X does. Of a worker's
-methods only those that copy are overridden, and only if a probe sees what they copy.
+methods those are overridden that vLLM calls once a step or less, for their exceptions, and those that copy, if a probe sees
+what they copy. What vLLM calls for every layer stays as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
+from operator import index
 from time import monotonic_ns
 from typing import Any
 
@@ -22,11 +24,16 @@ from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Settings, Unsampled
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 
 _instances = count()
+WATCHED = (
+    "register_finished_partial_tail", "register_kv_caches", "handle_preemptions", "bind_connector_metadata", "start_load_kv",
+    "finish_forward", "wait_for_save", "get_finished", "get_transfer_results", "get_block_ids_with_load_errors",
+    "build_connector_worker_meta", "clear_connector_metadata",
+)  # fmt: skip
+"""Methods of which only exceptions are recorded, where a connector has them."""
 
 
 class Tracing:
@@ -57,43 +64,29 @@ class Tracing:
         transfer = vllm_config.kv_transfer_config
         settings = Settings.read((transfer.kv_connector_extra_config or {}).get("kvtrail"))
         super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
-        name, known = plain_name(self._kvtrail_plain), by_class(self._kvtrail_plain)
-        if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
-            logger.warning(
-                "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
-                " with kv_connector_module_path 'kvtrail.connector'",
-                *(name, transfer.kv_connector, name),
-            )
-        source = {
-            semconv.CONNECTOR.key: name,
-            semconv.CONNECTOR_ID.key: str(next(_instances)),
-            semconv.ROLE.key: role.name.lower(),
-            semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
-        }
-        probe = probe_for(self._kvtrail_plain)
-        if (chunk_size := _chunk_size(probe, self)) is not None:
-            source[semconv.CHUNK_SIZE.key] = chunk_size
-        resource = _resource(self._kvtrail_plain, vllm_config, kv_cache_config)
-        if settings.unsampled is Unsampled.DROP:
-            resource[semconv.SAMPLED_ONLY.key] = True
-        recorder = of_process(str(transfer.engine_id), resource)
-        if recorder is not None:
-            recorder.level.set(settings.level, settings.level_file)
-        self._kvtrail = Instrumentation(
-            recorder,
-            name=name,
-            source=b"".join(attribute(key, value) for key, value in source.items()),
-            probe=probe,
-            guard=settings.guard,
-        )
+        try:
+            self._kvtrail = _instrumentation(self, settings, vllm_config, role, kv_cache_config)
+        except Exception:
+            logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
+            self._kvtrail = Instrumentation(guard=settings.guard)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> Any:
-        result = self._kvtrail_plain.bind_kv_cache_manager(self, kv_cache_manager)
+        start_ns = monotonic_ns()
+        try:
+            result = self._kvtrail_plain.bind_kv_cache_manager(self, kv_cache_manager)
+        except Exception as error:
+            self._kvtrail.call_failed("bind_kv_cache_manager", start_ns, error)
+            raise
         self._kvtrail.pool_bound(kv_cache_manager)
         return result
 
     def on_new_request(self, request: Any) -> Any:
-        result = self._kvtrail_plain.on_new_request(self, request)
+        start_ns = monotonic_ns()
+        try:
+            result = self._kvtrail_plain.on_new_request(self, request)
+        except Exception as error:
+            self._kvtrail.call_failed("on_new_request", start_ns, error, request)
+            raise
         self._kvtrail.request_started(request)
         return result
 
@@ -101,9 +94,8 @@ class Tracing:
         start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
         try:
             answer = look_up(self, request, num_computed_tokens)
-        except BaseException as error:
-            values = (request.num_tokens, num_computed_tokens, None, None, None, None, None, None)
-            self._kvtrail.failed(Kind.LOOKUP, request, start_ns, values, error)
+        except Exception as error:
+            self._kvtrail.lookup_failed(request, num_computed_tokens, start_ns, error)
             raise
         return self._kvtrail.looked_up(self, request, num_computed_tokens, start_ns, answer)
 
@@ -111,7 +103,7 @@ class Tracing:
         start_ns = monotonic_ns()
         try:
             result = self._kvtrail_plain.update_state_after_alloc(self, request, blocks, num_external_tokens)
-        except BaseException as error:
+        except Exception as error:
             self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns, error)
             raise
         self._kvtrail.allocated(self, request, blocks, num_external_tokens, start_ns)
@@ -119,53 +111,74 @@ class Tracing:
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         build = self._kvtrail_build
-        metadata = build(self, scheduler_output)
+        try:
+            metadata = build(self, scheduler_output)
+        except Exception as error:
+            self._kvtrail.call_failed("build_connector_meta", monotonic_ns(), error)
+            raise
         self._kvtrail.step_built(self, scheduler_output, metadata)
         return metadata
 
     def update_connector_output(self, connector_output: Any) -> Any:
         instrumentation, update, out = self._kvtrail, self._kvtrail_update, connector_output
         ended = instrumentation.transfers_ended(self, out) if instrumentation.sees_ends else ()
-        result = update(self, out)
+        try:
+            result = update(self, out)
+        except Exception as error:
+            instrumentation.call_failed("update_connector_output", monotonic_ns(), error)
+            raise
         try:
             reported = ended or out.finished_recving or out.finished_sending or out.invalid_block_ids
-        except AttributeError:
+        except Exception:
             reported = True  # another vLLM's report: recorded as far as it is understood
         if reported:
             instrumentation.workers_reported(self, out, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
-        return self._kvtrail_finish(request, self._kvtrail_plain.request_finished, block_ids)
+        return self._kvtrail_finish(request, "request_finished", block_ids)
 
     def reset_cache(self) -> bool | None:
-        succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
+        start_ns = monotonic_ns()
+        try:
+            succeeded: bool | None = self._kvtrail_plain.reset_cache(self)
+        except Exception as error:
+            self._kvtrail.call_failed("reset_cache", start_ns, error)
+            raise
         self._kvtrail.cache_reset(succeeded)
         return succeeded
 
     def shutdown(self) -> Any:
+        start_ns = monotonic_ns()
         try:
             return self._kvtrail_plain.shutdown(self)
+        except Exception as error:
+            self._kvtrail.call_failed("shutdown", start_ns, error)
+            raise
         finally:
             self._kvtrail.flush()
 
-    def _kvtrail_finish(self, request: Any, plain: Callable[..., tuple[bool, Any]], block_ids: Any) -> tuple[bool, Any]:
+    def _kvtrail_finish(self, request: Any, call: str, block_ids: Any) -> tuple[bool, Any]:
+        plain: Callable[..., tuple[bool, Any]] = getattr(self._kvtrail_plain, call)
         if self._kvtrail_finishing:  # a connector may call one of its methods from the other
             return plain(self, request, block_ids)
-        self._kvtrail_finishing = True
+        start_ns, self._kvtrail_finishing = monotonic_ns(), True
         try:
-            delayed, params = plain(self, request, block_ids)
+            answer = plain(self, request, block_ids)
+        except Exception as error:
+            self._kvtrail.call_failed(call, start_ns, error, request)
+            raise
         finally:
             self._kvtrail_finishing = False
-        self._kvtrail.request_ended(request, delayed)
-        return delayed, params
+        self._kvtrail.request_ended(request, answer)
+        return answer
 
 
 class TracingHMA(Tracing):
     """For connectors that support vLLM's hybrid memory allocator, which end a request through another method."""
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
-        return self._kvtrail_finish(request, self._kvtrail_plain.request_finished_all_groups, block_ids)
+        return self._kvtrail_finish(request, "request_finished_all_groups", block_ids)
 
 
 @cache
@@ -189,29 +202,91 @@ def traced(cls: type) -> type:
         "__doc__": cls.__doc__,
         "_kvtrail_plain": cls,
     }
-    probe = probe_for(cls)
+    own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
+    probe = _probe_of(cls)
     for call, record in ((probe.load_call, Instrumentation.loaded), (probe.store_call, Instrumentation.stored)):
-        if call is not None:
-            own[call] = _moving(getattr(cls, call), record)
+        if call is not None and hasattr(cls, call):
+            own[call] = _moving(call, getattr(cls, call), record)
     return type(name, (mixin, cls), own)
 
 
-def _moving(plain: Callable[..., Any], record: Callable[[Instrumentation, Any, int], None]) -> Callable[..., Any]:
+def _instrumentation(
+    connector: Any, settings: Settings, vllm_config: Any, role: Any, kv_cache_config: Any
+) -> Instrumentation:
+    """What records the calls of a connector that has just been made."""
+    plain, transfer = connector._kvtrail_plain, vllm_config.kv_transfer_config
+    name, known = plain_name(plain), by_class(plain)
+    if transfer.kv_connector == f"Traced{name}" and known is not None and known.compared_by_name:
+        logger.warning(
+            "kvtrail: vLLM decides some things by the name %s, which %s hides from it; better say kv_connector %r"
+            " with kv_connector_module_path 'kvtrail.connector'",
+            *(name, transfer.kv_connector, name),
+        )
+    source = {
+        semconv.CONNECTOR.key: name,
+        semconv.CONNECTOR_ID.key: str(next(_instances)),
+        semconv.ROLE.key: role.name.lower(),
+        semconv.RANK.key: vllm_config.parallel_config.rank if role.name == "WORKER" else 0,
+    }
+    probe = _probe_of(plain)
+    if (chunk_size := _chunk_size(probe, connector)) is not None:
+        source[semconv.CHUNK_SIZE.key] = chunk_size
+    resource = _resource(plain, vllm_config, kv_cache_config)
+    if settings.unsampled is Unsampled.DROP:
+        resource[semconv.SAMPLED_ONLY.key] = True
+    recorder = of_process(str(transfer.engine_id), resource)
+    if recorder is not None:
+        recorder.level.set(settings.level, settings.level_file)
+    encoded = b"".join(attribute(key, value) for key, value in source.items())
+    return Instrumentation(recorder, name=name, source=encoded, probe=probe, guard=settings.guard)
+
+
+def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of which only exceptions are recorded."""
+
+    @wraps(plain)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(self, *args, **kwargs)
+        except Exception as error:
+            self._kvtrail.call_failed(call, monotonic_ns(), error, *args, *kwargs.values())
+            raise
+
+    return watched
+
+
+def _moving(
+    call: str, plain: Callable[..., Any], record: Callable[[Instrumentation, Any, int], None]
+) -> Callable[..., Any]:
     """A worker's method that copies, and records what it has copied."""
 
     @wraps(plain)
     def moving(self: Any, *args: Any, **kwargs: Any) -> Any:
         start_ns = monotonic_ns()
-        result = plain(self, *args, **kwargs)
+        try:
+            result = plain(self, *args, **kwargs)
+        except Exception as error:
+            self._kvtrail.call_failed(call, start_ns, error, *args, *kwargs.values())
+            raise
         record(self._kvtrail, self, start_ns)
         return result
 
     return moving
 
 
+def _probe_of(cls: type) -> Probe:
+    """The probe that knows this class; one that cannot be made is left out."""
+    try:
+        return probe_for(cls)
+    except Exception:
+        logger.exception("kvtrail: the probe of %s cannot be made: what only it can see is absent", cls.__name__)
+        return Probe()
+
+
 def _chunk_size(probe: Probe, connector: Any) -> int | None:
     try:
-        return probe.chunk_size(connector)
+        size = probe.chunk_size(connector)
+        return None if size is None else index(size)
     except Exception:
         logger.exception("kvtrail: the chunk size of %s cannot be read and is left out", type(connector).__name__)
         return None
@@ -228,8 +303,9 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
     spread = getattr(parallel, "decode_context_parallel_size", 1) * getattr(
         parallel, "prefill_context_parallel_size", 1
     )
+    block_size = getattr(vllm_config.cache_config, "block_size", None)
     known = {
-        semconv.BLOCK_SIZE.key: int(vllm_config.cache_config.block_size) * int(spread),  # as the scheduler counts
+        semconv.BLOCK_SIZE.key: block_size and int(block_size) * int(spread),  # as the scheduler counts
         semconv.MODEL.key: str(getattr(vllm_config.model_config, "model", "")),
         semconv.SERVED_MODEL.key: getattr(vllm_config.model_config, "served_model_name", None),
         semconv.ENGINE_VERSION.key: vllm.__version__,

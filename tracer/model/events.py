@@ -350,6 +350,8 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_closed: bool = False
     recorder_clock_offset: Offset | None = None
     scheduler_step: Count | None = None
+    recorder_untold: Keys | None = None
+    recorder_probes_off: Keys | None = None
 
 
 CLASSES: dict[str, type[Event]] = {

@@ -178,6 +178,17 @@ CLOCK_OFFSET = Attribute(
     "Nanoseconds by which the host's wall clock has moved, since the recorder began, against its monotonic clock, which times"
     " all events; absent below a second.",
 )
+UNTOLD = Attribute(
+    "kvtrail.recorder.untold",
+    tuple,
+    "What could not be told since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for it, so is its"
+    " number. `probe.<question>`: what a connector's probe could not answer.",
+)
+PROBES_OFF = Attribute(
+    "kvtrail.recorder.probes_off",
+    tuple,
+    "Connectors whose probe failed too often and is switched off: what only it can see is absent from then on.",
+)
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, IDENTITY),
@@ -211,7 +222,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.CACHE_RESET: (STEP,),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.FAILURE: (CALL,),
-    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP),
+    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF),
 }
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 

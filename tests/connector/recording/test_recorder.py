@@ -329,7 +329,29 @@ def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder_module.of_process("disabled-engine", {}) is None
 
 
-def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
-    with pytest.raises(ValueError, match="'carrier-pigeon' is not supported; it can be grpc or http/protobuf"):
-        exporter.from_environment()
+def test_an_accident_in_its_thread_is_not_the_end_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    assert recorder.flush(SLOW_S)
+    with monkeypatch.context() as broken:
+        asked = threading.Event()
+
+        def raises(*_: Any, **__: Any) -> Any:
+            asked.set()
+            raise RuntimeError("an accident")
+
+        broken.setattr(recorder._ring, "take", raises)
+        record(recorder, a_request())
+        recorder.flush(timeout_s=0)
+        assert asked.wait(SLOW_S)
+    record(recorder, a_request())
+    recorder.close(SLOW_S)
+    assert len(transport.lookups()) == 2
+
+
+def test_a_recorder_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Any:
+        raise ImportError("no exporter is installed")
+
+    monkeypatch.setattr(exporter, "from_environment", refuse)
+    assert recorder_module.of_process("engine-without-exporter", {}) is None

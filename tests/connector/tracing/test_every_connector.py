@@ -44,8 +44,9 @@ from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.traced import Tracing, TracingHMA, traced
+from kvtrail.connector.tracing.traced import WATCHED, Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, protobuf
+from kvtrail.tracer.model.events import Failure
 
 registration.register()
 OURS = "UntracedOffloadConnector"
@@ -62,7 +63,7 @@ INTERFACE: dict[str, Any] = {
 }
 """Everything public that vLLM may ask of a connector, as it is declared in vLLM's own base classes."""
 
-MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")}
+MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")} | set(WATCHED)
 OVERRIDDEN = sorted(MIXED_IN & set(INTERFACE))
 CLASS_METHODS = sorted(n for n, a in INTERFACE.items() if isinstance(a, classmethod | staticmethod))
 PROPERTIES = sorted(n for n, a in INTERFACE.items() if isinstance(a, property))
@@ -345,7 +346,7 @@ def test_a_connector_can_be_traced_under_its_own_name(name: str, cls: type) -> N
 def test_everything_else_is_the_plain_classs_own(plain: type, cls: type) -> None:
     """Each attribute of the plain class, private ones included, is the very same object on the traced class, but for the
     methods that tracing overrides, and those of a worker that a probe knows to copy; and tracing adds no name that a
-    connector could have."""
+    connector could have. What is called for every layer stays as it is."""
     of_plain = {n: a for n, a in inspect.getmembers_static(plain) if not n.startswith("__") and n != "_abc_impl"}
     of_traced = {n: a for n, a in inspect.getmembers_static(cls) if not n.startswith("__") and n != "_abc_impl"}
     changed = {n for n in of_plain if of_traced[n] is not of_plain[n]}
@@ -474,6 +475,44 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     recorder.close()
     spans = [s for payload in sender.payloads for s in protobuf.spans(payload)]
     assert set(expected.values()) - {s.name for s in spans} == set()
+
+
+def test_the_recorder_hears_of_every_exception(plain: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each call that is traced, on the scheduler's side and on a worker: with the call, the message, and the request that
+    it is about; but without sequences of numbers, which may be a user's text."""
+    sender = MemoryTransport()
+    recorder = Recorder("engine", {}, InProcessExporter(sender))
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    own_kind = {"get_num_new_matched_tokens": "kv.lookup", "update_state_after_alloc": "kv.alloc"}
+    for method in overridden(plain):
+        given = arguments(method)
+        error = ValueError("of tokens [15496, 995, 50256]")
+        with pytest.raises(ValueError, match="15496") as raised:
+            getattr(Stub(plain, method, error).traced(), method)(**given)
+        assert raised.value is error
+    assert recorder.flush()
+    events = [e for p in sender.payloads for s in protobuf.spans(p) if (e := decode.from_span(s)) is not None]
+    failed = [event for event in events if event.error is not None]
+    assert {e.error for e in failed} == {"ValueError: of tokens [<3 numbers>]"}
+    called = [e.call if isinstance(e, Failure) else next(m for m in own_kind if own_kind[m] == e.kind) for e in failed]
+    assert called == overridden(plain)
+    about = {call for call, event in zip(called, failed, strict=True) if event.request is not None}
+    assert about == {m for m in called if "request" in arguments(m)}
+    recorder.close()
+
+
+def test_an_exception_that_passes_two_traced_calls_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a child of a MultiConnector that is traced itself, or where one method calls another."""
+    sender = MemoryTransport()
+    recorder = Recorder("engine", {}, InProcessExporter(sender))
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    plain = plain_or_error("ExampleConnector")
+    on = Stub(plain, "get_finished", ValueError("no")).traced()  # type: ignore[arg-type]  # it is a class
+    with pytest.raises(ValueError, match="no"):
+        on.get_transfer_results(set())
+    recorder.close()
+    spans = [s for payload in sender.payloads for s in protobuf.spans(payload)]
+    assert [s.attributes["kvtrail.call"] for s in spans if s.name == "kv.failure"] == ["get_finished"]
 
 
 # The registration.

@@ -1,4 +1,4 @@
-"""Recording never breaks the engine: what it does not understand is logged, and the connector goes on unrecorded."""
+"""Recording never breaks the engine, and one odd object costs one event: what is not understood is counted and logged."""
 
 from __future__ import annotations
 
@@ -7,55 +7,167 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 from memory import MemoryTransport, a_recorder, a_request
 from processes import SLOW_S
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.settings import Guard
-from kvtrail.connector.tracing.instrumentation import ContractBreach, Instrumentation
-from kvtrail.tracer.model.events import Store
+from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES, ContractBreach, Instrumentation
+from kvtrail.connector.tracing.messages import MOST, message
+from kvtrail.tracer.model.events import Heartbeat, RequestEnd, Store
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"
 
 
-def test_a_scheduler_output_of_another_vllm_stops_the_recording_and_nothing_else(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def last_heartbeat(transport: MemoryTransport) -> Heartbeat:
+    return [event for event in transport.events() if isinstance(event, Heartbeat)][-1]
+
+
+def test_a_scheduler_output_of_another_vllm_costs_its_steps_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     transport = MemoryTransport()
-    instrumentation = Instrumentation(a_recorder(transport), name="Some")
+    recorder = a_recorder(transport)
+    instrumentation = Instrumentation(recorder, name="Some")
     with caplog.at_level(logging.ERROR):
         instrumentation.step_built(None, SimpleNamespace(renamed=()), None)
         instrumentation.step_built(None, SimpleNamespace(renamed=()), None)
         instrumentation.looked_up(None, a_request(num_tokens=700), 0, 1, ANSWER)
+    recorder.close(SLOW_S)
     logged = [r.getMessage() for r in caplog.records if "kvtrail" in r.getMessage()]
-    assert logged == ["kvtrail: a call of Some could not be recorded; nothing more is recorded of it"]
-    assert transport.lookups() == []
+    assert logged == [
+        "kvtrail: of Some, something could not be told (kv.schedule); the heartbeats count how often. The engine goes on"
+        " undisturbed."
+    ]
+    assert len(transport.lookups()) == 1
+    assert last_heartbeat(transport).recorder_untold == ("kv.schedule:2",)
+
+
+def test_one_odd_request_costs_one_event() -> None:
+    """An attribute that is missing once: its request has a gap, the others have none, and the heartbeat counts it."""
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    instrumentation = Instrumentation(recorder, name="Some")
+    good, odd = a_request("good", num_tokens=32), a_request("odd", num_tokens=32)
+    with transport.held_up():
+        instrumentation.looked_up(None, good, 0, 1, ANSWER)
+        del odd.num_preemptions
+        instrumentation.looked_up(None, odd, 0, 1, ANSWER)
+        odd.num_preemptions = 0
+        instrumentation.looked_up(None, odd, 0, 1, ANSWER)
+        instrumentation.looked_up(None, good, 0, 1, ANSWER)
+    recorder.close(SLOW_S)
+    numbers = [(e.request, e.sequence, e.request_sequence) for e in transport.lookups()]
+    assert numbers == [("good", 0, 0), ("odd", 2, 1), ("good", 3, 1)]
+    assert last_heartbeat(transport).recorder_untold == ("kv.lookup:1",)
+    assert recorder.dropped == 0, "nothing came too late or too fast"
+
+
+@pytest.mark.parametrize("guard", list(Guard))
+@pytest.mark.parametrize(
+    "answer", [None, (), (256,), (256, False, None), ("256", False), (object(), object()), [256, False], 7]
+)
+def test_an_odd_answer_reaches_vllm_as_it_is(answer: Any, guard: Guard) -> None:
+    """What vLLM makes of it is vLLM's affair; recording and guarding go on."""
+    transport = MemoryTransport()
+    recorder, request = a_recorder(transport), a_request(num_tokens=700)
+    instrumentation = Instrumentation(recorder, guard=guard)
+    assert instrumentation.looked_up(None, request, 0, 1, answer) is answer
+    instrumentation.looked_up(None, request, 0, 1, ANSWER)
+    recorder.close(SLOW_S)
+    assert [e.numbers()["returned"] for e in transport.lookups()][-1] == 256
+
+
+def test_numbers_of_other_types_are_numbers() -> None:
+    """A connector may answer with numpy's; and 1 for True must not spoil what is recorded of others later."""
+    transport = MemoryTransport()
+    recorder, request = a_recorder(transport), a_request(num_tokens=700)
+    instrumentation = Instrumentation(recorder, probe=Knowing(numpy.int64(256)))  # type: ignore[arg-type]  # odd
+    answers: list[Any] = [(numpy.int64(256), numpy.bool_(True)), (256, 1), (256, True), (None, False)]
+    for answer in answers:
+        assert instrumentation.looked_up(None, request, 0, 1, answer) is answer
+    recorder.close(SLOW_S)
+    recorded = [e.numbers() for e in transport.lookups()]
+    assert [(n.get("returned"), n["is_async"], n["matched"]) for n in recorded] == [
+        (256, True, 256), (256, True, 256), (256, True, 256), (None, False, 256)
+    ]  # fmt: skip
+
+
+def test_an_end_with_odd_numbers_is_an_end() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    instrumentation = Instrumentation(recorder)
+    request = a_request(num_tokens=700)
+    instrumentation.request_ended(request, None)
+    recorder.close(SLOW_S)
+    assert [type(e) for e in transport.events() if e.request is not None] == [RequestEnd]
+    assert recorder.contexts.open == {}
+
+
+class Knowing(Probe):
+    """Knows what every lookup has matched."""
+
+    def __init__(self, matched: int | None) -> None:
+        self.matched = matched
+
+    def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
+        return self.matched, None
 
 
 class Broken(Probe):
+    asked = 0
+
     def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
+        self.asked += 1
         raise AttributeError("another version")
 
     def loads(self, connector: Any) -> Any:
         raise AttributeError("another version")
 
 
-def test_a_probe_that_fails_is_switched_off_and_the_recording_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+class Moody(Knowing):
+    """Every third lookup it cannot answer."""
+
+    asked = 0
+
+    def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
+        self.asked += 1
+        if self.asked % 3 == 0:
+            raise AttributeError("not yet there")
+        return super().lookup(connector, request)
+
+
+def test_a_probe_that_fails_now_and_then_costs_those_answers() -> None:
     transport = MemoryTransport()
-    recorder = a_recorder(transport)
-    instrumentation = Instrumentation(recorder, name="Some", probe=Broken())
-    with caplog.at_level(logging.ERROR):
-        instrumentation.looked_up(None, a_request(num_tokens=700), 0, 1, ANSWER)
-        instrumentation.looked_up(None, a_request(num_tokens=700), 0, 1, ANSWER)
-        instrumentation.loaded(SimpleNamespace(_connector_metadata=None), 0)
+    recorder, request = a_recorder(transport), a_request(num_tokens=700)
+    instrumentation = Instrumentation(recorder, name="Some", probe=Moody(256))
+    for _ in range(3 * MOST_PROBE_FAILURES + 2):
+        instrumentation.looked_up(None, request, 0, 1, ANSWER)
     recorder.close(SLOW_S)
-    assert len([r for r in caplog.records if "the probe of Some failed" in r.getMessage()]) == 1
+    matched = [e.numbers().get("matched") for e in transport.lookups()]
+    assert matched == [256, 256, None] * MOST_PROBE_FAILURES + [256, 256]
+    assert [e.request_sequence for e in transport.lookups()] == list(range(len(matched))), "no event is missing"
+    assert last_heartbeat(transport).recorder_untold == (f"probe.lookup:{MOST_PROBE_FAILURES}",)
+    assert last_heartbeat(transport).recorder_probes_off is None
+
+
+def test_a_probe_that_always_fails_is_switched_off_and_the_heartbeat_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    transport = MemoryTransport()
+    recorder, request = a_recorder(transport), a_request(num_tokens=700)
+    probe = Broken()
+    instrumentation = Instrumentation(recorder, name="Some", probe=probe)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(MOST_PROBE_FAILURES + 20):
+            instrumentation.looked_up(None, request, 0, 1, ANSWER)
+    recorder.close(SLOW_S)
+    assert probe.asked == MOST_PROBE_FAILURES
+    assert len([r for r in caplog.records if "kvtrail" in r.getMessage()]) == 3  # failed, is off, and what this costs
     recorded = [e.numbers() for e in transport.lookups()]
     assert [(numbers["returned"], numbers.get("matched"), numbers.get("cached")) for numbers in recorded] == [
         (256, None, None)
-    ] * 2
+    ] * (MOST_PROBE_FAILURES + 20)
+    assert last_heartbeat(transport).recorder_probes_off == ("Some",)
 
 
 @pytest.mark.parametrize("what", ["probe", "step"])
@@ -104,16 +216,6 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
     assert [e.trace_id for e in transport.events() if isinstance(e, Store)] == ["0af7651916cd43dd8448eb211c80319c"]
 
 
-class Knowing(Probe):
-    """Knows what every lookup has matched."""
-
-    def __init__(self, matched: int | None) -> None:
-        self.matched = matched
-
-    def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        return self.matched, None
-
-
 @pytest.mark.parametrize(
     ("total", "computed", "matched", "returned", "is_async", "breaks"),
     [
@@ -138,3 +240,31 @@ def test_what_the_guard_refuses(
     assert healing.looked_up(None, request, computed, 1, answer) == ((0, False) if breaks else answer)
     with pytest.raises(ContractBreach, match="new tokens for request") if breaks else nullcontext():
         assert raising.looked_up(None, request, computed, 1, answer) == answer
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("token ids [1, 2, 3]", "token ids [<3 numbers>]"),
+        ("tensor([[1., 2.],\n        [3., 4.]])", "tensor([[<4 numbers>]])"),
+        ("[np.int64(5), np.int64(6), np.int64(7)]", "[<3 numbers>]"),
+        ("['1', '2', '3']", "['<3 numbers>']"),
+        ("{0: 15496, 1: 995}", "{<4 numbers>}"),
+        ("15496 995 50256", "<3 numbers>"),
+        ("256 vs 256 - 336 - 0 for request cmpl-1-0-0123abcd", "256 vs 256 - 336 - 0 for request cmpl-1-0-0123abcd"),
+        ("at 12:00:01, block 3 of 10.0.0.1", "at 12:00:01, block 3 of 10.0.0.1"),
+    ],
+)
+def test_a_message_is_kept_without_sequences_of_numbers(said: str, kept: str) -> None:
+    """A prompt in tokens is the user's text."""
+    assert message(ValueError(said)) == f"ValueError: {kept}"
+
+
+def test_messages_are_short_and_always_there() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert len(message(ValueError("x" * 10**7))) == MOST
+    assert message(ValueError("7 " * 10**6)).startswith("ValueError: <")
+    assert message(Mute()) == "Mute: its text cannot be read"
