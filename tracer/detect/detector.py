@@ -203,8 +203,8 @@ class Detector:
         """Accounts that may wait for something, each with the time of its recorder's last event."""
         for recorder in self._recorders.values():
             for key in recorder.waiting:
-                account = self._requests[key].account
-                yield account, max(recorder.engine.time.now_ns, account.last_ns)
+                if (account := self.accounts.get(key)) is not None:
+                    yield account, max(recorder.engine.time.now_ns, account.last_ns)
 
     def verdict(self, account: Account) -> Verdict:
         """The request's verdict so far."""
@@ -246,9 +246,6 @@ class Detector:
 
     def forget(self, key: Key) -> None:
         """Drop all that is held of a request."""
-        request = self._requests.get(key)
-        if request is not None and (recorder := self._recorders.get(request.account.recorder)) is not None:
-            recorder.waiting.pop(key, None)
         for held in (self.accounts, self.finished, self._requests, self._gaps, self.findings):
             held.pop(key, None)  # type: ignore[attr-defined]
 
@@ -386,7 +383,7 @@ class Detector:
         key = (account.engine, account.request)
         if account.ended_ns is not None:
             self.finished[key] = None
-        if kind in _MAY_WAIT and not request.waits_ns and account.missing is None:
+        if kind in _MAY_WAIT and not request.waits_ns and account.missing is None and event.role == SCHEDULER:
             time = recorder.engine.time
             request.waits_ns = time.of(event) if time.number >= event.sequence else time.now_ns or 1
             recorder.waiting[key] = None
@@ -489,7 +486,10 @@ class Detector:
         """Ask how long requests have waited, of those that may have waited for `soonest_ns`."""
         now_ns = recorder.engine.time.now_ns
         for key in list(recorder.waiting):
-            request = self._requests[key]
+            request = self._requests.get(key)
+            if request is None:
+                del recorder.waiting[key]
+                continue
             if now_ns - request.waits_ns < soonest_ns:
                 break
             account = request.account
