@@ -97,6 +97,7 @@ class InMemoryExporter:
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
             "capabilities": self._resource.get(semconv.CAPABILITIES.key),
             "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
+            "launch": self._resource.get(semconv.LAUNCH.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:

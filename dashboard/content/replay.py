@@ -9,7 +9,7 @@ from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.request import account_rows
 from kvtrail.tracer.model.words import count, duration, kind
 
-_USUAL = {"rejected": 0, "refused": 0, "outcome": None, "complete": True}
+_USUAL = {"rejected": 0, "refused": 0, "outcome": None, "missing": None}
 """Numbers that are left out while they have this value."""
 
 

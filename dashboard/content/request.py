@@ -13,7 +13,7 @@ MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
 """The account's numbers that are drawn."""
 ACCOUNT = (
     "status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored", "lookups",
-    "rejected", "refused", "outcome", "complete",
+    "rejected", "refused", "outcome", "missing",
 )  # fmt: skip
 """The account's numbers in tables, in this order."""
 GROUPS = ["kvtrail", "other service", "witness of a finding", "call that raised"]

@@ -333,6 +333,8 @@ class Detector:
         for number in sorted(stream.early):
             if number > stream.expected:
                 request.account.lose(Unknown.LATE if joined_late else Unknown.LOST)
+                if recorder.engine.missing is None:  # otherwise they are missing among the recorder's numbers, too
+                    self.lost[request.account.engine] += number - stream.expected
                 stream.skip(number)
             self._enter(stream.early.pop(number)[1], request, stream, recorder, touched)
 

@@ -25,7 +25,7 @@ def shown(player: Player, columns: int, rows: int, message: str = "") -> list[st
 def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
     assert lines("L 749 c0 h256 -> 256\nA 256 [1-24]\nevict a\nS 256+80\nP")[:9] == [
         "6 events of 1 request in 1 engine, 2025-12-03 01:24:36.000 to 01:24:36.005 UTC.",
-        "1 request: 0 with drift, 1 ok, 0 unknown.",
+        "1 request: 0 with drift, 0 ok, 1 unknown.",
         "",
         "2025-12-03 (UTC)",
         "1  01:24:36.000  cmpl-1-0-0123abcd  arrival: arrived with 749 tokens  [total 749; prompt 749]",
