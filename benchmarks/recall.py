@@ -55,7 +55,7 @@ def table() -> dict[str, Counter[str]]:
         rows[incident.of].update(counts(incident))
     for alike in LOOK_ALIKES:
         rows[alike.of].update({"look-alikes": 1, "false": len(rules_found(alike.judged()))})
-    return dict(sorted(rows.items(), key=lambda item: int(item[0][1:] or 99)))
+    return dict(sorted(rows.items(), key=lambda item: (item[0][0], int(item[0][1:] or 0))))
 
 
 def page() -> str:

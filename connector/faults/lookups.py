@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from kvtrail.connector.faults.base import Answer, Fault
@@ -36,6 +37,42 @@ class OverReport(Fault):
 
     def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
         return (returned + 32 if returned else returned), is_async
+
+
+class UnderReport(Fault):
+    """LMCache #1969: a request that comes back after a preemption is taken for one that was served already."""
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        return (0 if request.num_preemptions else returned), is_async
+
+
+class EndlessDeferral(Fault):
+    """LMCache #1960: a hit is answered with 'ask me later', and no later answer is another."""
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        return (None if returned else returned), is_async
+
+
+class FailedCall(Fault):
+    """vLLM #56841's kind: a request is missing in a table of the connector's own."""
+
+    def alter_answer(self, request: Any, computed: int, returned: int | None, is_async: bool) -> Answer:
+        if returned:
+            raise KeyError(request.request_id)
+        return returned, is_async
+
+
+class KeyCollision(Fault):
+    """vLLM #44250: a chunk's key is made of the tokens alone, without adapter and salt."""
+
+    def prepare(self) -> None:
+        if hasattr(self, "_scheduler"):  # on the scheduler's side
+            self._scheduler._keys = self._keys_of_tokens  # type: ignore[method-assign]  # that is the fault
+
+    def _keys_of_tokens(self, request: Any) -> list[bytes]:
+        tokens, size = list(request.all_token_ids), self.chunk_size
+        ends = range(size, len(tokens) + 1, size)
+        return [hashlib.blake2b(repr(tokens[:end]).encode(), digest_size=8).digest() for end in ends]
 
 
 class FullHit(Fault):

@@ -120,6 +120,17 @@ class EvictedHit(Fault):
         return super().take_evicted() + [(key, self.chunk_size, 0) for key in matched]
 
 
+class StoreUnderLoad(Fault):
+    """vLLM #35092: blocks that a load is about to fill are stored. For the OffloadingConnector."""
+
+    _number = 10**6
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for job in list(plan.load_jobs.values())[:1]:
+            self._number += 1
+            plan.store_jobs[self._number] = type(job)(req_id=job.req_id, src_spec=job.dst_spec, dst_spec=job.src_spec)
+
+
 def _a_block_further(copy: Any, output: Any) -> Any:
     """A copy that reaches into the request's next block, if it has one."""
     table = output.kv_connector_block_state.get_block_ids(copy.request_id)[0]

@@ -52,6 +52,33 @@ class RankDisagreement(_Reporting):
         )
 
 
+class JointBoundary(_Reporting):
+    """vLLM #50359: the smallest of the groups' longest matches is answered, though a group has nothing that ends there."""
+
+    def hit(self, request: Any, matched: int) -> None:
+        for group, ends in enumerate(((matched - self.chunk_size, matched), (matched - self.chunk_size,))):
+            values = (request.num_tokens, matched, group, ends)
+            self.probe_events.append(ProbeEvent(Kind.RANK_LOOKUP, request.request_id, values))
+
+
+class StalledTier(_Reporting):
+    """LMCache #4817: a tier is full, nothing makes room in it, and every store fails."""
+
+    _number = 10**6
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        full = ProbeEvent(Kind.POOL, None, ("host", 100, 0, 100))
+        self.probe_events.append(full)
+        for copy in plan.stores:
+            self._number += 1
+            planned = (copy.start, copy.count, None, None, self._number, None)
+            self.probe_events += [
+                ProbeEvent(Kind.STORE_PLAN, copy.request_id, planned),
+                ProbeEvent(Kind.TRANSFER_END, copy.request_id, (self._number, True, None)),
+            ]
+        plan.stores.clear()
+
+
 class WastedPrefetch(_Reporting):
     """LMCache #3490: the prefetch takes the whole hit, computed or not."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.connector.faults.base import Fault
+from kvtrail.tracer.model.capabilities import Capability
 
 
 class BlockReuse(Fault):
@@ -77,6 +78,37 @@ class FailedLoadResume(Fault):
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
         connector_output.invalid_block_ids = self._loaded
+
+
+class StoreFailedLoad(FailedLoadResume):
+    """vllm-ascend #16876: what could not be loaded is stored in the next step. For the OffloadConnector."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._last_loads: list[Any] = []
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        super().alter_plan(plan, output)
+        plan.stores += self._last_loads
+        self._last_loads = list(plan.loads)
+
+
+class PollStarvation(LateFree):
+    """vLLM #46502: the blocks of a finished request are kept, and then no step comes in which that could end."""
+
+
+class NeverAdmitted(Fault):
+    """vLLM #42371's kind: the pool's blocks are held by nobody who will give them back."""
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        pool = self._kv_cache_manager.block_pool  # type: ignore[union-attr]  # bound before the first step
+        pool.get_new_blocks(pool.get_num_free_blocks())
+
+
+class RefusedHandoff(Fault):
+    """vLLM #46008: a request that was to be handed on is let go like any other."""
+
+    kvtrail_capabilities = (Capability.HANDS_ON,)
 
 
 class IdlePreemption(Fault):

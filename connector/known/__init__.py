@@ -80,8 +80,11 @@ def plain_name(cls: type) -> str:
 
 
 def capabilities_declared(cls: type) -> str:
-    """The resource attribute about capabilities: of all known connectors, and of `cls`, which may be derived from one."""
+    """The resource attribute about capabilities: of all known connectors, and of `cls`, which may be derived from one and may
+    name more in its attribute `kvtrail_capabilities`."""
     declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
+    own = frozenset(map(Capability, getattr(cls, "kvtrail_capabilities", ())))
     if known := by_class(cls):
-        declared[plain_name(cls)] = known.capabilities
+        own |= known.capabilities
+    declared[plain_name(cls)] = own
     return capabilities.declaration({name: each for name, each in declared.items() if each})

@@ -86,10 +86,20 @@ class BareScheduler:
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
 
     def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        output: Sequence[int] = (),
+        salt: str | None = None,
     ) -> Any:
-        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object."""
-        request = tiny_model.request(request_id, prompt, max_tokens, priority=priority, block_hasher=self._hasher)
+        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object.
+        `salt` is its cache salt."""
+        request = tiny_model.request(
+            request_id, prompt, max_tokens, priority=priority, block_hasher=self._hasher, salt=salt
+        )
         self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)
         return request

@@ -77,7 +77,9 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
     return EngineArgs(model=str(folder), **options).create_engine_config()
 
 
-def request(request_id: str, prompt: list[int], max_tokens: int, *, priority: int, block_hasher: Any) -> Any:
+def request(
+    request_id: str, prompt: list[int], max_tokens: int, *, priority: int, block_hasher: Any, salt: str | None = None
+) -> Any:
     """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are."""
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -89,6 +91,7 @@ def request(request_id: str, prompt: list[int], max_tokens: int, *, priority: in
         pooling_params=None,
         block_hasher=block_hasher,
         priority=priority,
+        cache_salt=salt,
     )
 
 

@@ -76,12 +76,22 @@ class Evidence:
     """The epoch's last plan or store whose tokens are known."""
     jobs: dict[int, Plan] = field(default_factory=dict)
     """Open asynchronous transfers by number, over all epochs."""
-    ended_jobs: set[int] = field(default_factory=set)
-    """Numbers of the ended transfers, over all epochs."""
+    ended_jobs: dict[int, TransferEnd] = field(default_factory=dict)
+    """The ends of transfers by number, over all epochs."""
     short: Load | None = None
     """A load that brought less than expected and for which no error has been reported yet."""
     short_elsewhere: Load | None = None
     """The last such load that another process recorded: whether an error of the request came before it is not known."""
+    asked: Lookup | None = None
+    """The epoch's first lookup that was answered, while the request has not been given blocks since."""
+    deferred: Lookup | None = None
+    """The first of a row of answers 'ask me later', from one connector, that goes on."""
+    deferrals: int = 0
+    """How many there are in that row."""
+    failed_ever: bool = False
+    """Whether a load was reported as failed, in any epoch."""
+    load_error: LoadError | None = None
+    """The last load error, while the request has not run since."""
     load_failed: bool = False
     """Whether a load of the epoch was reported as failed."""
     locks: int = 0
@@ -109,6 +119,7 @@ class Evidence:
         """Forget what a preemption makes void."""
         self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
+        self.asked = self.deferred = self.load_error = None
         self.allocs.clear()
         self.received_by.clear()
 
@@ -181,7 +192,8 @@ class Account:
     def is_waiting(self) -> bool:
         """Whether a load, a first step or a release is still to come, and should come in time."""
         evidence = self.evidence
-        waiting = evidence.loading or evidence.end or (evidence.received and self.ended_ns is None)
+        open_ = evidence.received or evidence.asked or evidence.deferred or evidence.load_error
+        waiting = evidence.loading or evidence.end or (open_ and self.ended_ns is None)
         return bool(waiting) and self.status != "abandoned"
 
     def last_lookup(self, connector_id: str) -> Lookup | None:
@@ -256,6 +268,20 @@ class Account:
         if recent and _same(recent[-1], event):
             recent.pop()
         recent.append(event)
+        if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
+            self._note_wait(event)
+
+    def _note_wait(self, event: Lookup) -> None:
+        """The request waits for an answer of the connector, or for blocks."""
+        evidence = self.evidence
+        if event.returned is not None:
+            evidence.asked = evidence.asked or event
+            if evidence.deferred is not None and evidence.deferred.connector_id == event.connector_id:
+                evidence.deferred = None
+        elif evidence.deferred is None:
+            evidence.deferred, evidence.deferrals = event, 1
+        else:
+            evidence.deferrals += evidence.deferred.connector_id == event.connector_id
 
     def _enter_rank_lookup(self, event: RankLookup) -> None:
         self.evidence.rank_lookups.append(event)
@@ -271,6 +297,7 @@ class Account:
         if event.allocated or event.connector_id not in evidence.allocs:
             evidence.allocs[event.connector_id] = event
         if event.error is None:
+            evidence.asked = evidence.deferred = None
             last = self.last_lookup(event.connector_id)
             is_async = bool(event.allocated) and last is not None and last.is_async
             self.status = "loading" if is_async else "admitted"
@@ -293,6 +320,7 @@ class Account:
             elif evidence.blocks is not None:
                 evidence.blocks = grown(evidence.blocks, event.blocks_ids)
         evidence.schedule, evidence.short = event, None
+        evidence.asked = evidence.deferred = evidence.load_error = None
 
     def _enter_preempt(self, event: Preempt) -> None:
         self.status = "preempted"
@@ -308,6 +336,7 @@ class Account:
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.evidence.short, self.evidence.load_failed = None, True
+        self.evidence.failed_ever, self.evidence.load_error = True, event
 
     def _enter_store(self, event: Store) -> None:
         self.stored += event.count
@@ -334,7 +363,7 @@ class Account:
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         self.evidence.jobs.pop(event.transfer_id, None)
-        self.evidence.ended_jobs.add(event.transfer_id)
+        self.evidence.ended_jobs[event.transfer_id] = event
 
     def _enter_received(self, event: Received) -> None:
         self.status = "admitted"
@@ -345,6 +374,7 @@ class Account:
             evidence.end = None  # vLLM frees an ended request's blocks at either report
         if event.failed:
             evidence.short, evidence.load_failed = None, True
+            evidence.failed_ever = True
 
     def _enter_sent(self, event: Sent) -> None:
         self.evidence.sent, self.evidence.end = event, None

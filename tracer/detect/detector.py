@@ -137,9 +137,8 @@ class Detector:
         for event in events:
             recorder = recorders.get(event.recorder) or self._new_recorder(event.recorder)
             order = recorder.order
-            if order.early or event.sequence != order.expected:
-                self._receive_for_engine(event, recorder, at_ns, touched)
-            else:  # nearly always: the next one of its recorder
+            in_turn = not order.early and event.sequence == order.expected
+            if in_turn:  # nearly always: the next one of its recorder
                 self._enter_engine(event, recorder, touched)
                 order.expected += 1
             if event.request is not None:
@@ -155,6 +154,8 @@ class Detector:
                     self._receive(event, recorder, at_ns, touched)
                 else:  # nearly always: the next one of its request
                     self._enter(event, request, stream, recorder, touched)
+            if not in_turn:  # after its request: the time that then goes on may be what the request was waiting for
+                self._receive_for_engine(event, recorder, at_ns, touched)
         if len(self.accounts) > self._max_requests:
             self._drop_surplus(len(self.accounts) - self._max_requests)
         return list(touched.values())

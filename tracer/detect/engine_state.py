@@ -18,12 +18,16 @@ from kvtrail.tracer.model.events import (
     Event,
     Evict,
     Flush,
+    Free,
+    Heartbeat,
     Holdings,
     Key,
     LoadError,
     LoadPlan,
+    Lock,
     Lookup,
     Plan,
+    Pool,
     Preempt,
     Received,
     RequestEnd,
@@ -31,14 +35,33 @@ from kvtrail.tracer.model.events import (
     Reset,
     Schedule,
     Sent,
+    Store,
     StorePlan,
     TransferEnd,
+    Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
+
+
+FULL = 0.9
+"""The part of a tier in use from which on it is full: evictions begin earlier, at 0.8 in LMCache."""
+
+
+@dataclass(slots=True)
+class FullTier:
+    """A tier that is full, and has evicted nothing since.
+
+    Attributes:
+        since: the first report of it.
+        refused: stores of its connector that have failed since.
+    """
+
+    since: Pool
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -85,10 +108,25 @@ class Engine:
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
     """The requests that have begun to compute such a block, from its first token on."""
-    reset: Reset | None = None
-    """The last reset of the connector, while nothing has been stored since."""
+    resets: dict[str, Reset] = field(default_factory=dict)
+    """The last reset of each connector that has stored nothing since."""
+    storing: set[str] = field(default_factory=set)
+    """Connectors whose stores are recorded."""
     preemptions: list[Preempt] = field(default_factory=list)
     """Consecutive preemptions, with no request scheduled in between."""
+
+    identities: dict[str, str] = field(default_factory=dict)
+    """The identity of each live request that tells one: its adapter and salt."""
+    writers: dict[tuple[str, str], tuple[str, StorePlan]] = field(default_factory=dict)
+    """By connector and key: the identity under which the chunk was stored first, and that plan."""
+    kept: dict[str, RequestEnd] = field(default_factory=dict)
+    """The ends of requests whose blocks are kept since."""
+    polled: Heartbeat | None = None
+    """The first sign of life that told the present number of scheduling steps."""
+    full_tiers: dict[tuple[str, str], FullTier] = field(default_factory=dict)
+    """By connector and tier."""
+    locked: int | None = 0
+    """Chunks that are locked for requests; None where it is not known."""
 
     def keys(self, connector_id: str) -> ChunkKeys:
         """What is known of the chunks in a connector's store."""
@@ -108,20 +146,24 @@ class Engine:
             known.lose(why)
         for facts in (
             self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
-            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions,
+            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.identities, self.writers,
+            self.kept, self.full_tiers, self.resets,
         ):  # fmt: skip
             facts.clear()
-        self.reset = None
+        self.locked = None
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
         if event.sampled_only:
             self.blind = Unknown.SAMPLED
-        if (event.role == SCHEDULER or event.kind is Kind.KEY) and (enter := _ENTER.get(event.kind)):
+        if (event.role == SCHEDULER or event.kind in _OF_ANY_ROLE) and (enter := _ENTER.get(event.kind)):
             enter(self, event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
-        self.met.add(event.request or "")
+        request = event.request or ""
+        self.met.add(request)
+        if event.identity is not None:
+            self.identities[request] = event.identity
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
@@ -190,15 +232,24 @@ class Engine:
         self.admitted.discard(event.request or "")
 
     def _enter_request(self, event: RequestEnd) -> None:
-        if not event.free_delayed:
-            self._holds_nothing(event.request or "")
-        self.lookups.pop(event.request or "", None)
-        self.met.discard(event.request or "")
+        request = event.request or ""
+        if event.free_delayed:
+            self.kept[request] = event
+        else:
+            self._holds_nothing(request)
+        self.lookups.pop(request, None)
+        self.met.discard(request)
+        self.identities.pop(request, None)
 
     def _enter_sent(self, event: Sent) -> None:
         self._holds_nothing(event.request or "")
+        self.kept.pop(event.request or "", None)
+
+    def _enter_free(self, event: Free) -> None:
+        self.kept.pop(event.request or "", None)
 
     def _enter_received(self, event: Received) -> None:
+        self.kept.pop(event.request or "", None)  # vLLM frees an ended request's blocks at either report
         alloc = self.loads.pop(event.request or "", None)
         self._settle(event.request or "")
         if alloc is not None:
@@ -210,6 +261,10 @@ class Engine:
             self._open(event, event.blocks_ids or ())
 
     def _enter_store_plan(self, event: StorePlan) -> None:
+        self.storing.add(event.connector_id)
+        if (identity := self.identities.get(event.request or "")) and len(self.writers) < MOST_KEYS:
+            for key in event.chunk_keys or ():
+                self.writers.setdefault((event.connector_id, key), (identity, event))
         if event.transfer_id is not None:
             self.jobs[event.transfer_id] = event
             self._open(event, event.blocks_ids or ())
@@ -221,8 +276,11 @@ class Engine:
         plan = self.jobs.pop(event.transfer_id, None)
         if plan is not None:
             self._close(plan, plan.blocks_ids or ())
-            if isinstance(plan, StorePlan) and not event.failed:
-                self._stored(plan)
+            if isinstance(plan, StorePlan):
+                if event.failed:
+                    self._refused(plan)
+                else:
+                    self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
         """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
@@ -236,12 +294,15 @@ class Engine:
             self.recomputing.pop(block, None)
 
     def _enter_evict(self, event: Evict) -> None:
+        self._made_room(event)
         if event.chunk_key is not None:
             self.keys(event.connector_id).evicted(event.chunk_key)
+            self.writers.pop((event.connector_id, event.chunk_key), None)
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
-            self.reset = event
+            self.resets[event.connector_id] = event
+            self.writers = {key: writer for key, writer in self.writers.items() if key[0] != event.connector_id}
             self.keys(event.connector_id).cleared()
 
     def _enter_holdings(self, event: Holdings) -> None:
@@ -255,8 +316,45 @@ class Engine:
         if event.start_ns < known.start_ns:
             self.contents[event.chunk_parent, event.chunk_content] = event
 
+    def _enter_lock(self, event: Lock) -> None:
+        self.locked = None if self.locked is None else self.locked + event.locks
+
+    def _enter_unlock(self, event: Unlock) -> None:
+        self.locked = None if self.locked is None else self.locked - event.locks
+
+    def _enter_pool(self, event: Pool) -> None:
+        tier = (event.connector_id, event.pool_tier)
+        if is_full(event):
+            self.full_tiers.setdefault(tier, FullTier(event))
+        else:
+            self.full_tiers.pop(tier, None)
+
+    def _enter_heartbeat(self, event: Heartbeat) -> None:
+        if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
+            self.polled = event
+
+    def _refused(self, event: Plan) -> None:
+        """A store has failed."""
+        for (connector_id, _), full in self.full_tiers.items():
+            full.refused += connector_id == event.connector_id
+
+    def _enter_store(self, event: Store) -> None:
+        self.storing.add(event.connector_id)
+        self._copied(event)
+
+    def _copied(self, event: Event) -> None:
+        """Something that the store did not hold is in it now."""
+        self.resets.pop(event.connector_id, None)
+        self._made_room(event)
+
+    def _made_room(self, event: Event) -> None:
+        """A chunk was evicted or stored: no tier of the connector is stalled."""
+        for tier in [tier for tier in self.full_tiers if tier[0] == event.connector_id]:
+            del self.full_tiers[tier]
+
     def _stored(self, event: Plan) -> None:
-        self.reset = None
+        if not (isinstance(event, StorePlan) and event.chunk_present):
+            self._copied(event)
         if event.chunk_keys is None:
             self.keys(event.connector_id).unnamed = True
         else:
@@ -308,4 +406,11 @@ def _first_loaded(event: Alloc) -> int:
     return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
 
 
+def is_full(event: Pool) -> bool:
+    """Whether a tier is used up, or nearly."""
+    used, total = event.pool_used, event.pool_total
+    return used is not None and bool(total) and used >= FULL * (total or 0)
+
+
 _ENTER = handlers(Engine)
+_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL)

@@ -19,12 +19,16 @@ class Capability(StrEnum):
     """The stores of a request are reported in the order of its tokens, with the chunks that the store held already."""
     EXCLUSIVE_TRANSFERS = "exclusive_transfers"
     """A request has either one load or stores under way at any time, never both."""
+    HANDS_ON = "hands_on"
+    """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
 
 
 _WITHOUT_ATTRIBUTE = {
     "OffloadConnector": {Capability.REPORTS_ALL_STORES},
     "LMCache": {Capability.REPORTS_ALL_STORES},
     "OffloadingConnector": {Capability.EXCLUSIVE_TRANSFERS},
+    "Nixl": {Capability.HANDS_ON},
+    "MooncakeConnector": {Capability.HANDS_ON},
 }
 """By the beginning of a connector's name: its capabilities in a trace that declares none."""
 

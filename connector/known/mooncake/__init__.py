@@ -1,5 +1,11 @@
 """vLLM's Mooncake connectors."""
 
 from kvtrail.connector.known import KnownConnector
+from kvtrail.tracer.model.capabilities import Capability
 
-CONNECTOR = KnownConnector(__name__, classes=("MooncakeConnector", "MooncakeStoreConnector"), compared_by_name=True)
+CONNECTOR = KnownConnector(
+    __name__,
+    classes=("MooncakeConnector", "MooncakeStoreConnector"),
+    capabilities=frozenset({Capability.HANDS_ON}),
+    compared_by_name=True,
+)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from bare_scheduler import scheduler, storm
@@ -15,12 +18,20 @@ from history import heartbeats
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.connector.tracing import instrumentation
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
 
 MUCH_LATER_S = 3600.0
-NATIVE = {"block-reuse", "load-store-overlap", "stray-completion", "stuck-load", "stuck-promotion"}
+NATIVE = {
+    "block-reuse",
+    "load-store-overlap",
+    "store-under-load",
+    "stray-completion",
+    "stuck-load",
+    "stuck-promotion",
+}
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
 
 
@@ -87,6 +98,26 @@ def run_reset(bare: BareScheduler) -> None:
         bare.scheduler.reset_prefix_cache(reset_connector=True)
 
 
+def run_salts(bare: BareScheduler) -> None:
+    """The same prompt under two salts."""
+    for number in range(2):
+        bare.add(f"r-{number}", list(range(3, 303)), 4, salt=f"caller-{number}")
+        bare.run()
+
+
+def run_handoff(bare: BareScheduler) -> None:
+    request = bare.add("r-0", list(range(3, 303)), 1)
+    request.kv_transfer_params = {"do_remote_decode": True}
+    bare.run()
+
+
+def run_slowly(bare: BareScheduler) -> None:
+    """Requests one after the other; each reading of the clock takes a second."""
+    seconds = count(1)
+    with patch.object(instrumentation, "monotonic_ns", lambda: monotonic_ns() + next(seconds) * 10**9):
+        run_shared_prefix(bare)
+
+
 def run_stale_lookup(bare: BareScheduler) -> None:
     for job in stale_lookup():
         bare.add(job.id, list(job.prompt), job.max_tokens)
@@ -106,6 +137,12 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "store-uncomputed": run_storm,
     "wasted-prefetch": run_storm,
     "alloc-mismatch": run_storm,
+    "under-report": run_storm,
+    "key-collision": run_salts,
+    "refused-handoff": run_handoff,
+    "stalled-tier": run_slowly,
+    "joint-boundary": run_waiting,
+    "store-under-load": run_storm,
 }
 
 
@@ -137,7 +174,7 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler(
     detector = Detector()
     detector.feed(events)
     detector.settle()
-    detector.feed(heartbeats(events, later_s=MUCH_LATER_S))
+    detector.feed(heartbeats(events, later_s=MUCH_LATER_S, idle=fault == "poll-starvation"))
     detector.tick()
     found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
     assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})

@@ -12,13 +12,25 @@ from incidents.corpus import (
     c21_store,
     look_alikes,
     more_look_alikes,
+    n_later,
+    n_look_alikes,
     x_none,
 )
 from incidents.incident import Incident, LookAlike
 
 INCIDENTS: list[Incident] = [
     incident
-    for module in (c01_lookup, c04_admission, c07_load, c09_numbers, c12_waiting, c16_transfer, c21_store, x_none)
+    for module in (
+        c01_lookup,
+        c04_admission,
+        c07_load,
+        c09_numbers,
+        c12_waiting,
+        c16_transfer,
+        c21_store,
+        n_later,
+        x_none,
+    )
     for incident in module.INCIDENTS
 ]
-LOOK_ALIKES: list[LookAlike] = [*look_alikes.LOOK_ALIKES, *more_look_alikes.LOOK_ALIKES]
+LOOK_ALIKES: list[LookAlike] = [*look_alikes.LOOK_ALIKES, *more_look_alikes.LOOK_ALIKES, *n_look_alikes.LOOK_ALIKES]

@@ -57,6 +57,7 @@ INCIDENTS = [
         later_s=130,
         rule="stuck-promotion",
         numbers={"waited_s": 130.0},
+        also=("endless-deferral",),
         says="it has not run a step",
     ),
     Incident(

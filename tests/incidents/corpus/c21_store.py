@@ -149,7 +149,7 @@ INCIDENTS = [
             b: L 1025 c0 h1024 -> 1024
         """,
         rule="reset-hit",
-        numbers={"matched": 1024, "returned": 1024},
+        numbers={"matched": 1024, "returned": 1024, "answered": True},
         says="it matched 1024 tokens",
     ),
     Incident(

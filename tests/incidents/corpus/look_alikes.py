@@ -199,7 +199,7 @@ LOOK_ALIKES = [
         "C11", "rank-disagreement", "the smallest was answered", "rank 0 h512\nrank 1 h256\nL 600 c0 h256 -> 256\nA 256"
     ),
     _alike("C11", "rank-disagreement", "shared keys: one rank answers", "rank 0 h512\nL 600 c0 h512 -> 512\nA 512"),
-    _alike("C12", "stuck-load", "later, while a store is pending", "L 600 c0 -> later\nL 600 c0 -> later", later_s=900),
+    _alike("C12", "stuck-load", "later, while a store is pending", "L 600 c0 -> later\nL 600 c0 -> later", later_s=100),
     _alike("C12", "stuck-load", "a slow prefill within its lease", "L 600 c0 -> 599 async\nA 599", later_s=119),
     _alike("C12", "stuck-load", "aborted", "L 600 c0 -> 599 async\nA 599\nend", later_s=130),
     _alike("C12", "stuck-promotion", "promoted at once", "L 600 c0 -> 599 async\nA 599\nR\nA 0\nS 599+1", later_s=900),

@@ -145,9 +145,17 @@ def test_keys_of_two_processes_are_compared_in_whatever_order_they_come() -> Non
         assert finding.numbers == {"key": "k2", "other": "k1", "parent": "k0"}
 
 
+def test_a_deadline_waits_for_what_comes_late() -> None:
+    """The completion comes last of all, an hour of signs of life after its time."""
+    events = history("L 600 c0 -> 599 async\nA 599\nR\nA 0\nS 599+1\nwait 3600\nb: start 9")
+    for number, event in enumerate(events):
+        if event.request and not event.request.startswith("b-"):
+            assert rules_found(judge([*events[:number], *events[number + 1 :], event])) == []
+
+
 def test_a_deadline_accuses_nobody_where_an_event_was_lost_after_the_last_one() -> None:
     """The completion is lost; the gap that it leaves is in the recorder's numbers, not in those of its request."""
-    events = history("L 600 c0 -> 599 async\nA 599\nR\nb: L 300 c0 h0 -> 0")
+    events = history("L 600 c0 -> 599 async\nA 599\nR\nb: start 300")
     lost = [event for event in events if event.kind != "kv.received"]
     assert rules_found(judge(lost, later_s=900)) == []
     later = history("L 600 c0 -> 599 async\nb: L 300 c0 h0 -> 0\nwait 1\nA 599", recorder="recorder")

@@ -10,9 +10,10 @@ from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 
 def only_finding(text: str) -> Finding:
+    """The finding that is no exception: that is only where a contradiction came to light."""
     detector = judge(history(text))
     (held,) = detector.findings.values()
-    (finding,) = held.values()
+    (finding,) = (finding for finding in held.values() if finding.rule != "failed-call")
     return finding
 
 
@@ -188,3 +189,66 @@ def test_two_stretches_of_tokens_in_one_block() -> None:
 def test_a_transfer_with_its_blocks_is_ok(legal: str) -> None:
     detector = judge(history(legal))
     assert rules_found(detector) == []
+
+
+def found_late(text: str, *, later_s: float = 130) -> list[str]:
+    return rules_found(judge(history(text), later_s=later_s))
+
+
+def test_a_load_error_resumes_nobody() -> None:
+    """Neither the request that waits for the load's end, nor one that ran and whose steps are all known."""
+    waiting = "L 749 c0 h512 -> 512 async\nA 512 [1-16]\nerror [9-16]"
+    running = "L 749 c0 h512 -> 512\nA 512 [1-24]\nS 512+237 [1-24]\nerror [9-16]"
+    assert found_late(waiting) == found_late(running) == ["stuck-load"]
+    assert found_late(f"{waiting}\nend", later_s=700) == ["late-free"]
+    assert found_late(f"{waiting}\nR failed\nA 0 [1-16]\nS 256+493") == []
+    assert found_late(f"{running}\nS 256+493") == found_late(f"{running}\nend error") == []
+    assert (
+        found_late("L 749 c0 h512 -> 512\nA 512\nS 512+237\nerror [9-16]") == []
+    )  # its further steps are not recorded
+
+
+def test_a_reset_that_answers_nothing_is_a_success_to_vllm() -> None:
+    stored = "L 600 c0 h0 -> 0\nA 0\nS 0+600\nplan store 0+512\n"
+    finding = only_finding(f"{stored}reset silent\nb: L 600 c0 h512 -> 512")
+    assert (finding.rule, finding.numbers["answered"]) == ("reset-hit", None)
+    assert "answered nothing, which vLLM takes for success" in finding.explanation
+    present = only_finding(f"{stored}reset\nb: L 600 c0 h0 -> 0\nb: A 0\nb: S 0+600\nb: plan store 0+512 present")
+    assert (present.rule, present.numbers) == ("reset-hit", {"present": 512, "answered": True})
+    assert found_late(f"{stored}reset refused\nb: L 600 c0 h512 -> 512") == []
+    assert found_late(f"{stored}reset\nb: plan store 0+512\nc: L 600 c0 h512 -> 512") == []
+    assert found_late("reset silent\nb: L 600 c0 h512 -> 512") == []  # nobody says what this connector stores
+
+
+def test_a_first_step_can_begin_only_within_the_request() -> None:
+    assert only_finding("L 600 c512 -> 512\nA 512\nS 599+1").rule == "over-report"
+
+
+def test_what_vllm_has_computed_need_not_be_loaded() -> None:
+    assert found_late("L 600 c16 h24 -> 8\nA 8\nload 8/24\nS 24+576\nend") == []
+    finding = only_finding("L 600 c16 h24 -> 8\nA 8\nload 4/24\nS 24+576\nend")
+    assert finding.numbers == {"expected": 8, "loaded": 4, "rank": 0}
+
+
+def test_a_second_end_of_a_transfer_names_the_first() -> None:
+    finding = only_finding("L 600 c0 -> 0\nA 0\nplan store 0+256 #7\ndone #7\nend\ndone #7")
+    assert finding.numbers == {"what": "transfer", "repeated": True}
+    assert "had been reported at T1 already" in finding.explanation
+
+
+@pytest.mark.parametrize("call", ["build_connector_meta", "start_load_kv rank 1", "request_finished"])
+def test_an_exception_of_any_call_is_a_finding(call: str) -> None:
+    detector = judge(history(f"L 600 c0 -> 0\nA 0\nS 0+600\nfailure {call} !KeyError: {{'x'}}"))
+    assert rules_found(detector) == ["failed-call"]
+    ((finding,),) = (held.values() for held in detector.findings.values())
+    assert f"`{call.split()[0]}` raised \"KeyError: {{'x'}}\"" in finding.explanation
+
+
+def test_an_exception_says_what_happened_to_the_request_before() -> None:
+    detector = judge(history("L 600 c0 -> 0\nA 0\nS 0+600\nP\nL 650 c0 h256 -> !KeyError: 'x'"))
+    ((finding,),) = (held.values() for held in detector.findings.values())
+    assert finding.rule == "failed-call"
+    assert [w.kind for w in finding.witness] == ["kv.lookup"]
+    alloc = judge(history("L 600 c0 h256 -> 256\nA 256 !AssertionError: 256"))
+    ((finding,),) = (held.values() for held in alloc.findings.values())
+    assert "The request's last events before it: kv.lookup at L1" in finding.explanation

@@ -31,7 +31,7 @@ class LateFree(DeadlineRule):
             return None
         if evidence.end is not None:
             return evidence.end, Drift({}, [evidence.end])
-        if evidence.loading is not None and not evidence.load_failed:
+        if evidence.loading is not None:
             return evidence.ended, Drift({"loading": evidence.loading.allocated}, [evidence.loading])
         return None
 

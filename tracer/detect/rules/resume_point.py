@@ -42,6 +42,8 @@ class ResumePoint(RequestRule[Schedule]):
         if alloc is None or lookup is None:
             return None
         expected = lookup.computed + alloc.allocated
+        if expected > lookup.total:
+            return None  # more than there is of the request: over-report judges it
         if expected == alloc.total and lookup.is_async:
             expected -= 1
         if event.computed == expected:

@@ -14,8 +14,9 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
     Invariant: a load's tokens = those it was meant to bring, on every rank, or the load is reported as failed
     (`get_block_ids_with_load_errors`, `failed_recving`) before the request runs on.
 
-    Source: vLLM, `Scheduler._handle_invalid_blocks` recomputes what is reported; what is not, is taken for computed. The
-    incidents are LMCache #1770 (https://github.com/LMCache/LMCache/issues/1770) and vllm-ascend #10561
+    What vLLM has computed itself need not be brought, though it is a part of a chunk. Source: vLLM,
+    `Scheduler._handle_invalid_blocks` recomputes what is reported; what is not, is taken for computed. The incidents are
+    LMCache #1770 (https://github.com/LMCache/LMCache/issues/1770) and vllm-ascend #10561
     (https://github.com/vllm-project/vllm-ascend/issues/10561). Needs a load that says what was expected of it.
     """
 
@@ -32,10 +33,10 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
         if isinstance(event, Load):
             if event.expected is None:
                 return None
-            if event.count >= event.expected:
+            if event.count >= _wanted(event, account):
                 return Verdict.OK
             if event.error is not None:
-                return Drift(_numbers(event), [event])
+                return Drift(_numbers(event, account), [event])
             if event.recorder != account.recorder and evidence.ended is not None:
                 return _went_on(event, evidence.ended, account)
             return None
@@ -53,7 +54,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
 
 def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Judgement:
     """The request runs or ends after a load that brought too little."""
-    if short.error is not None:
+    if short.error is not None or short.count >= _wanted(short, account):
         return None
     if account.missing is not None:
         return account.missing
@@ -62,8 +63,16 @@ def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Jud
             return None
         if account.epoch:
             return Unknown.ORDER
-    return Drift(_numbers(short), [short, event])
+    return Drift(_numbers(short, account), [short, event])
 
 
-def _numbers(load: Load) -> dict[str, Any]:
-    return {"expected": load.expected, "loaded": load.count, "rank": load.rank}
+def _wanted(load: Load, account: Account) -> int:
+    """The tokens that the load had to bring: what it was meant to, without what vLLM has already. Connectors count whole
+    chunks."""
+    allocated = max((alloc.allocated for alloc in account.evidence.allocs.values()), default=0)
+    expected = load.expected or 0
+    return min(expected, allocated) if allocated and load.epoch == account.epoch else expected
+
+
+def _numbers(load: Load, account: Account) -> dict[str, Any]:
+    return {"expected": _wanted(load, account), "loaded": load.count, "rank": load.rank}

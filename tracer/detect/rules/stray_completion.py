@@ -46,8 +46,8 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
             return _drift("store", evidence.sent, event)
         if event.transfer_id in evidence.jobs:
             return Verdict.OK
-        if event.transfer_id in evidence.ended_jobs:
-            return _drift("transfer", None, event)
+        if (before := evidence.ended_jobs.get(event.transfer_id)) is not None:
+            return _drift("transfer", before, event)
         return Unknown.UNSEEN
 
     def template(self, finding: Finding) -> str:

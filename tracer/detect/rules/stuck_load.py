@@ -1,20 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import DeadlineRule
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Drift, Severity
+from kvtrail.tracer.model.findings import Drift, Finding, Severity
 
 
 class StuckLoad(DeadlineRule):
     """An asynchronous load has not been received in time.
 
-    Invariant: an allocation with x > 0 for an asynchronous load is followed by the load's completion or its error within
-    120 seconds, unless the request ends.
+    Invariant: an allocation with x > 0 for an asynchronous load is followed by the load's completion within 120 seconds, and
+    a load error by the load's completion or the request's next step, unless the request ends.
 
-    An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in WAITING_FOR_REMOTE_KVS waits
-    for the workers' report for ever; the incidents are vLLM #53095 (https://github.com/vllm-project/vllm/issues/53095)
-    and dynamo #5012 (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
+    An error alone resumes nobody. An answer of 'ask me later' is no load and may be repeated. Source: vLLM, a request in
+    WAITING_FOR_REMOTE_KVS waits for the workers' report for ever; the incidents are vLLM #53095
+    (https://github.com/vllm-project/vllm/issues/53095) and dynamo #5012
+    (https://github.com/ai-dynamo/dynamo/issues/5012). Needs every event of the request.
     """
 
     id = "stuck-load"
@@ -25,13 +28,28 @@ class StuckLoad(DeadlineRule):
     )
     after_s = 120.0
     """How long an asynchronous load may take: four times the lease that vLLM's NIXL connector gives."""
-    explanation = (
-        "At {0:epoch} {allocated} tokens began to load asynchronously. {waited_s} seconds later the load is neither finished"
-        " nor failed, and the request waits."
-    )
 
     def pending(self, account: Account) -> tuple[Event, Drift] | None:
-        alloc = account.evidence.loading
-        if alloc is None or account.ended_ns is not None or account.evidence.load_failed:
+        alloc, error, step = account.evidence.loading, account.evidence.load_error, account.evidence.schedule
+        if account.ended_ns is not None:
             return None
-        return alloc, Drift({"allocated": alloc.allocated}, [alloc])
+        if alloc is not None and error is None:
+            return alloc, Drift({"allocated": alloc.allocated}, [alloc])
+        every_step_is_known = step is not None and step.blocks_ids is not None
+        if error is None or not (alloc is not None or every_step_is_known):
+            return None
+        return error, Drift({"failed_blocks": len(error.blocks_ids)}, [error] if alloc is None else [alloc, error])
+
+    def template(self, finding: Finding) -> str:
+        if "failed_blocks" in finding.numbers:
+            return (
+                "At {error} {failed_blocks} of the request's blocks were reported as not loaded. {waited_s} seconds later the"
+                " request has neither run again nor ended."
+            )
+        return (
+            "At {0:epoch} {allocated} tokens began to load asynchronously. {waited_s} seconds later the load is neither"
+            " finished nor failed, and the request waits."
+        )
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        return {"error": finding.witness[-1]}

@@ -110,7 +110,7 @@ def _stored(match: re.Match[str]) -> Reading:
 def _retrieved(match: re.Match[str]) -> Reading:
     count, expected, of = numbers(match, "count", "expected", "of")
     fields = {"start": max(0, of - expected), "count": count, "expected": expected}
-    words = f"loaded {count} of the {expected} tokens that it was to load"
+    words = f"loaded {count} tokens; the chunks that it asked for have {expected}"
     return Reading(Role.RETRIEVED, words, match["request"], Kind.LOAD, fields, remarkable=count < expected)
 
 

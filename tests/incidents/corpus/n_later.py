@@ -1,0 +1,201 @@
+"""Incidents of the classes that the taxonomy lacked at first, and of exceptions."""
+
+from incidents.incident import Incident, lmcache, vllm
+
+INCIDENTS = [
+    Incident(
+        id="vllm-56841",
+        of="C17",
+        url=vllm(56841, "pull"),
+        connector="ExampleHiddenStatesConnector",
+        text="""
+            L 600 c0 h0 -> 0  # no numbers in the thread; aborted while it waits
+            failure request_finished !KeyError: 'cmpl-b98ee80d8ff99a38-0-8e7006c7'
+        """,
+        rule="failed-call",
+        numbers={"call": "request_finished", "message": "KeyError: 'cmpl-b98ee80d8ff99a38-0-8e7006c7'"},
+        says="`request_finished` raised",
+    ),
+    Incident(
+        id="LMCache-1969",
+        of="C1",
+        url=lmcache(1969),
+        connector="LMCacheConnectorV1",
+        chunk=16,
+        block=16,
+        text="""
+            L 34 c0 h0 -> 0
+            A 0 [1-3]
+            S 0+34 [1-3]
+            store 0+32
+            # the hit of the first resumption is ours: the thread tells of those that followed
+            P
+            L 36 c0 h32 -> 32
+            A 32 [1-3]
+            S 32+4 [1-3]
+            P
+            L 38 c0 h32 -> 0
+            A 0 [4-6]
+            S 0+38 [4-6]
+        """,
+        rule="under-report",
+        numbers={"offered": 32, "matched": 32, "computed": 0, "loadable": 32, "returned": 0},
+        says="so it could offer 32. It answered 0",
+    ),
+    Incident(
+        id="vllm-42371",
+        of="C12",
+        url=vllm(42371),
+        connector="SimpleCPUOffloadConnector",
+        text="""
+            L 8000 c0 -> 0  # the lengths are ours: Running 0, Waiting 50
+            wait 300
+            L 8000 c0 -> 0
+        """,
+        later_s=400,
+        rule="never-admitted",
+        numbers={"computed": 0, "total": 8000, "lookups": 2, "waited_s": 700.0},
+        says="it has been given no blocks",
+    ),
+    Incident(
+        id="vllm-44250",
+        of="N1",
+        url=vllm(44250),
+        connector="LMCacheMPConnector",
+        text="""
+            start 600 as adapter_a
+            L 600 c0 h0 -> 0
+            A 0
+            S 0+600
+            plan store 0+512 keys k1,k2
+            end
+            b: start 600 as adapter_b
+            b: L 600 c0 h512 -> 512 keys k1,k2
+        """,
+        rule="key-collision",
+        numbers={
+            "key": "k1",
+            "identity": "adapter_b",
+            "other_identity": "adapter_a",
+            "other": "cmpl-1-0-0123abcd",
+        },
+        says="uses the same key",
+    ),
+    Incident(
+        id="vllm-50359",
+        of="N2",
+        url=vllm(50359, "pull"),
+        connector="MooncakeStoreConnector",
+        block=16,
+        chunk=32,
+        text="""
+            group 0 h64 at 32,64  # full attention
+            group 1 h48 at 32,48  # Mamba
+            L 100 c0 h48 -> 48
+        """,
+        rule="joint-boundary",
+        numbers={"claimed": 48, "group": 0, "by_group": {"0": [32, 64], "1": [32, 48]}, "joint": 32},
+        says="Group 0 holds no object that ends at 48; the longest prefix that all of them hold has 32 tokens",
+    ),
+    Incident(
+        id="vllm-46502",
+        of="N5",
+        url=vllm(46502),
+        connector="MooncakeStoreConnector",
+        text="""
+            L 8000 c0 -> 0  # the length is ours: 40 % of the cache, for 20 minutes
+            A 0 [1-250]
+            S 0+8000 [1-250]
+            wait 10 busy
+            end delayed
+            wait 500 idle
+        """,
+        rule="poll-starvation",
+        numbers={"idle_s": 60.0, "held": 1, "steps": 1000},
+        says="blocks of an ended request were kept",
+    ),
+    Incident(
+        id="vllm-46008",
+        of="N7",
+        url=vllm(46008, "pull"),
+        connector="MooncakeConnector",
+        text="""
+            start 600
+            L 600 c0 -> 0  # the length is ours; the only token is the end of the text
+            A 0
+            S 0+600
+            end stopped handoff computed 600
+        """,
+        rule="refused-handoff",
+        numbers={"outcome": "stopped", "computed": 600, "prompt": 600},
+        says="it ended (stopped) with 600 tokens computed",
+    ),
+    Incident(
+        id="LMCache-4817",
+        of="N8",
+        url=lmcache(4817),
+        connector="LMCacheMPConnector",
+        text="""
+            pool L1 used 79 free 21 total 100  # in percent
+            pool L1 used 100 free 0 total 100
+            plan store 0+256 #1
+            done #1 failed
+            plan store 256+256 #2
+            done #2 failed
+            plan store 512+256 #3
+            done #3 failed
+            wait 66
+            pool L1 used 100 free 0 total 100
+        """,
+        rule="stalled-tier",
+        numbers={"tier": "L1", "was_used": 100, "used": 100, "total": 100, "full_s": 65.0, "refused": 3},
+        says="nothing was evicted in between and no chunk is locked, but 3 stores failed",
+    ),
+    Incident(
+        id="vllm-ascend-16876",
+        of="C8",
+        url="https://github.com/vllm-project/vllm-ascend/pull/16876",
+        connector="AscendStoreConnector",
+        text="""
+            L 600 c0 h512 -> 512  # no numbers in the thread
+            A 512 [1-19]
+            S 512+88 [1-19]
+            error [9-16]
+            plan store 256+256 [9-16]
+        """,
+        rule="store-failed-load",
+        numbers={"block": 9, "failed": 8, "count": 256},
+        says="the connector stores 256 tokens from 8 such blocks, and nobody has computed them since",
+    ),
+    Incident(
+        id="vllm-35092",
+        of="C16",
+        url=vllm(35092, "pull"),
+        text="""
+            @nixl L 600 c0 -> 512 async  # no numbers in the thread
+            @offload L 600 c0 -> 0
+            @nixl A 512 [1-16]
+            @offload A 0 [1-16]
+            @offload plan store 0+512 [1-16] #1
+        """,
+        rule="store-under-load",
+        numbers={"block": 1, "open": 16, "count": 512},
+        says="what it stores is not there yet",
+    ),
+    Incident(
+        id="LMCache-1960",
+        of="N6",
+        url=lmcache(1960, "pull"),
+        connector="LMCacheConnectorV1",
+        text="""
+            L 8000 c0 -> later  # the lengths and the times are ours
+            wait 30
+            L 8000 c0 -> later
+            wait 95
+            L 8000 c0 -> later
+        """,
+        rule="endless-deferral",
+        numbers={"asked": 3, "computed": 0, "total": 8000, "waited_s": 125.0},
+        says="it has answered nothing else since, 3 times in 125.0 seconds",
+    ),
+]

@@ -1,0 +1,134 @@
+"""Legal look-alikes of the rules about identities, boundaries, exceptions, and what goes on for too long."""
+
+from __future__ import annotations
+
+from incidents.incident import LookAlike
+
+
+def _alike(
+    of: str, rule: str, what: str, text: str, *, later_s: float = 0.0, connector: str = "Connector"
+) -> LookAlike:
+    return LookAlike(of=of, rule=rule, what=what, text=text, later_s=later_s, connector=connector)
+
+
+_HANDED = "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\n"
+_STORED = "start 600 as a\nL 600 c0 h0 -> 0\nA 0\nS 0+600\nplan store 0+512 keys k1,k2\n"
+_FULL = "pool cpu used 10 free 0 total 10\n"
+_REFUSED = "plan store 0+256 #{0}\ndone #{0} failed\n"
+_FAILED = "L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [9-16]\n"
+_BOTH = "@nixl L 600 c0 -> 512 async\n@own L 600 c0 -> 0\n@nixl A 512 [1-16]\n@own A 0 [1-16]\n"
+
+LOOK_ALIKES = [
+    _alike(
+        "C17",
+        "failed-call",
+        "the guard's own",
+        "L 749 c336 h256 -> !ContractBreach: kvtrail: the connector returned 256 new tokens",
+    ),
+    _alike(
+        "C8",
+        "failed-call",
+        "a load's error, from which vLLM recovers",
+        "L 600 c0 h512 -> 512 async\nA 512 [1-19]\nload 512/512 !TimeoutError\nerror [9-16]\nR failed\nA 0 [1-19]\n"
+        "S 256+344 [1-19]",
+    ),
+    _alike(
+        "C1", "under-report", "the load had failed", "L 600 c0 h512 -> 512\nA 512\nerror [1]\nP\nL 600 c0 h512 -> 0"
+    ),
+    _alike("C1", "under-report", "capped, as before", "L 600 c0 h512 -> 256\nA 256\nP\nL 600 c0 h512 -> 256"),
+    _alike("C1", "under-report", "less is left to load", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c256 h512 -> 0"),
+    _alike("C1", "under-report", "evicted since", "L 600 c0 h512 -> 512\nA 512\nP\nL 600 c0 h256 -> 256"),
+    _alike(
+        "C12", "never-admitted", "a busy engine", "L 600 c0 -> 0\nwait 500\nL 600 c0 -> 0\nA 0\nS 0+600", later_s=900
+    ),
+    _alike("C12", "never-admitted", "aborted while it waits", "L 600 c0 -> 0\nwait 100\nend aborted", later_s=900),
+    _alike(
+        "C12",
+        "never-admitted",
+        "preempted, and admitted again",
+        "L 600 c0 -> 0\nA 0\nS 0+600\nwait 700\nP\nL 600 c0 -> 0",
+    ),
+    _alike(
+        "N1", "key-collision", "the same adapter", f"{_STORED}b: start 600 as a\nb: L 600 c0 h512 -> 512 keys k1,k2"
+    ),
+    _alike(
+        "N1",
+        "key-collision",
+        "another adapter, other keys",
+        f"{_STORED}b: start 600 as b\nb: plan store 0+512 keys k3,k4\nc: start 600 as b\nc: L 600 c0 h512 -> 512 keys k3,k4",
+    ),
+    _alike(
+        "N1",
+        "key-collision",
+        "evicted in between",
+        f"{_STORED}evict k1\nevict k2\nb: start 600 as b\nb: plan store 0+512 keys k1,k2",
+    ),
+    _alike(
+        "N2",
+        "joint-boundary",
+        "the largest common length",
+        "group 0 h64 at 32,64\ngroup 1 h48 at 32,48\nL 100 c0 h32 -> 32",
+    ),
+    _alike(
+        "N2", "joint-boundary", "a full hit, cut by one", "group 0 h64 at 32,64\ngroup 1 h64 at 64\nL 64 c0 h64 -> 63"
+    ),
+    _alike("N2", "joint-boundary", "nothing in common", "group 0 h64 at 64\ngroup 1 h48 at 48\nL 100 c0 h0 -> 0"),
+    _alike(
+        "N5", "poll-starvation", "an idle engine that holds nothing", "L 600 c0 -> 0\nA 0\nS 0+600\nend\nwait 600 idle"
+    ),
+    _alike(
+        "N5", "poll-starvation", "it goes on stepping", "L 600 c0 -> 0\nA 0\nS 0+600\nend delayed\nwait 300 busy\nsent"
+    ),
+    _alike(
+        "N5",
+        "poll-starvation",
+        "sent within the minute",
+        "L 600 c0 -> 0\nA 0\nS 0+600\nend delayed\nwait 50 idle\nsent\nwait 90 idle",
+    ),
+    _alike(
+        "N6",
+        "endless-deferral",
+        "a slow lookup",
+        "L 600 c0 -> later\nwait 100\nL 600 c0 h512 -> 512\nA 512",
+        later_s=300,
+    ),
+    _alike("N6", "endless-deferral", "aborted", "L 600 c0 -> later\nend aborted", later_s=300),
+    _alike("N7", "refused-handoff", "aborted", f"{_HANDED}end aborted handoff computed 600", connector="NixlConnector"),
+    _alike(
+        "N7",
+        "refused-handoff",
+        "kept",
+        f"{_HANDED}end delayed length_capped handoff computed 600\nsent",
+        connector="NixlConnector",
+    ),
+    _alike(
+        "N7",
+        "refused-handoff",
+        "less than a block",
+        "start 20\nL 20 c0 -> 0\nA 0\nS 0+20\nend handoff computed 20",
+        connector="NixlConnector",
+    ),
+    _alike("N7", "refused-handoff", "a connector that hands nothing on", f"{_HANDED}end handoff computed 600"),
+    _alike(
+        "N8",
+        "stalled-tier",
+        "full, and it evicts",
+        f"{_FULL}{_REFUSED.format(1)}{_REFUSED.format(2)}{_REFUSED.format(3)}evict a\nwait 90\n{_FULL}",
+    ),
+    _alike("N8", "stalled-tier", "full, and nothing comes", f"{_FULL}wait 900\n{_FULL}"),
+    _alike(
+        "N8",
+        "stalled-tier",
+        "all of it is locked",
+        f"lock 10\n{_FULL}{_REFUSED.format(1)}{_REFUSED.format(2)}{_REFUSED.format(3)}wait 90\n{_FULL}",
+    ),
+    _alike("C8", "store-failed-load", "computed again first", f"{_FAILED}S 256+344\nplan store 256+256 [9-16]"),
+    _alike("C8", "store-failed-load", "the blocks before the failed ones", f"{_FAILED}plan store 0+256 [1-8]"),
+    _alike("C16", "store-under-load", "after the load", f"{_BOTH}@nixl R\n@own plan store 0+512 [1-16] #1"),
+    _alike(
+        "C16",
+        "store-under-load",
+        "another request's blocks",
+        f"{_BOTH}b: L 64 c0 -> 0\nb: A 0 [17 18]\nb: S 0+64 [17 18]\nb: @own plan store 0+64 [17 18] #1\n@nixl R",
+    ),
+]

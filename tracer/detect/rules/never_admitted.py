@@ -1,0 +1,36 @@
+"""never-admitted: a request is looked up for minutes and gets no blocks."""
+
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import DeadlineRule
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Drift, Severity
+
+
+class NeverAdmitted(DeadlineRule):
+    """A request is looked up and gets no blocks for minutes.
+
+    Invariant: a request whose lookup was answered with a number is given blocks, or ends, within 600 seconds.
+
+    vLLM looks a request up when its turn has come; it then waits for blocks alone, and only an engine that is far too small
+    keeps one waiting that long. Source: vLLM, `Scheduler.schedule`; the incident is vLLM #42371
+    (https://github.com/vllm-project/vllm/issues/42371). Needs every event of the request.
+    """
+
+    id = "never-admitted"
+    severity = Severity.HANG
+    classes = ("C12",)
+    hint = "The blocks that it waits for are held by requests that give nothing back: look for their findings."
+    after_s = 600.0
+    """How long a request may wait for blocks after its first lookup of the epoch."""
+    explanation = (
+        "At {0:epoch} the request was looked up for the first time, with {computed} of {total} tokens computed. {waited_s}"
+        " seconds and {lookups} lookups later it has been given no blocks."
+    )
+
+    def pending(self, account: Account) -> tuple[Event, Drift] | None:
+        asked = account.evidence.asked
+        if asked is None or account.evidence.deferred is not None or account.ended_ns is not None:
+            return None
+        return asked, Drift({"computed": asked.computed, "total": asked.total, "lookups": account.lookups}, [asked])

@@ -1,0 +1,47 @@
+"""refused-handoff: a request that was to be handed on gives its blocks up at its end."""
+
+from __future__ import annotations
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.events import RequestEnd
+from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+
+ITS_OWN_END = {"stopped", "length_capped"}
+"""The outcomes of a request that ran to its end; an aborted one is not handed on."""
+
+
+class RefusedHandoff(RequestRule[RequestEnd]):
+    """A request that was to be handed on to another engine gave its blocks up when it ended.
+
+    Invariant: if the caller asked for the request to be handed on (`do_remote_decode`), its prompt of P >= b tokens, b the
+    block size, was computed, and it was stopped or reached its length, then `request_finished` -> True: the blocks are kept
+    until they are sent.
+
+    An aborted request is not handed on. Source: vLLM, `request_finished` of the connectors with the capability `hands_on`;
+    the incident is vLLM #46008 (https://github.com/vllm-project/vllm/pull/46008). Needs that capability (NIXL, Mooncake),
+    one connector in the engine, and every event of the request.
+    """
+
+    id = "refused-handoff"
+    severity = Severity.HANG
+    classes = ("C13", "N7")
+    hint = "A first token that ends the request is taken for an abort: only an abort must not be handed on."
+    explanation = (
+        "The request was to be handed on to another engine. At {0} it ended ({outcome}) with {computed} tokens computed, all"
+        " {prompt} of its prompt, and the connector gave its blocks up: whoever is to go on with it waits in vain."
+    )
+
+    def judge(self, event: RequestEnd, account: Account) -> Judgement:
+        if not event.handoff or not event.has(Capability.HANDS_ON) or event.outcome not in ITS_OWN_END:
+            return None
+        if len(account.evidence.connectors) > 1:
+            return None  # one of a MultiConnector's children hands it on, and the end is recorded of one of them
+        if account.prompt is None or event.computed is None or not event.block_size:
+            return Unknown.LOST
+        if event.computed < account.prompt or account.prompt < event.block_size:
+            return None
+        if event.free_delayed:
+            return Verdict.OK
+        return Drift({"outcome": event.outcome, "computed": event.computed, "prompt": account.prompt}, [event])
