@@ -83,7 +83,7 @@ def capabilities_declared(cls: type) -> str:
     """The resource attribute about capabilities: of all known connectors, and of `cls`, which may be derived from one and may
     name more in its attribute `kvtrail_capabilities`."""
     declared = {name: known.capabilities for name, known in _by_class().items() if not name.startswith(UNTRACED)}
-    own = frozenset(map(Capability, getattr(cls, "kvtrail_capabilities", ())))
+    own = frozenset(each for each in Capability if each in getattr(cls, "kvtrail_capabilities", ()))
     if known := by_class(cls):
         own |= known.capabilities
     declared[plain_name(cls)] = own

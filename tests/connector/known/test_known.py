@@ -35,6 +35,8 @@ def test_a_subclass_is_known_and_a_stranger_is_not() -> None:
     assert known.by_class(derived) is known.by_name("OffloadingConnector") is not None
     assert known.by_class(type("Stranger", (), {})) is None
     assert json.loads(known.capabilities_declared(derived))["Mine"] == ["exclusive_transfers"]
+    own = type("Mine", (native,), {"kvtrail_capabilities": ("hands_on", "of_a_newer_kvtrail")})
+    assert json.loads(known.capabilities_declared(own))["Mine"] == ["exclusive_transfers", "hands_on"]
     assert "Mine" not in json.loads(known.capabilities_declared(native))
 
 

@@ -24,7 +24,8 @@ def test_a_declaration_counts_for_the_connectors_that_it_names() -> None:
         ("LMCacheConnectorV1", {STORES}),
         ("LMCacheMPConnector", {STORES}),
         ("OffloadingConnector", {EXCLUSIVE}),
-        ("NixlConnector", set()),
+        ("NixlConnector", {Capability.HANDS_ON}),
+        ("SimpleCPUOffloadConnector", set()),
         ("", set()),
     ],
 )
