@@ -69,7 +69,7 @@ class Ours:
         assert self.recorder.dropped == 0
 
     def cpu_s(self) -> float:
-        process = psutil.Process(self.exporter._process.pid).cpu_times()
+        process = psutil.Process(self.exporter.pid).cpu_times()
         return time.process_time() + float(process.user + process.system)
 
 

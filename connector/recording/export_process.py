@@ -1,7 +1,8 @@
 """The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each with one byte.
 
-It lives as long as the pipe. If the engine dies without a goodbye, this process sends the goodbye in its place, so that
-requests which the engine left open do not look alive.
+It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
+time that a goodbye takes. If the engine dies without one, this process sends it in the engine's place, so that requests which
+were open do not look alive.
 """
 
 from __future__ import annotations
@@ -9,84 +10,119 @@ from __future__ import annotations
 import logging
 import marshal
 import os
+import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from time import monotonic_ns
+from typing import Any
 
 from kvtrail.connector.recording import transport
 from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE, InProcessExporter
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
 from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
 
-GRACE_S = 1.5
-"""How long the last batch and the goodbye may take after the engine has ended."""
+GRACE_S = 5.0
+"""How long the last batches and the goodbye may take after the engine has ended."""
 _HEARTBEAT = Kind.HEARTBEAT.value
 _CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
+_AT_ONCE = 1 << 16
+"""Bytes read from the pipe at once."""
 
 
-def main() -> None:
-    """Serve the pipe on standard input and output until it closes."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # only the end of the pipe ends it
+def main(engine_pid: int) -> None:
+    """Serve the pipe on standard input and output until it closes, or the engine ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the end of the engine ends it
     os.nice(5)  # where cores are few, the engine goes first
     logging.disable(logging.CRITICAL)  # the recorder warns once; the SDK would at every attempt
-    pipe = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    answers = os.dup(sys.stdout.fileno())
+    pipe, answers = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing that is printed may be mistaken for an answer
-    hello = _frame(pipe)
+    frames = _frames_until_the_end(pipe, engine_pid)
+    hello = next(frames, None)
     if hello is None:
         return
-    exporter = InProcessExporter(transport.from_environment())
-    exporter.open(*hello)
+    try:
+        exporter = InProcessExporter(transport.from_environment())
+        exporter.open(*hello)
+    except Exception as error:
+        sys.exit(f"kvtrail: the export process cannot send anything: {type(error).__name__}: {error}")
+    _answer(answers, LENGTH.pack(os.getpid()))
     last: EventTuple | None = None
     heartbeat: EventTuple | None = None
-    for events in _batches(pipe):
-        try:
-            answer = SENT if exporter.send(events) else NOT_SENT
-        except Exception:
-            answer = UNREADABLE
-        else:
+    unsent: list[EventTuple] = []
+    for events in frames:
+        sent = UNREADABLE
+        with suppress(Exception):
+            sent = SENT if exporter.send(events) else NOT_SENT
+            unsent = events if sent == NOT_SENT else []
             last = events[-1]
             heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
-        os.write(answers, answer)
-    if last is not None and heartbeat is not None and not heartbeat[-1][_CLOSED]:
+        _answer(answers, sent)
+    if unsent:
+        exporter.send(unsent)  # the engine cannot send it again
+    if last is not None and heartbeat is not None and not (last is heartbeat and heartbeat[-1][_CLOSED]):
         exporter.send([_goodbye(last, heartbeat)])
     exporter.close()
+
+
+def _answer(answers: int, answer: bytes) -> None:
+    with suppress(OSError):  # an engine that has died hears nothing; what is in the pipe is sent all the same
+        os.write(answers, answer)
 
 
 def _goodbye(last: EventTuple, heartbeat: EventTuple) -> EventTuple:
     """The heartbeat that the engine did not live to send, numbered as its next event."""
     kind, source, identity, _, number, epoch, *_, values = heartbeat
-    now_ns = time.monotonic_ns()  # the same clock in all processes of a machine
+    now_ns = monotonic_ns()  # the same clock in all processes of a machine
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
     return (kind, source, identity, sequence_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
 
 
-def _batches(pipe: BinaryIO) -> Iterator[list[EventTuple]]:
-    """The batches that come through the pipe. A thread reads them, so that the pipe's end is seen even while a batch is
-    being sent to a tracer that does not answer; `GRACE_S` later the process exits."""
+def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:
+    """What comes through the pipe. A thread reads it, so that the end is seen even while a batch is being sent to a tracer
+    that does not answer; `GRACE_S` later the kernel ends this process, whatever it is doing then."""
     frames: SimpleQueue[Any] = SimpleQueue()
 
     def read() -> None:
-        while (frame := _frame(pipe)) is not None:
-            frames.put(frame)
-        frames.put(None)
-        time.sleep(GRACE_S)
-        os._exit(0)
+        try:
+            for frame in _frames(_chunks(pipe, engine_pid)):
+                frames.put(frame)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+            frames.put(None)
 
     threading.Thread(target=read, daemon=True).start()
     return iter(frames.get, None)
 
 
-def _frame(pipe: BinaryIO) -> Any:
-    """The next frame; None at the end of the pipe, also in the middle of a frame."""
-    head = pipe.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = pipe.read(length)
-    return marshal.loads(body) if len(body) == length else None
+def _frames(chunks: Iterator[bytes]) -> Iterator[Any]:
+    """The whole frames in a stream of bytes."""
+    held = bytearray()
+    for chunk in chunks:
+        held += chunk
+        while len(held) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(held)[0]
+            if len(held) < end:
+                break
+            yield marshal.loads(held[LENGTH.size : end])
+            del held[:end]
+
+
+def _chunks(pipe: int, engine_pid: int) -> Iterator[bytes]:
+    """What is read from the pipe, until it ends; or until the engine has ended and the pipe is empty: a process that the
+    engine has forked may hold the pipe open."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    with suppress(AttributeError, OSError):  # another system, or it has ended already, and then so does the pipe
+        poll.register(os.pidfd_open(engine_pid), select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poll.poll()]
+        if pipe not in ready:
+            return
+        if not (chunk := os.read(pipe, _AT_ONCE)):
+            return
+        yield chunk

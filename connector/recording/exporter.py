@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import logging
 import marshal
+import os
 import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
 import kvtrail
@@ -22,6 +25,19 @@ from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
 
 logger = logging.getLogger("vllm.kvtrail")
+
+FIRST_PAUSE_S, MOST_PAUSE_S = 0.5, 300.0
+"""How long to wait before an export process that has died is replaced: twice as long each time."""
+STEADY_S = 60.0
+"""An export process that lived so long did not die of how it was started."""
+_LAUNCHER = """
+import os, sys
+if os.fork():
+    os._exit(0)  # so that the process is no descendant of the engine: vLLM kills its own when it shuts down
+sys.path.insert(0, sys.argv[1])
+from kvtrail.connector.recording.export_process import main
+main(int(sys.argv[2]))
+"""
 
 LENGTH = struct.Struct("<I")
 """Before every frame of the pipe: its length in bytes."""
@@ -66,7 +82,7 @@ class InProcessExporter:
     def send(self, events: Sequence[EventTuple]) -> bool:
         """Of a batch that comes again, only the requests that were not acknowledged are sent."""
         requests = list(self._encoder.requests(events, self._batch_size))
-        batch = sequence_of(events[0])
+        batch = sequence_of(events[0]) if events else -1
         if batch != self._batch:
             self._batch, self._acknowledged = batch, 0
         for request in requests[self._acknowledged :]:
@@ -80,18 +96,28 @@ class InProcessExporter:
 
 
 class ExportProcess:
-    """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends when the engine does."""
+    """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends soon after the engine.
+
+    Attributes:
+        pid: of the process; None while none has answered yet.
+    """
 
     def __init__(self) -> None:
         self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
         self.endpoint = environment.endpoint(self._environ)
+        self.pid: int | None = None
         self._hello = b""
+        self._closed = self._gone = False
+        self._pause_s, self._started_s = FIRST_PAUSE_S, 0.0
         self._start()
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         known = {k: v for k, v in resource.items() if isinstance(v, bool | int | float | str)}
         self._hello = marshal.dumps((known, span_id_base, base_ns))
-        self._write(self._hello)
+        try:
+            self._write(self._hello)
+        except OSError:  # it has died already
+            self._lose()
 
     def send(self, events: Sequence[EventTuple]) -> bool:
         answer = self._ask(marshal.dumps(list(events)))  # type: ignore[arg-type]  # a tuple of types that it knows
@@ -100,46 +126,68 @@ class ExportProcess:
         return answer == SENT
 
     def close(self) -> None:
-        """Let the process end, or kill it if it is still trying to send."""
+        """Let the process end, by itself: it sees the end of the pipe."""
         self._closed = True
-        try:
+        with suppress(OSError):  # it may be gone already
             self._frames.close()
-        except OSError:
-            logger.debug("kvtrail: the export process was gone already")
-        try:
-            self._process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _ask(self, frame: bytes) -> bytes:
-        if self._closed:
+        if self._closed or (self._gone and not self._start_again()):
             return NOT_SENT
         try:
-            if self._process.poll() is not None:
-                self._start()
-                self._write(self._hello)
             self._write(frame)
-            return bytes(self._answers.read(1))
+            if self.pid is None and len(answer := self._answers.read(LENGTH.size)) == LENGTH.size:
+                (self.pid,) = LENGTH.unpack(answer)
+            if answer := bytes(self._answers.read(1)):
+                return answer
         except (OSError, ValueError):  # it has died, or was closed meanwhile
-            return NOT_SENT
+            pass
+        self._lose()
+        return NOT_SENT
 
     def _start(self) -> None:
-        code = (
-            "import sys; sys.path.insert(0, sys.argv[1]);"
-            "from kvtrail.connector.recording.export_process import main; main()"
-        )
-        self._closed = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code, str(Path(kvtrail.__file__).parents[1])],
+        """Start the process.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        self._started_s, self.pid = monotonic(), None
+        launcher = subprocess.Popen(
+            [sys.executable, "-P", "-c", _LAUNCHER, str(Path(kvtrail.__file__).parents[1]), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self._environ,
             bufsize=0,
             start_new_session=True,  # a Ctrl-C is for the engine, which then says goodbye itself
         )
-        self._frames: Any = self._process.stdin
-        self._answers: Any = self._process.stdout
+        self._frames: Any = launcher.stdin
+        self._answers: Any = launcher.stdout
+        launcher.wait()
+
+    def _start_again(self) -> bool:
+        """Start the process that has died anew, unless it has died too often for that; returns whether there is one."""
+        if monotonic() < self._again_s:
+            return False
+        try:
+            self._start()
+            self._write(self._hello)
+        except OSError:
+            self._lose()
+            return False
+        self._gone = False
+        return True
+
+    def _lose(self) -> None:
+        """The process has died: wait before the next, the longer the sooner it has died."""
+        if self._closed:
+            return
+        for pipe in (self._frames, self._answers):
+            with suppress(OSError):
+                pipe.close()
+        now_s, self._gone = monotonic(), True
+        self._pause_s = FIRST_PAUSE_S if now_s - self._started_s >= STEADY_S else min(2 * self._pause_s, MOST_PAUSE_S)
+        self._again_s = now_s + self._pause_s
+        logger.warning("kvtrail: the export process has ended; the next one starts in %.0f s", self._pause_s)
 
     def _write(self, frame: bytes) -> None:
         rest = memoryview(LENGTH.pack(len(frame)) + frame)

@@ -81,14 +81,17 @@ class Recorder:
         out.open(attributes, secrets.randbits(63), self._base_ns)
         self._given_up = self._sent = 0
         self._untold: Counter[str] = Counter()
-        self._untold_lock = threading.Lock()
+        self._counting = threading.Lock()
         self.probes_off: dict[str, None] = {}
         self._wake = threading.Event()
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
         self._closing = False
         self._warned_s = self._heartbeat_s = float("-inf")
-        self._said_goodbye = False
+        self._connectors = 0
+        self._leaving = False
+        self._goodbye_at: int | None = None
+        """The number after the goodbye, if one has been said."""
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -118,7 +121,7 @@ class Recorder:
         """Something of this kind could not be recorded: count it. Where an event is missing for it, skip a number in the
         recorder's events and in those of the requests concerned, so that the tracer knows that it does not know;
         `concerned` is None where no event is missing."""
-        with self._untold_lock:
+        with self._counting:
             self._untold[kind] += 1
         if concerned is not None:
             self._ring.skip()
@@ -137,6 +140,20 @@ class Recorder:
             number = self._flush_asked
             self._wake.set()
             return self._flushed.wait_for(lambda: self._flush_done >= number, timeout_s)
+
+    def join(self) -> None:
+        """One more connector is recorded."""
+        with self._counting:
+            self._connectors += 1
+            self._leaving = False
+
+    def leave(self, timeout_s: float) -> None:
+        """A connector has shut down: send what waits, and with the last of them the goodbye. Whatever is recorded after it is
+        sent as ever, and takes it back."""
+        with self._counting:
+            self._connectors -= 1
+            self._leaving = self._connectors <= 0
+        self.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
@@ -220,21 +237,28 @@ class Recorder:
         events[:] = told
 
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
-        """A heartbeat, if one is due; the last one says goodbye."""
-        now_s = time.monotonic()
-        if now_s - self._heartbeat_s < (0.0 if closing and not self._said_goodbye else HEARTBEAT_S):
+        """A heartbeat, if one is due. The last one says goodbye; after it there is none until something is recorded."""
+        now_s, closing = time.monotonic(), closing or self._leaving
+        if self._goodbye_at is not None:
+            if self._goodbye_at == self._ring.next:
+                return []
+            self._goodbye_at, self._leaving, closing = None, False, self._closing
+        elif not closing and now_s - self._heartbeat_s < HEARTBEAT_S:
             return []
-        self._heartbeat_s, self._said_goodbye = now_s, closing
+        self._heartbeat_s = now_s
         self.level.read()
         at_ns, dropped = time.monotonic_ns(), self.dropped
         moved_ns = time.time_ns() - at_ns - self._base_ns
         offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
-        with self._untold_lock:
+        with self._counting:
             untold = tuple(f"{kind}:{count}" for kind, count in self._untold.items())
         losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
         values = (self._sent + dropped, dropped, closing, *losses)
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
-        return self._ring.take(BATCH)
+        events = self._ring.take(BATCH)
+        if closing:
+            self._goodbye_at = self._ring.next
+        return events
 
 
 def _resource(attributes: dict[str, Any]) -> Resource:

@@ -46,6 +46,11 @@ class Ring:
             self._next = after
             return events
 
+    @property
+    def next(self) -> int:
+        """The number after those of all events taken out so far."""
+        return self._next
+
     def skip(self) -> None:
         """Leave out a sequence number, without counting it as dropped."""
         with self._lock:

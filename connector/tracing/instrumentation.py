@@ -111,7 +111,10 @@ class Instrumentation:
         """Until when nobody waits for events to be sent."""
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
+        self._is_shut_down = False
         self.sees_ends = recorder is not None and self._probe.sees_ends
+        if recorder is not None:
+            recorder.join()
 
     # On the scheduler's side, in the order of a request's life.
 
@@ -322,9 +325,11 @@ class Instrumentation:
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
     @_never_breaks(Kind.HEARTBEAT)
-    def flush(self) -> None:
+    def shut_down(self) -> None:
         """After `shutdown`."""
-        self._recorder.flush(FLUSH_S)
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._recorder.leave(FLUSH_S)
 
     # On a worker.
 

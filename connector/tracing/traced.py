@@ -156,7 +156,7 @@ class Tracing:
             self._kvtrail.call_failed("shutdown", start_ns, error)
             raise
         finally:
-            self._kvtrail.flush()
+            self._kvtrail.shut_down()
 
     def _kvtrail_finish(self, request: Any, call: str, block_ids: Any) -> tuple[bool, Any]:
         plain: Callable[..., tuple[bool, Any]] = getattr(self._kvtrail_plain, call)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy
+import psutil
 import pytest
 from memory import a_request, record
 from processes import SLOW_S, Tracer, until
 
+from kvtrail.connector.recording import exporter as exporter_module
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter, from_environment
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 ENGINE = """
-import time
+import sys, time
 from types import SimpleNamespace
 from kvtrail.connector.recording import encoder, exporter
 from kvtrail.connector.recording.recorder import Recorder
@@ -28,7 +31,27 @@ request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=No
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
 recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None, None))
 recorder.flush(60)
-print("ready", flush=True)
+print(recorder._exporter.pid, flush=True)
+while "busy" in sys.argv:
+    for _ in range(50):
+        recorder.record("kv.cache.reset", source, None, 1, 2, (1,))
+    time.sleep(0.005)
+time.sleep(600)
+"""
+
+
+HUNG_ENGINE = """
+import os, time
+from kvtrail.connector.recording import exporter
+from kvtrail.connector.recording.recorder import Recorder
+process = exporter.ExportProcess()
+process.open({}, 0, 0)
+process.send([])  # it is there
+recorder = Recorder("engine", {}, process)
+fork = os.fork()
+if fork == 0:
+    time.sleep(600)
+print(process.pid, fork, flush=True)
 time.sleep(600)
 """
 
@@ -60,8 +83,8 @@ def test_an_export_process_that_dies_is_replaced(process: tuple[ExportProcess, T
     request = a_request()
     record(recorder, request)
     assert recorder.flush(SLOW_S)
-    os.kill(exporter._process.pid, signal.SIGKILL)
-    exporter._process.wait()
+    assert exporter.pid is not None
+    os.kill(exporter.pid, signal.SIGKILL)
     record(recorder, request)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
@@ -89,18 +112,114 @@ def test_a_value_that_is_no_number_is_unknown(process: tuple[ExportProcess, Trac
     assert [(request["matched"], request["returned"]) for request in stored(tracer)] == [(None, 256)]
 
 
+def an_engine(code: str, *arguments: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """An engine that records, and the pids that it has printed."""
+    engine = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    return engine, [int(pid) for pid in engine.stdout.readline().split()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # nobody may have waited for it yet
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("doing", ["idle", "busy"])
 def test_the_goodbye_of_an_engine_that_is_killed(
-    start_tracer: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch
+    start_tracer: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """kill -9 of the engine: the export process says goodbye, and the open request is abandoned, not running for ever."""
+    """kill -9 of the engine: the export process says goodbye, and the open request is abandoned, not running for ever. The
+    export process may be in the middle of an answer then."""
     tracer = start_tracer()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{tracer.grpc_port}")
-    engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True)
-    assert engine.stdout is not None
-    assert engine.stdout.readline() == "ready\n"
-    engine.kill()
-    engine.wait()
-    until(lambda: [request["status"] for request in stored(tracer)] == ["abandoned"])
+    for number in range(1, 6 if doing == "busy" else 2):
+        engine, (export_process,) = an_engine(ENGINE, doing)
+        if doing == "busy":
+            until(lambda: tracer.get("/api/health")["recorders"][-1]["received"] > 1000)
+        engine.kill()
+        engine.wait()
+        until(lambda: is_gone(export_process))  # noqa: B023 - this turn's
+        closed = [recorder["closed"] for recorder in tracer.get("/api/health")["recorders"]]
+        assert closed == [True] * number
+    assert [request["status"] for request in stored(tracer)] == ["abandoned"]
+
+
+def test_no_export_process_is_left_where_the_tracer_hangs_and_a_fork_holds_the_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        engine, (export_process, fork) = an_engine(HUNG_ENGINE)
+        assert not is_gone(export_process)
+        engine.kill()
+        engine.wait()
+        until(lambda: is_gone(export_process))
+        assert not is_gone(fork)
+        os.kill(fork, signal.SIGKILL)
+
+
+def test_the_export_process_is_no_descendant_of_the_engine(process: tuple[ExportProcess, Tracer]) -> None:
+    """vLLM kills its process tree when it shuts down: SIGTERM, then SIGKILL."""
+    exporter, tracer = process
+    recorder = Recorder("engine", {}, exporter)
+    record(recorder, a_request())
+    assert recorder.flush(SLOW_S)
+    pid = exporter.pid
+    assert pid is not None
+    assert pid not in {child.pid for child in psutil.Process().children(recursive=True)}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(pid, number)
+    record(recorder, a_request())
+    assert recorder.flush(SLOW_S)
+    assert exporter.pid == pid, "only the end of the engine ends it"
+    recorder.close(SLOW_S)
+    until(lambda: is_gone(pid))
+    assert [each["closed"] for each in tracer.get("/api/health")["recorders"]] == [True]
+
+
+def test_an_export_process_that_cannot_start_is_not_started_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In an hour, with a batch each half second: once, then after pauses that double."""
+    now_s, starts = 0.0, 0
+    plain = subprocess.Popen
+
+    def start(*args: Any, **more: Any) -> Any:
+        nonlocal starts
+        starts += 1
+        return plain([sys.executable, "-I", "-S", "-c", ""], **more)
+
+    monkeypatch.setattr(exporter_module, "monotonic", lambda: now_s)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    exporter = ExportProcess()
+    exporter.open({}, 0, 0)
+    while now_s < 3600:
+        assert not exporter.send([])
+        now_s += 0.5
+    assert 10 < starts < 25
+    assert len([each for each in caplog.records if "export process has ended" in each.getMessage()]) == starts
+    exporter.close()
+
+
+def test_an_export_process_that_died_late_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(exporter_module, "monotonic", lambda: now_s)
+    exporter = ExportProcess()
+    exporter.open({}, 0, 0)
+    assert exporter.send([])  # nothing to send is sent
+    pids = [exporter.pid]
+    for _ in range(3):
+        now_s += exporter_module.STEADY_S
+        assert exporter.pid is not None
+        os.kill(exporter.pid, signal.SIGKILL)
+        assert not exporter.send([])
+        now_s += exporter_module.FIRST_PAUSE_S
+        assert exporter.send([])
+        pids.append(exporter.pid)
+    assert len(set(pids)) == 4
+    exporter.close()
 
 
 def test_without_processes_the_thread_encodes_and_sends(monkeypatch: pytest.MonkeyPatch) -> None:

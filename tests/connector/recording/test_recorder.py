@@ -17,6 +17,7 @@ from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Heartbeat
@@ -275,6 +276,42 @@ def test_closing_does_not_wait_for_a_hanging_tracer(monkeypatch: pytest.MonkeyPa
     recorder.close(timeout_s=0.1)
     assert transport.payloads == []
     transport.open.set()
+
+
+def goodbyes(transport: MemoryTransport) -> list[bool]:
+    return [event.recorder_closed for event in transport.events() if isinstance(event, Heartbeat)]
+
+
+def test_the_goodbye_is_said_when_the_last_connector_shuts_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM may kill the process before it comes to its end."""
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    first, second = Instrumentation(recorder), Instrumentation(recorder)
+    record(recorder, a_request())
+    first.shut_down()
+    first.shut_down()  # vLLM may call it twice
+    assert goodbyes(transport) == [False]
+    second.shut_down()
+    assert goodbyes(transport) == [False, True]
+    monkeypatch.setattr(recorder_module, "HEARTBEAT_S", 0.0)
+    assert recorder.flush(SLOW_S)
+    recorder.close(SLOW_S)
+    assert goodbyes(transport) == [False, True], "it is said once, and it is the last word"
+
+
+def test_what_is_recorded_after_the_goodbye_takes_it_back() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    Instrumentation(recorder).shut_down()
+    record(recorder, a_request())
+    assert recorder.flush(SLOW_S)
+    assert len(transport.lookups()) == 1
+    assert goodbyes(transport) == [True, False]
+    Instrumentation(recorder).shut_down()
+    record(recorder, a_request())
+    recorder.close(SLOW_S)
+    assert goodbyes(transport)[-2:] == [True, True], "the last one comes after the last event"
+    assert isinstance(transport.events()[-1], Heartbeat)
 
 
 def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
