@@ -15,6 +15,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector, Key
 from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
 
@@ -47,6 +48,7 @@ class OfflineDetector:
         verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
         events: how many were entered.
         repeated: how many came more than once; they count once.
+        became: what became of the requests with findings.
     """
 
     def __init__(self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None) -> None:
@@ -54,6 +56,7 @@ class OfflineDetector:
         ever."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
+        self.became: dict[Key, str] = {}
         self.events = 0
         self.repeated = 0
         self._forgotten: dict[int, None] = {}
@@ -95,8 +98,16 @@ class OfflineDetector:
         """Finish: the history has no more events."""
         self.settle()
         self._take(self._detector.tick())
-        detector = self._detector
-        self.verdicts.update(detector.verdict(account) for account in detector.accounts.values())
+        for account in self._detector.accounts.values():
+            self._count(account)
+
+    def _count(self, account: Account) -> None:
+        """Note the last that is known of a request."""
+        verdict = self._detector.verdict(account)
+        self.verdicts[verdict] += 1
+        if verdict is Verdict.DRIFT:
+            became = words.became(account.status, account.outcome, account.error)
+            self.became[account.engine, account.request] = became
 
     def _continue(self, events: Sequence[Event]) -> bool:
         """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""
@@ -133,7 +144,7 @@ class OfflineDetector:
         self._take(detector.settle(before_ns=before_ns))
         detector.changed.clear()
         for key in detector.over(before_ns=before_ns):
-            self.verdicts[detector.verdict(detector.accounts[key])] += 1
+            self._count(detector.accounts[key])
             detector.forget(key)
             self._forgotten[hash(key)] = None
             if len(self._forgotten) > MOST_REQUESTS:

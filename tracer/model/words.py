@@ -75,6 +75,18 @@ def healed(healed: int, *, count: int) -> str:
     return f"healed by the guard {ending(healed)}"
 
 
+def became(status: str, outcome: str | None, error: str | None) -> str:
+    """What became of a request, by its account: a drift of severity `crash` does not always crash anything."""
+    match status:
+        case "failed":
+            return f"a call about it raised {error}"
+        case "finished":
+            return f"it ended: {outcome or 'how is not known'}"
+        case "abandoned":
+            return "its engine ended before it did"
+    return "the recording ends before it does"
+
+
 def blocks(ids: Iterable[int]) -> str:
     """Block ids in their order, runs of neighbours drawn together: 3-18, 40, 7 and 12 more."""
     runs: list[list[int]] = []

@@ -37,6 +37,7 @@ class Audit:
         unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, by name.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
+        became: what became of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
     """
 
@@ -51,6 +52,7 @@ class Audit:
     unknown_attributes: Counter[str] = field(default_factory=Counter)
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
+    became: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
 
     @property
@@ -61,7 +63,10 @@ class Audit:
         """JSON-ready data."""
         return {
             "drift": self.drift,
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [
+                {**finding.as_dict(), "became": self.became.get((finding.engine, finding.request), "")}
+                for finding in self.findings
+            ],
             "requests": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
             "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(self.checks.items())],
             "spans": self.spans,
@@ -137,6 +142,7 @@ def _audit(
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     detector.close()
     result.findings = by_weight(detector.findings.values())
+    result.became = detector.became
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated

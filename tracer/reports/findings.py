@@ -41,7 +41,11 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
         requests = _grouped(found, lambda f: (f.engine, f.request))
         paragraphs.append(_heading(found[0], len(requests), columns))
         shown = requests if everything else requests[:MAX_REQUESTS]
-        paragraphs += [_finding(f, columns, several_engines) for request in shown for f in request]
+        paragraphs += [
+            _finding(f, columns, several_engines, result.became.get((f.engine, f.request), ""))
+            for request in shown
+            for f in request
+        ]
         if more := len(requests) - len(shown):
             rest = words.some(more, f"more {_where(found[0])}")
             paragraphs.append(style(f"  and {rest}; --all shows all of them", dim=True))
@@ -86,14 +90,15 @@ def _title(finding: Finding, columns: int | None) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding, columns: int | None, name_engine: bool) -> str:
-    """One contradiction: where and how often it occurred, why it is one, and the moments that show it."""
+def _finding(finding: Finding, columns: int | None, name_engine: bool, became: str = "") -> str:
+    """One contradiction: where and how often it occurred, what became of the request, why it is one, and the moments that
+    show it."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
     facts.append(finding.connector)
     if name_engine or not finding.request:
         facts.append(f"engine {finding.engine}")
     often = f"{words.ending(finding.count)}, {words.healed(finding.healed, count=finding.count)}"
-    head = plain(f"{', '.join(fact for fact in facts if fact)}; {often}")
+    head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, became) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
     lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")
     return "\n".join([*lines, *_moments(finding, columns)])

@@ -55,3 +55,10 @@ def test_how_often_the_guard_healed() -> None:
     assert words.healed(0, count=13) == "not healed"
     assert words.healed(13, count=13) == "healed by the guard"
     assert words.healed(2, count=13) == "healed by the guard twice"
+
+
+def test_what_became_of_a_request() -> None:
+    assert words.became("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
+    assert words.became("finished", "stopped", None) == "it ended: stopped"
+    assert words.became("abandoned", None, None) == "its engine ended before it did"
+    assert words.became("running", None, None) == "the recording ends before it does"
