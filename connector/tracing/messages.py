@@ -1,26 +1,14 @@
-"""What an exception says, as it is recorded: without the numbers of a request, which may be its user's text in tokens."""
+"""What an exception says, as it is recorded."""
 
 from __future__ import annotations
 
-import re
-
-MOST = 2000
-"""Characters of a message that are kept."""
-_READ = 20_000
-"""Characters of a message that are read."""
-_NUMBER = r"(?:[A-Za-z_][\w.]*\()?[-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?\)?"
-_RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:(?:[\s,;|\[\](){{}}'\"]|:(?=\s))+{_NUMBER}){{2,}}(?![\w])")
+from kvtrail.tracer.model.messages import kept
 
 
 def message(error: BaseException) -> str:
-    """The class and the text of an exception. Three or more numbers in a row become their count."""
+    """The class and the text of an exception, without sequences of numbers."""
     try:
         text = str(error)
     except Exception:
         text = "its text cannot be read"
-    said = _RUN.sub(_counted, f"{type(error).__name__}: {text}"[:_READ])
-    return said if len(said) <= MOST else f"{said[: MOST - 1]}…"
-
-
-def _counted(run: re.Match[str]) -> str:
-    return f"<{len(re.findall(_NUMBER, run[0]))} numbers>"
+    return kept(f"{type(error).__name__}: {text}")

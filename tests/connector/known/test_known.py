@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,8 @@ from kvtrail.connector import known
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.known.probe import Probe
+from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.model.capabilities import Capability
 
 FOLDERS = sorted(path.parent for path in Path(known.__file__).parent.glob("*/__init__.py"))
 BASES = {"probe": Probe, "fake": Fake, "environment": Environment}
@@ -27,6 +31,44 @@ def test_a_folder_declares_a_connector_and_its_files_are_its_parts(folder: Path)
         cls = known.part_of(type(connector.classes[0], (), {}), part)
         assert (cls is not None) == (folder / f"{part}.py").exists()
         assert cls is None or issubclass(cls, base)
+
+
+SHOWN = {
+    "chunk_size": "chunk size",
+    "lookup": "matched tokens",
+    "keys": "claimed keys",
+    "stepped": "plans",
+    "ended": "ends of transfers",
+    "loads": "copies",
+    "stores": "copies",
+}
+"""What a probe shows by each of its methods, as docs/connectors.md calls it."""
+
+
+def test_the_page_says_what_each_probe_shows() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "connectors.md").read_text()
+    told = page.partition("## What the probes show")[2].partition("\n\nThe others")[0]
+    rows = []
+    for connector in sorted(
+        {each.package: each for each in known._by_class().values()}.values(), key=lambda c: c.classes
+    ):
+        probe = connector.part("probe")
+        if probe is not None:
+            shown = dict.fromkeys(word for name, word in SHOWN.items() if name in vars(probe))
+            rows.append(f"| {', '.join(f'`{name}`' for name in connector.classes)} | {', '.join(shown)} |")
+    assert told.strip().split("\n")[2:] == rows
+
+
+def test_the_page_says_what_each_capability_promises_and_which_rules_ask_for_it() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "connectors.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page.partition("## Capabilities")[2], flags=re.MULTILINE)
+    asking = {
+        each: [r.id for r in all_rules() if f"Capability.{each.name}" in inspect.getsource(type(r))]
+        for each in Capability
+    }
+    assert {name: sorted(re.findall(r"`([\w-]+)`", rules)) for name, rules in rows} == asking
+    for rules in asking.values():
+        assert rules, "a capability that no rule asks for"
 
 
 def test_a_subclass_is_known_and_a_stranger_is_not() -> None:

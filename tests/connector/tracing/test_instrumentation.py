@@ -15,8 +15,9 @@ from processes import SLOW_S
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES, ContractBreach, Instrumentation
-from kvtrail.connector.tracing.messages import MOST, message
+from kvtrail.connector.tracing.messages import message
 from kvtrail.tracer.model.events import Heartbeat, RequestEnd, Store
+from kvtrail.tracer.model.messages import MOST
 
 ANSWER = (256, False)
 REQUEST = "cmpl-1-0-0123abcd"

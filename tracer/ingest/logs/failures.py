@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.ingest.logs.lines import Record
 from kvtrail.tracer.ingest.logs.readings import NUMBER, Form, Reading, Role, Table
+from kvtrail.tracer.model.messages import kept
 from kvtrail.tracer.model.semconv import Kind
 
 WORKER_CALLS = frozenset(
@@ -91,7 +92,7 @@ class Tracebacks:
 def _failure(frames: list[list[str]], name: str, text: str | None) -> Reading | None:
     """What a traceback says: the connector's call that raised, or vLLM's refusal of what a connector reported."""
     source = frames[-1][2]
-    error = f"{name}: {text}" if text else f"{name}: {source}" if source else name
+    error = kept(f"{name}: {text}" if text else f"{name}: {source}" if source else name)
     calls = SCHEDULER_CALLS | WORKER_CALLS
     call = next((function for _, function, _ in frames if function in calls), None)
     call = call or next((function for path, function, _ in frames if _CONNECTORS_FILE.search(path)), None)

@@ -255,6 +255,7 @@ def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it
             *raised("wait_for_save", "/opt/lmcache/integration/vllm/vllm_v1_adapter.py", "AssertionError"),
             *raised("start_load_kv", "/srv/mine.py", f"my.StoreError: no blocks for request {R}, 3 wanted"),
             *raised("_plan", "/srv/my_connector/plans.py", "KeyError: 'cmpl-0f1e2d3c'"),
+            *raised("save_kv_layer", "/srv/mine.py", f"ValueError: no slot for {list(range(300, 340))}"),
             *raised("forward", "/opt/vllm/model.py", "RuntimeError: CUDA error"),
             *raised("tokenize", "/opt/vllm/api.py", f"ValueError: request {R} has no connector"),
         ],
@@ -263,6 +264,7 @@ def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it
         ("wait_for_save", "AssertionError: assert len(slot_mapping) == len(token_ids)", "worker", None),
         ("start_load_kv", f"StoreError: no blocks for request {R}, 3 wanted", "worker", R),
         ("_plan", "KeyError: 'cmpl-0f1e2d3c'", "scheduler", "cmpl-0f1e2d3c"),
+        ("save_kv_layer", "ValueError: no slot for [<40 numbers>]", "worker", None),
     ]
 
 
