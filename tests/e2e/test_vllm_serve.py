@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -30,6 +31,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+import kvtrail
 from kvtrail.connector.simulate import tiny_model
 
 STOP_WITHIN_S = 15.0
@@ -156,6 +158,7 @@ class Story:
     spans: list[dict[str, Any]]
     health: dict[str, Any]
     api: str
+    engine: subprocess.Popen[bytes]
 
     def named(self, name: str, trace_id: str = CALLER_TRACE) -> list[dict[str, Any]]:
         return [s for s in self.spans if (s["name"], s["trace_id"]) == (name, trace_id)]
@@ -244,6 +247,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             call(f"{api}/spans?limit=10000"),
             call(f"{api}/health"),
             api,
+            engine,
         )
 
 
@@ -341,3 +345,27 @@ def test_the_workers_spans_are_in_the_callers_trace(story: Story) -> None:
     (store,) = [s for s in story.first["steps"] if s["name"] == "kv.store"]
     (span,) = [s for s in story.spans if s["span_id"] == store["span_id"]]
     assert (span["trace_id"], span["parent_id"]) == (CALLER_TRACE, root["span_id"])
+
+
+def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -> None:
+    """The last test, since it ends the server. vLLM kills what is left of its process tree then; nobody is left behind."""
+    recorders = call(f"{story.api}/health")["recorders"]
+    assert len(recorders) == 2
+    assert [recorder["closed"] for recorder in recorders] == [False, False]
+    exporting = export_processes()
+    assert len(exporting) >= 2
+    story.engine.send_signal(signal.SIGTERM)
+    story.engine.wait(SLOW_S)
+    until(lambda: [recorder["closed"] for recorder in call(f"{story.api}/health")["recorders"]] == [True, True])
+    until(lambda: not exporting & export_processes())
+    assert [recorder["missing"] for recorder in call(f"{story.api}/health")["recorders"]] == [0, 0]
+
+
+def export_processes() -> set[int]:
+    """The pids of all export processes of this checkout."""
+    checkout = str(Path(kvtrail.__file__).parents[1])
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "export_process" in " ".join(process.info["cmdline"] or ()) and checkout in process.info["cmdline"]
+    }
