@@ -91,11 +91,15 @@ class Contexts:
         open: the requests that have not ended, by id.
     """
 
-    def __init__(self, engine_id: str, sampler: Sampler, *, sampled_only: bool) -> None:
-        """`sampled_only`: requests that the sampler leaves out are not recorded."""
+    def __init__(self, engine_id: str, sampler: Sampler, *, launch: str = "", sampled_only: bool = False) -> None:
+        """
+        Args:
+            launch: the engine's, the same in all of its processes.
+            sampled_only: requests that the sampler leaves out are not recorded.
+        """
         self.open: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
-        self._engine_id = engine_id
+        self._engine_id, self._launch = engine_id, launch
         self._sampler = sampler
         self._sampled_only = sampled_only
 
@@ -149,7 +153,7 @@ class Contexts:
 
     def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
         parent = caller_of(getattr(request, "trace_headers", None))
-        root = root_ids(self._engine_id, request_id, incarnation)
+        root = root_ids(self._engine_id, request_id, incarnation, self._launch)
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
         sampled = self._is_sampled(root, parent)
@@ -188,13 +192,16 @@ def _weakly(request: Any) -> Callable[[], Any]:
         return lambda: None
 
 
-def root_ids(engine_id: str, request_id: str, incarnation: int = 0) -> bytes:
+def root_ids(engine_id: str, request_id: str, incarnation: int = 0, launch: str = "") -> bytes:
     """16 bytes of trace id and 8 of the root's span id, the same in every process of an engine.
 
-    `incarnation` distinguishes requests that use the same id, one after the other; workers only know the first.
+    `incarnation` distinguishes requests that use the same id, one after the other; workers only know the first. `launch` does
+    so where an engine with a fixed id is started anew.
     """
     again = f"\0{incarnation}" if incarnation else ""
-    return hashlib.blake2b(f"{engine_id}\0{request_id}{again}".encode(), digest_size=24).digest()
+    since = f"\0\0{launch}" if launch else ""
+    named = f"{engine_id}\0{request_id}{again}{since}"
+    return hashlib.blake2b(named.encode("utf-8", "surrogatepass"), digest_size=24).digest()
 
 
 def caller_of(trace_headers: Mapping[str, str] | None) -> SpanContext | None:

@@ -73,7 +73,8 @@ class Recorder:
         own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
         attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
-        self.contexts = Contexts(engine_id, _sampler(), sampled_only=sampled_only)
+        launch = str(resource.get(semconv.LAUNCH.key, ""))
+        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only)
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()

@@ -347,6 +347,13 @@ def test_the_workers_spans_are_in_the_callers_trace(story: Story) -> None:
     assert (span["trace_id"], span["parent_id"]) == (CALLER_TRACE, root["span_id"])
 
 
+def test_scheduler_and_worker_name_a_trace_alike(story: Story) -> None:
+    """That of a request without a caller is derived from its id and the launch of the engine."""
+    own = {step["span_id"]: step["role"] for step in story.second["steps"] if not step["foreign"]}
+    assert set(own.values()) == {"scheduler", "worker"}
+    assert len({s["trace_id"] for s in story.spans if s["span_id"] in own}) == 1
+
+
 def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -> None:
     """The last test, since it ends the server. vLLM kills what is left of its process tree then; nobody is left behind."""
     recorders = call(f"{story.api}/health")["recorders"]

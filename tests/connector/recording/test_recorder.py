@@ -278,6 +278,24 @@ def test_closing_does_not_wait_for_a_hanging_tracer(monkeypatch: pytest.MonkeyPa
     transport.open.set()
 
 
+def test_an_id_that_is_used_again_is_another_trace() -> None:
+    """By a request that comes later, and by the next launch of an engine whose id is fixed; but all processes of a launch
+    give a request the same."""
+    transport = MemoryTransport()
+    roots = []
+    for launch in ("first", "first", "second", None):
+        recorder = Recorder("engine", {semconv.LAUNCH.key: launch} if launch else {}, InProcessExporter(transport))
+        for _ in range(2):
+            request = a_request("r-1")
+            context = recorder.contexts.of(request)
+            roots.append(context.root)
+            recorder.contexts.end(context)
+        recorder.close(SLOW_S)
+    assert roots[:2] == roots[2:4]
+    assert len(set(roots)) == 6
+    assert len({root[:16] for root in roots}) == len({root[16:] for root in roots}) == 6
+
+
 def goodbyes(transport: MemoryTransport) -> list[bool]:
     return [event.recorder_closed for event in transport.events() if isinstance(event, Heartbeat)]
 
