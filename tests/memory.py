@@ -73,7 +73,9 @@ class MemoryTransport:
 
 def a_request(request_id: str = "cmpl-1-0-0123abcd", **changes: Any) -> Any:
     """A request as vLLM's scheduler knows it."""
-    return SimpleNamespace(**{"request_id": request_id, "num_preemptions": 0, "trace_headers": None, **changes})
+    return SimpleNamespace(
+        **{"request_id": request_id, "num_preemptions": 0, "trace_headers": None, "num_computed_tokens": 0, **changes}
+    )
 
 
 def a_recorder(transport: MemoryTransport) -> Recorder:

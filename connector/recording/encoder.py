@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 from kvtrail import __version__
-from kvtrail.connector.recording.ring import EventTuple, Identity
+from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
@@ -57,8 +57,23 @@ def _any_value(value: Value) -> bytes:
     if isinstance(value, float):
         return b"\x21" + struct.pack("<d", value)
     if isinstance(value, tuple):
+        if value and type(value[0]) is int:
+            return field(5, b"".join(map(_INTEGERS.__getitem__, value)))
         return field(5, b"".join(field(1, _any_value(item)) for item in value))
     return field(1, value.encode("utf-8", "replace"))
+
+
+class _Integers(dict[int, bytes]):
+    """A number -> its bytes as an element of an array."""
+
+    def __missing__(self, number: int) -> bytes:
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        encoded = self[number] = field(1, _any_value(number))
+        return encoded
+
+
+_INTEGERS = _Integers()
 
 
 def key_value(key: str, value: Value) -> bytes:
@@ -147,8 +162,8 @@ class Encoder:
         self._base_ns = base_ns
         internal = b"\x30\x01"  # SPAN_KIND_INTERNAL
         self._kinds = {
-            kind.value: (field(5, kind.encode()) + internal, tuple(_Attribute(a.key, a.type) for a in attributes))
-            for kind, attributes in semconv.FIELDS.items()
+            str(kind): (field(5, kind.encode()) + internal, tuple(_Attribute(a.key, a.type) for a in attributes))
+            for kind, attributes in ((*semconv.FIELDS.items(), (semconv.STEP_SPAN, semconv.STEP_FIELDS)))
         }
         self._epochs = _Attribute(semconv.EPOCH.key, int)
         self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key, int)
@@ -160,18 +175,26 @@ class Encoder:
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
 
     def requests(self, events: Sequence[EventTuple], most: int) -> Iterator[bytes]:
-        """The bytes of an `ExportTraceServiceRequest` for every `most` events.
+        """The bytes of an `ExportTraceServiceRequest` for every `most` events; the rows of a step count as events.
 
         Raises:
             Exception: an event holds what is not of its attribute's type; see `plain`.
         """
-        for first in range(0, len(events), most):
-            spans: list[bytes] = []
-            for event in events[first : first + most]:
-                body = self._span(event)
-                spans.append(self._lengths[len(body)])
-                spans.append(body)
-            yield field(1, self._resource + field(2, self._scope + b"".join(spans)))
+        spans: list[bytes] = []
+        numbers = 0
+        for event in events:
+            if numbers >= most:
+                yield self._request(spans)
+                spans, numbers = [], 0
+            body = self._span(event)
+            spans.append(self._lengths[len(body)])
+            spans.append(body)
+            numbers += numbers_of(event)
+        if spans:
+            yield self._request(spans)
+
+    def _request(self, spans: Sequence[bytes]) -> bytes:
+        return field(1, self._resource + field(2, self._scope + b"".join(spans)))
 
     def _span(self, event: EventTuple) -> bytes:
         """The body of a `Span` message."""

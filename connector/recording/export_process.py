@@ -22,7 +22,7 @@ from typing import Any
 
 from kvtrail.connector.recording import transport
 from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE, InProcessExporter
-from kvtrail.connector.recording.ring import EventTuple, sequence_of
+from kvtrail.connector.recording.ring import EventTuple, numbers_of, sequence_of
 from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
 
 GRACE_S = 5.0
@@ -79,7 +79,8 @@ def _goodbye(last: EventTuple, heartbeat: EventTuple) -> EventTuple:
     kind, source, identity, _, number, epoch, *_, values = heartbeat
     now_ns = monotonic_ns()  # the same clock in all processes of a machine
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
-    return (kind, source, identity, sequence_of(last) + 1, number + 1, epoch, now_ns, now_ns, None, values)
+    sequence = sequence_of(last) + numbers_of(last)
+    return (kind, source, identity, sequence, number + 1, epoch, now_ns, now_ns, None, values)
 
 
 def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:

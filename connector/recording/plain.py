@@ -11,7 +11,8 @@ from typing import Any
 from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.tracer.model import semconv
 
-_TYPES = {kind.value: tuple(a.type for a in attributes) for kind, attributes in semconv.FIELDS.items()}
+_TYPES = {str(kind): tuple(a.type for a in attributes) for kind, attributes in semconv.FIELDS.items()}
+_TYPES[semconv.STEP_SPAN] = tuple(a.type for a in semconv.STEP_FIELDS)
 
 
 def plain(event: EventTuple) -> EventTuple | None:
@@ -42,6 +43,8 @@ def _as(type_: type, value: Any) -> Any:
             return int(value) if isinstance(value, float) and value.is_integer() else int(index(value))
         if type_ is str:
             return str.__str__(value)
+        if all(type(each) is bool for each in value):
+            return tuple(value)
         return tuple(str.__str__(each) if isinstance(each, str) else int(index(each)) for each in value)
     except Exception:
         return None

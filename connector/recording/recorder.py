@@ -15,8 +15,9 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
@@ -31,17 +32,19 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
 from kvtrail.connector.recording.plain import plain
-from kvtrail.connector.recording.ring import EventTuple, Ring
+from kvtrail.connector.recording.ring import EventTuple, Ring, numbers_of
 from kvtrail.connector.recording.transport import THREAD_NAME
 from kvtrail.connector.settings import LevelSwitch
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import STEP_SPAN, Kind
 
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
 
 BATCH = 2048
 """Events exported at once, about half a millisecond of work. During each batch the caller waits for the interpreter and
 loses its caches, so a few large batches cost it less than many small ones."""
+EVERYTHING = 1 << 62
+"""More numbers than a ring holds."""
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
@@ -118,6 +121,46 @@ class Recorder:
         if not sequence & self._bits_of_many:
             self._wake.set()
 
+    def record_step(
+        self,
+        source: bytes,
+        contexts: Sequence[RequestContext],
+        at_ns: int,
+        computed: Sequence[int],
+        scheduled: Sequence[int],
+        drafted: Sequence[int],
+        blocks: Sequence[tuple[int, ...]] | None,
+        step: int,
+        tokens: int,
+    ) -> None:
+        """Record one step of several requests: one event with a row, and a number, for each. Never blocks, never raises.
+
+        Args:
+            computed, scheduled, drafted: tokens, by row.
+            blocks: that the step adds, by row; None if there are several KV cache groups.
+            step: the number of the step.
+            tokens: of the step in all.
+        """
+        taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
+        epochs, sampled = [context.epoch for context in contexts], [context.sampled for context in contexts]
+        values = (
+            tuple([context.request_id for context in contexts]),
+            tuple([next(context.sequence) for context in contexts]),
+            tuple(epochs) if any(epochs) else None,
+            tuple(computed),
+            None if scheduled.count(1) == len(scheduled) else tuple(scheduled),
+            tuple(drafted) if any(drafted) else None,
+            None if blocks is None else tuple(map(len, blocks)),
+            None if blocks is None else tuple(chain.from_iterable(blocks)) or None,
+            None if all(sampled) else tuple(sampled),
+            step,
+            tokens,
+        )
+        nobody = self._no_request
+        self._append((STEP_SPAN, source, nobody.identity, taken[0], 0, 0, at_ns, at_ns, None, values))
+        if taken[-1] & self._bits_of_many < len(taken):
+            self._wake.set()
+
     def leave_out(self, kind: str, concerned: Iterable[RequestContext] | None) -> None:
         """Something of this kind could not be recorded: count it. Where an event is missing for it, skip a number in the
         recorder's events and in those of the requests concerned, so that the tracer knows that it does not know;
@@ -178,7 +221,7 @@ class Recorder:
             try:
                 batch = self._send_all(batch, closing)
             except Exception:  # whatever it was, it must not be the end of the recording
-                logger.exception("kvtrail: up to %d events may be lost", len(batch))
+                logger.exception("kvtrail: up to %d events may be lost", _numbers(batch))
                 batch = []
             if closing:
                 return
@@ -197,9 +240,9 @@ class Recorder:
                 self._flush_done = asked
                 self._flushed.notify_all()
         elif closing:
-            self._given_up += len(batch) + len(self._ring.take(len(self._ring.waiting)))
+            self._given_up += _numbers(batch) + _numbers(self._ring.take(EVERYTHING))
         elif self._ring.is_full:
-            self._given_up += len(batch)  # perhaps the tracer refuses just these: try others
+            self._given_up += _numbers(batch)  # perhaps the tracer refuses just these: try others
             batch = []
         return batch
 
@@ -211,10 +254,10 @@ class Recorder:
                 self._make_plain(events)
                 sent = not events or self._exporter.send(events)
         except Exception:
-            logger.exception("kvtrail: %d events could not be encoded and are lost", len(events))
-            self._given_up += len(events)
+            logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
+            self._given_up += _numbers(events)
             return True
-        self._sent += len(events) if sent else 0
+        self._sent += _numbers(events) if sent else 0
         now_s = time.monotonic()
         if not sent and now_s - self._warned_s > WARN_EVERY_S:
             self._warned_s = now_s
@@ -260,6 +303,11 @@ class Recorder:
         if closing:
             self._goodbye_at = self._ring.next
         return events
+
+
+def _numbers(events: Sequence[EventTuple]) -> int:
+    """How many sequence numbers the events have."""
+    return sum(map(numbers_of, events))
 
 
 def _resource(attributes: dict[str, Any]) -> Resource:

@@ -10,8 +10,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.encoder import Encoder
-from kvtrail.connector.recording.ring import EventTuple, Identity
-from kvtrail.tracer.ingest import protobuf
+from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
+from kvtrail.tracer.ingest import protobuf, steps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, Event
 from kvtrail.tracer.model.spans import Span
@@ -50,6 +50,7 @@ class InMemoryExporter:
         if not self._held:
             return
         (root, *_), sequence = self._held[-1][2:4]
+        sequence += numbers_of(self._held[-1]) - 1
         last_ns = max(end_ns for *_, end_ns, _, _ in self._held)
         kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
         for after_s in range(0, later_s + 1, int(recorder.HEARTBEAT_S)):
@@ -58,7 +59,7 @@ class InMemoryExporter:
 
     def events(self) -> list[Event]:
         """The events, as encoding them as OTLP and decoding them again would give them, but faster."""
-        return [self._event(each) for each in self._held]
+        return [event for each in self._held for event in self._events(each)]
 
     def spans(self) -> list[Span]:
         """The spans, as a tracer would receive them."""
@@ -66,13 +67,33 @@ class InMemoryExporter:
         payloads = encoder.requests(self._held, BATCH)
         return [span for p in payloads for span in protobuf.spans(p)]
 
+    def _events(self, recorded: EventTuple) -> Iterator[Event]:
+        if recorded[0] != semconv.STEP_SPAN:
+            yield self._event(recorded)
+            return
+        _, source, identity, sequence, _, _, start_ns, end_ns, _, values = recorded
+        columns = {a.key: value for a, value in zip(semconv.STEP_FIELDS, values, strict=True) if value is not None}
+        columns[semconv.SEQUENCE.key] = sequence
+        for _, row in steps.apart(self._span_id(sequence), columns):
+            number, epoch = row[semconv.REQUEST_SEQUENCE.key], row[semconv.EPOCH.key]
+            own = tuple(row.get(attribute.key) for attribute in semconv.FIELDS[semconv.Kind.SCHEDULE])
+            whose = (identity[0], b"", row[semconv.REQUEST_ID.key], row.get(semconv.SAMPLED.key, True))
+            yield self._event(
+                (
+                    semconv.Kind.SCHEDULE.value, source, whose, row[semconv.SEQUENCE.key], number, epoch,
+                    start_ns, end_ns, None, own,
+                )
+            )  # fmt: skip
+
+    def _span_id(self, sequence: int) -> str:
+        return f"{self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF:016x}"
+
     def _event(self, recorded: EventTuple) -> Event:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = recorded
         common = self._common.get((source, identity))
         if common is None:
             common = self._common[source, identity] = self._decoded(source, identity)
         root, common = common["root"], common["fields"]
-        number = self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF
         fields = zip(semconv.FIELDS[semconv.Kind(kind)], values, strict=True)
         return CLASSES[kind](
             **common,
@@ -82,7 +103,7 @@ class InMemoryExporter:
             start_ns=self._base_ns + start_ns,
             end_ns=self._base_ns + end_ns,
             error=error,
-            span_id=root if kind == semconv.Kind.REQUEST else f"{number:016x}",
+            span_id=root if kind == semconv.Kind.REQUEST else self._span_id(sequence),
             **{attribute.field: value for attribute, value in fields if value is not None},
         )
 

@@ -26,6 +26,7 @@ from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.messages import message
+from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
 
@@ -101,6 +102,7 @@ class Instrumentation:
         self._probe = probe or Probe()
         self._guard = guard
         self._steps = 0
+        self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
         self._pool: Any = _NO_POOL
         self._prefix_cache: Any = None
         self._failing: dict[str, int] = {}
@@ -192,7 +194,7 @@ class Instrumentation:
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed
-        table = _first_group(blocks.get_block_ids()) if context.detailed else None
+        table = first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
         sources = _hit_sources(connector, request, external) if external and error is None else None
@@ -232,17 +234,18 @@ class Instrumentation:
         """After `build_connector_meta`: what the step does to requests, and what the probe saw of it."""
         if self._recorder is None:
             return
+        at_ns = monotonic_ns()
         try:
             if self._pool.cached_block_hash_to_block is not self._prefix_cache:
                 self._prefix_cache = self._pool.cached_block_hash_to_block
-                self._record(Kind.CACHE_RESET, None, monotonic_ns(), (self._steps,))
+                self._record(Kind.CACHE_RESET, None, at_ns, (self._steps,))
             if (
-                output.scheduled_new_reqs
+                self._level.any_detailed
+                or output.scheduled_new_reqs
                 or output.preempted_req_ids
                 or output.scheduled_cached_reqs.resumed_req_ids
-                or self._level.any_detailed
             ):
-                self._scheduled(connector, output)
+                self._steps_told.record(connector, output, self._steps, at_ns)
         except Exception:
             self._untold(Kind.SCHEDULE, _ids_of_step(output))
         self._steps += 1
@@ -255,7 +258,7 @@ class Instrumentation:
             self._probe_failed("stepped", _ids_of_step(output))
             return
         if seen is not None:
-            self._seen(seen, metadata)
+            self._seen(seen, metadata, output, at_ns)
 
     def transfers_ended(self, connector: Any, output: Any) -> Sequence[int]:
         """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends. Only asked
@@ -287,6 +290,7 @@ class Instrumentation:
         if invalid := getattr(output, "invalid_block_ids", None):
             for context, blocks in self._holders(connector, invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
+                self._steps_told.watch(context.request_id)
 
     @_never_breaks(Kind.RECEIVED, concerns_all=True)
     def _completions(self, output: Any, at_ns: int) -> None:
@@ -318,6 +322,7 @@ class Instrumentation:
                 values = _END_UNKNOWN
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context)
+        self._steps_told.ended(context.request_id)
 
     @_never_breaks(Kind.RESET)
     def cache_reset(self, succeeded: bool | None) -> None:
@@ -365,55 +370,23 @@ class Instrumentation:
         context = self._recorder.contexts.of_id(request_id)
         self._recorder.record(_NAMES[kind], self._source, context, start_ns, end_ns, (*values, None))
 
-    # Scheduling steps.
-
-    def _scheduled(self, connector: Any, output: Any) -> None:
-        """Record preemptions and first steps of a `SchedulerOutput`, and in detail every step with its blocks."""
-        at_ns, of_id = monotonic_ns(), self._recorder.contexts.of_id
-        if output.preempted_req_ids:
-            free = _left_free(connector, output) if self._level.detailed else None
-            for request_id in output.preempted_req_ids:
-                self._record(Kind.PREEMPT, of_id(request_id), at_ns, (free,))
-        running, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
-        drafts = output.scheduled_spec_decode_tokens
-        for new in output.scheduled_new_reqs:
-            context, table, drafted = of_id(new.req_id), None, None
-            if context.detailed:
-                table, drafted = _first_group(new.block_ids), len(drafts.get(new.req_id, ()))
-            values = (new.num_computed_tokens, scheduled[new.req_id], context.epoch > 0, drafted, table)
-            self._record(Kind.SCHEDULE, context, at_ns, values)
-            stats = getattr(context.request, "prefill_stats", None)  # set when it is scheduled for the first time
-            if stats is not None and stats.num_prompt_tokens:
-                reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
-                self._record(Kind.STATS, context, at_ns, reported)
-        if not (running.resumed_req_ids or self._level.any_detailed):
-            return
-        for number, request_id in enumerate(running.req_ids):
-            resumed = request_id in running.resumed_req_ids
-            if resumed or self._level.any_detailed:
-                context, added, drafted = of_id(request_id), None, None
-                if context.detailed:
-                    added, drafted = _first_group(running.new_block_ids[number]), len(drafts.get(request_id, ()))
-                if resumed or context.detailed:
-                    values = (running.num_computed_tokens[number], scheduled[request_id], resumed, drafted, added)
-                    self._record(Kind.SCHEDULE, context, at_ns, values)
+    # Plans.
 
     @_never_breaks(Kind.STORE_PLAN, concerns_all=True)
-    def _seen(self, seen: Seen, metadata: Any) -> None:
+    def _seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
         """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
-        at_ns = monotonic_ns()
         loads, stores, evicted, flushed, events = seen
         places: dict[str, tuple[bytes, bool]] = {}
         for plan in loads:
             try:
-                self._planned(Kind.LOAD_PLAN, plan, at_ns, places)
+                self._planned(Kind.LOAD_PLAN, plan, output, at_ns, places)
             except Exception:
                 self._untold(Kind.LOAD_PLAN, _ids_in((plan,)))
         for chunk in evicted:
             self._record(Kind.EVICT, None, at_ns, tuple(chunk))
         for plan in stores:
             try:
-                self._planned(Kind.STORE_PLAN, plan, at_ns, places)
+                self._planned(Kind.STORE_PLAN, plan, output, at_ns, places)
             except Exception:
                 self._untold(Kind.STORE_PLAN, _ids_in((plan,)))
         if places:  # workers in other processes cannot derive these as they do the others
@@ -429,7 +402,9 @@ class Instrumentation:
 
     # Transfers between KV blocks and the connector's store.
 
-    def _planned(self, kind: Kind, plan: Planned, at_ns: int, places: dict[str, tuple[bytes, bool]]) -> None:
+    def _planned(
+        self, kind: Kind, plan: Planned, output: Any, at_ns: int, places: dict[str, tuple[bytes, bool]]
+    ) -> None:
         """The workers are told to load or to store. Adds the request to `places` if its trace is a caller's: its root there,
         and whether that is sampled."""
         request_id, start, tokens, blocks, keys, job, present = plan
@@ -440,7 +415,7 @@ class Instrumentation:
                 self._jobs.popitem(last=False)
         if context.has_caller:
             places[request_id] = (context.root, context.sampled)
-        values = (start, tokens, blocks if context.detailed else None, keys, job)
+        values = (start, tokens, blocks if context.detailed else None, keys, job, *run_of(context, output))
         self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
 
     def _job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
@@ -453,7 +428,7 @@ class Instrumentation:
         """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""
         for context in list(self._recorder.contexts.open.values()):
             if context.request is not None:
-                table = _first_group(connector._kv_cache_manager.get_block_ids(context.request_id)) or ()
+                table = first_group(connector._kv_cache_manager.get_block_ids(context.request_id)) or ()
                 if held := tuple(block for block in table if block in blocks):
                     context.epoch = context.request.num_preemptions
                     yield context, held
@@ -542,13 +517,6 @@ def _ids_of_step(output: Any) -> set[str] | None:
         return None
 
 
-def _first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
-    """Block ids of the first KV cache group; None if there are several groups, whose ids mean different pools."""
-    if blocks is None:
-        return ()
-    return tuple(blocks[0]) if len(blocks) == 1 else None
-
-
 def _identity(request: Any) -> str:
     """The digest of what the request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
     adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
@@ -556,14 +524,6 @@ def _identity(request: Any) -> str:
         return PLAIN
     text = f"{getattr(adapter, 'lora_name', '')}\0{salt or ''}"
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=IDENTITY_BYTES).hexdigest()
-
-
-def _left_free(connector: Any, output: Any) -> int:
-    """The blocks that preemptions left free: those that are free after the step, and those that it used."""
-    used = [new.block_ids for new in output.scheduled_new_reqs]
-    used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
-    free: int = connector._kv_cache_manager.block_pool.get_num_free_blocks()
-    return free + sum(len(_first_group(blocks) or ()) for blocks in used)
 
 
 def _hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:

@@ -37,6 +37,7 @@ from kvtrail.tracer.model.events import (
     Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.model.semconv import Kind
 
 SCHEDULER = "scheduler"
 REMEMBERED_LOOKUPS = 16
@@ -225,7 +226,7 @@ class Account:
             self.external = event.external or ""
         if event.role == SCHEDULER:
             self.recorder, evidence.number = event.recorder, event.sequence
-            if event.trace_id:  # a step that many requests share has none of theirs
+            if event.trace_id and event.kind is not Kind.SCHEDULE:  # a step that many requests share has none of theirs
                 self.trace_id = event.trace_id
             if event.epoch > self.epoch:
                 self._begin_epoch(event.epoch)

@@ -111,8 +111,8 @@ class PrefillTimer:
     """Measures how fast engines prefill, from their own steps.
 
     A step lasts until the next step in which one of its requests goes on exactly where it stopped: then the engine did not
-    idle in between, and no step between them was lost. This needs every step to be recorded (level `detailed`); at level
-    `basic` nothing is measured and nothing is guessed.
+    idle in between, and no step between them was lost. This needs level `detailed`, which records the step after a prefill;
+    at level `basic` nothing is measured and nothing is guessed.
     """
 
     _now: dict[tuple[str, str], tuple[_EngineStep | None, _EngineStep]] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class PrefillTimer:
             if before.prefill and before.prefill >= PREFILL_SHARE * before.tokens:
                 measured = MeasuredPrefill(before.prefill, now.at_ns - before.at_ns)
             before = None
-        now.tokens += event.scheduled
+        now.tokens = event.scheduler_tokens or now.tokens + event.scheduled
         now.prefill += max(0, min(end, account.total or 0) - event.computed)
         now.ends[request] = (event.epoch, end)
         self._now[key] = (before, now)

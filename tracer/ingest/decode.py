@@ -14,10 +14,12 @@ from reprlib import Repr
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import ValidationError, convert
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
+from kvtrail.tracer.ingest import steps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
+from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
@@ -81,12 +83,40 @@ def from_span(span: Span) -> Event | None:
     """The event of a span; None for a foreign span and for a kind that only a newer kvtrail knows.
 
     Raises:
-        MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs.
+        MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
+            that could not be taken apart.
     """
-    if span.scope != semconv.SCOPE or span.name not in CLASSES:
+    if span.scope != semconv.SCOPE:
         return None
-    ids = (span.trace_id, span.span_id, span.start_ns, span.end_ns, span.error)
-    return event(span.name, ids, span.attributes.copy(), common(span.resource))[0]
+    if span.name == semconv.STEP_SPAN:
+        _rows(span.span_id, span.attributes)
+    if span.name not in CLASSES:
+        return None
+    return event(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
+
+
+def taken_apart(span: Span) -> list[Span]:
+    """The span itself; of a step, a `kv.schedule` for each row instead, unless its columns do not fit together."""
+    if span.name != semconv.STEP_SPAN or span.scope != semconv.SCOPE:
+        return [span]
+    try:
+        rows = _rows(span.span_id, span.attributes)
+    except MalformedSpan:
+        return [span]
+    return [replace(span, name=Kind.SCHEDULE.value, span_id=id_, attributes=own) for id_, own in rows]
+
+
+def _rows(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a step, as `steps.apart` gives them. Raises MalformedSpan."""
+    try:
+        return steps.apart(span_id, attributes)
+    except steps.Unfit as wrong:
+        text = f"span {span_id} ({semconv.STEP_SPAN}): {wrong}"
+        raise MalformedSpan(text, about=(semconv.STEP_SPAN, wrong.key)) from wrong
+
+
+def _ids(span: Span) -> Ids:
+    return span.trace_id, span.span_id, span.start_ns, span.end_ns, span.error
 
 
 def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]) -> tuple[Event, Sequence[str]]:
@@ -182,11 +212,19 @@ class Decoded:
         if span.scope != semconv.SCOPE:
             self.foreign.append(span)
         else:
-            ids = (span.trace_id, span.span_id, span.start_ns, span.end_ns, span.error)
-            self.add_ours(span.name, ids, span.attributes.copy(), common(span.resource))
+            self.add_ours(span.name, _ids(span), span.attributes.copy(), common(span.resource))
 
     def add_ours(self, name: str, ids: Ids, attributes: dict[str, Any], common: Mapping[str, Any]) -> None:
         """Sort a span of ours in; `attributes` are changed."""
+        if name == semconv.STEP_SPAN:
+            try:
+                rows = _rows(ids[1], attributes)
+            except MalformedSpan as malformed:
+                self.malformed.append(str(malformed))
+                return
+            for id_, own in rows:
+                self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
+            return
         if name not in CLASSES:
             self.unknown_spans[name] += 1
             return
@@ -230,12 +268,17 @@ class Decoder(ABC, Generic[Data, Encoded]):
     """
 
     def spans(self, data: Data) -> list[Span]:
-        """The spans of a request, in its order.
+        """The spans of a request, in its order; steps are taken apart.
 
         Raises:
             ValueError: the data is not an `ExportTraceServiceRequest`; MalformedOtlp is one.
         """
-        return [self._span(span, resource, scope) for resource, scope, spans in self._lists(data) for span in spans]
+        return [
+            each
+            for resource, scope, spans in self._lists(data)
+            for span in spans
+            for each in taken_apart(self._span(span, resource, scope))
+        ]
 
     def decoded(self, data: Data) -> Decoded:
         """The events of a request, without the spans that carry them.

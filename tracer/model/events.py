@@ -169,13 +169,17 @@ class Schedule(Event, kw_only=True, gc=False):
     resumed: bool = False
     drafted: Count | None = None
     blocks_ids: Blocks | None = None
-    """The blocks that the step adds to the request's table; all of them on the first step."""
+    """The blocks that the step adds to the request's table; all of them on the first step, and with `blocks_whole`."""
     blocks_whole: bool = False
+    scheduler_step: Count | None = None
+    scheduler_tokens: Count | None = None
+    """Tokens of all requests in this step."""
 
 
 class Preempt(Event, kw_only=True, gc=False):
     kind = Kind.PREEMPT
     blocks_free: Count | None = None
+    scheduler_step: Count | None = None
 
 
 class Transfer(Event, kw_only=True, gc=False):
@@ -213,6 +217,11 @@ class Plan(Event, kw_only=True, gc=False):
     blocks_ids: Blocks | None = None
     chunk_keys: Keys | None = None
     transfer_id: Count | None = None
+    computed: Count | None = None
+    """With `scheduled` and `drafted`: what the step that builds the plan runs of the request; None where it does not run it,
+    or where that was not recorded."""
+    scheduled: Count | None = None
+    drafted: Count | None = None
 
 
 class LoadPlan(Plan, kw_only=True, gc=False):

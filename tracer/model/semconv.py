@@ -101,6 +101,7 @@ LIMIT = _tokens("limit", "Tokens that the request may generate at most.")
 STEP = Attribute(
     "kvtrail.scheduler.step", int, "Scheduling steps that had begun before: the moment, as the scheduler counts time."
 )
+STEP_TOKENS = Attribute("kvtrail.scheduler.tokens", int, "Tokens that the step runs in all, of all requests.")
 PRIORITY = Attribute("kvtrail.request.priority", int, "The request's priority; absent where it has none.")
 HASHES = Attribute(
     "kvtrail.block.hashes",
@@ -195,14 +196,14 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
     Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
-    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS),
-    Kind.PREEMPT: (FREE_BLOCKS,),
+    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS, WHOLE, STEP, STEP_TOKENS),
+    Kind.PREEMPT: (FREE_BLOCKS, STEP),
     Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.RECEIVED: (FAILED, STEP),
     Kind.SENT: (STEP,),
-    Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB),
-    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, PRESENT),
+    Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, COMPUTED, SCHEDULED, DRAFTED),
+    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, COMPUTED, SCHEDULED, DRAFTED, PRESENT),
     Kind.TRANSFER_END: (JOB, FAILED, STEP),
     Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
@@ -231,7 +232,8 @@ BRIEFS: dict[Kind, str] = {
     Kind.REQUEST: "Root of a request's KV story, from its arrival to its end.",
     Kind.LOOKUP: "`get_num_new_matched_tokens`: the scheduler asks what the connector could load.",
     Kind.ALLOC: "`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded.",
-    Kind.SCHEDULE: "A step of a request: the first after its admission or resumption; at level `detailed`, every one.",
+    Kind.SCHEDULE: "A step of a request: the first after its admission or resumption. At level `detailed` also each later one"
+    " that says something new; these come as rows of `kv.step`.",
     Kind.PREEMPT: "The scheduler took the request's blocks away; its computed tokens are 0 again.",
     Kind.LOAD: "Tokens were copied from the connector's store into KV blocks.",
     Kind.STORE: "Tokens were copied from KV blocks into the connector's store.",
@@ -261,6 +263,45 @@ BRIEFS: dict[Kind, str] = {
     " of their own kinds.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
 }
+
+STEP_SPAN = "kv.step"
+"""The span that carries later steps of requests. Who reads it takes it apart (`ingest.steps`): no event is of this kind."""
+ROW_REQUESTS = Attribute("kvtrail.step.requests", tuple, "The engine's ids of the requests, one for each row.")
+ROW_NUMBERS = Attribute(
+    "kvtrail.step.sequences", tuple, "Each row's number among the recorder's events of its request."
+)
+ROW_EPOCHS = Attribute("kvtrail.step.epochs", tuple, "Preemption epochs; absent where all are 0.")
+ROW_COMPUTED = Attribute("kvtrail.step.computed", tuple, "Where the step begins in each request, in tokens.")
+ROW_SCHEDULED = Attribute(
+    "kvtrail.step.scheduled", tuple, "Tokens that the step runs of each request; absent where it is one of each."
+)
+ROW_DRAFTED = Attribute(
+    "kvtrail.step.drafted", tuple, "Speculative tokens among the scheduled ones; absent where there are none."
+)
+ROW_COUNTS = Attribute(
+    "kvtrail.step.blocks.counts",
+    tuple,
+    "KV blocks that the step adds to each request; absent where there are several KV cache groups.",
+)
+ROW_BLOCKS = Attribute(
+    "kvtrail.step.blocks.ids", tuple, "The ids of these blocks, row after row; absent where no row has any."
+)
+ROW_SAMPLED = Attribute(
+    "kvtrail.step.sampled", tuple, "Whether each request is sampled by OpenTelemetry; absent where all are."
+)
+ROWS: tuple[Attribute, ...] = (
+    ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS, ROW_COMPUTED, ROW_SCHEDULED, ROW_DRAFTED, ROW_COUNTS, ROW_BLOCKS, ROW_SAMPLED,
+)  # fmt: skip
+"""The columns of `STEP_SPAN`, arrays with one element for each row, `ROW_BLOCKS` apart."""
+STEP_FIELDS: tuple[Attribute, ...] = (*ROWS, STEP, STEP_TOKENS)
+"""The attributes of `STEP_SPAN`, in the order in which the recorder's tuple holds them."""
+STEP_BRIEF = (
+    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` whose request gets blocks, runs"
+    " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
+    " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
+    " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
+    " `kv.schedule` again."
+)
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
 EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.", "external")
@@ -374,6 +415,8 @@ def as_markdown() -> str:
     for kind, attributes in FIELDS.items():
         table = f"\n\n{head}{rows(attributes)}" if attributes else ""
         parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
+        if kind is Kind.SCHEDULE:
+            parts.append(f"## `{STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(STEP_FIELDS)}\n")
     return "\n".join(parts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from kvtrail.connector.known.environment import Unusable
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
+from kvtrail.connector.simulate.rerun.plain_steps import STEP_EVENTS, leaves_out, with_plain_steps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -138,7 +139,7 @@ def recorded_calls(history: History, *, request: str | None = None) -> RecordedC
     mine = [e for e in recorded if e.role == "scheduler" and (e.connector_id == connector_id or isinstance(e, of_all))]
     drafts = max((e.drafted or 0 for e in mine if isinstance(e, Schedule)), default=0)
     drafts = drafts or int(history.resource(recorder).get(semconv.DRAFTS.key) or 0)
-    calls = tuple(_calls(mine, drafts=drafts > 0))
+    calls = tuple(_timed_calls(with_plain_steps(mine)) if leaves_out(mine) else _calls(mine, drafts=drafts > 0))
     return RecordedCalls(
         engine=engine,
         recorder=recorder,
@@ -173,6 +174,32 @@ def _calls(events: Iterable[Event], *, drafts: bool) -> Iterable[Call]:
         if method is None and type(event) not in _ORDER and not isinstance(event, _REPORTED):
             continue  # a worker's, a heartbeat, or a probe's: no call
         if held and (method is not None or not _same_call(held, event, drafts=drafts)):
+            yield _call(held)
+            held = []
+        if method is not None:
+            yield Call(method, (event,))
+        else:
+            held.append(event)
+    if held:
+        yield _call(held)
+
+
+def _timed_calls(events: Iterable[Event]) -> Iterable[Call]:
+    """The calls in a recording of a kvtrail that records all of a step at one time."""
+    held: list[Event] = []
+    for event in events:
+        method, is_step, is_report = (
+            _SINGLE.get(type(event)),
+            isinstance(event, STEP_EVENTS),
+            isinstance(event, _REPORTED),
+        )
+        if not (method or is_step or is_report):
+            continue
+        last = held[-1] if held else None
+        if last is not None and not (
+            (is_step and isinstance(last, STEP_EVENTS) and last.start_ns == event.start_ns)
+            or (is_report and isinstance(last, _REPORTED))
+        ):
             yield _call(held)
             held = []
         if method is not None:

@@ -139,6 +139,10 @@ class FakeRequests:
         held.table = [next(self._made_up) for _ in range(wanted)] if blocks is None else list(blocks)
         return KVCacheBlocks(([KVCacheBlock(block) for block in held.table],))
 
+    def in_order(self, runs: Sequence[Run]) -> list[Run]:
+        """The runs in the order in which their requests were admitted, which is that of the running ones in vLLM."""
+        return sorted(runs, key=lambda run: self._live[run.request].admitted)
+
     def step(self, runs: Sequence[Run], preempted: set[str]) -> Any:
         """A step, as vLLM's `SchedulerOutput`."""
         from vllm.v1.core.sched.output import KVConnectorBlockState, NewRequestData, SchedulerOutput

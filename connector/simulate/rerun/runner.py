@@ -17,6 +17,7 @@ from kvtrail.connector.simulate.rerun.calls import Call, Method, RecordedCalls
 from kvtrail.connector.simulate.rerun.fakes import FakeCacheManager, FakeRequest, FakeRequests, NotRecorded, Run
 from kvtrail.connector.simulate.rerun.forks import Forks
 from kvtrail.connector.simulate.rerun.outcome import Compared, Outcome
+from kvtrail.connector.simulate.rerun.plain_steps import is_plain
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
@@ -81,6 +82,7 @@ class Runner:
         self._astray = ""
         self._stopped = ""
         self._number = 0
+        self._recorded_last: Event = recorded.calls[0].event
 
     def run(self, progress: Callable[[int, int], None]) -> None:
         """Make all calls; `progress` is called with how many have been made, and of how many."""
@@ -237,7 +239,8 @@ class Runner:
                     runs[event.request] = Run(event.request, max(end, held.reached), 1)
                 elif end > held.reached:
                     runs[event.request] = Run(event.request, held.reached, end - held.reached)
-        return list(runs.values())
+        made = list(runs.values())
+        return self._requests.in_order(made) if any(map(is_plain, call.events)) else made
 
     def _replace_step(self, call: Call, runs: Sequence[Run], planned: list[Event]) -> None:
         """Replace the step's events by those that would be recorded now: what vLLM did, and this connector's plan."""
@@ -248,7 +251,7 @@ class Runner:
             elif isinstance(event, Schedule):
                 run = now[event.request or ""]
                 self.replaced[event.span_id] = [replace(event, computed=run.computed, scheduled=run.scheduled)]
-        last = call.events[-1]
+        last = self._recorded_last = next((e for e in reversed(call.events) if not is_plain(e)), self._recorded_last)
         self.replaced[last.span_id] = [*self.replaced.get(last.span_id, [last]), *planned]
 
     def _why_no_plans(self, event: Event) -> str:
@@ -304,7 +307,7 @@ class Runner:
             outcome = Outcome.NOT_COMPARABLE
         elif outcome is Outcome.DIFFERENT and doubt:
             outcome, reason = Outcome.NOT_COMPARABLE, doubt
-        names = {e.request for e in call.events if e.request is not None}
+        names = {e.request for e in call.events if e.request is not None and not is_plain(e)}
         compared = Compared(
             number=self._number,
             method=call.method.value,

@@ -252,6 +252,57 @@ def test_a_request_goes_out_in_parts_of_the_size_asked_for(monkeypatch: pytest.M
     assert len(transport.lookups()) == 450
 
 
+def step_of(recorder: Recorder, count: int) -> None:
+    """Record a step of so many requests."""
+    contexts = [recorder.contexts.of(a_request(f"step-{n}")) for n in range(count)]
+    recorder.record_step(b"", contexts, 1, [16] * count, [1] * count, (), [(n,) for n in range(count)], 0, count)
+
+
+def test_a_dropped_step_counts_as_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    with transport.held_up():
+        record(recorder, a_request())
+        recorder._wake.set()
+        until(lambda: not recorder._ring.waiting)  # the thread has the lookup, and waits
+        for rows in (5, 1, 2, 3, 4, 7):
+            step_of(recorder, rows)
+        assert recorder.dropped == 5 + 1
+    recorder.close(SLOW_S)
+    numbers = [event.sequence for event in transport.events() if not isinstance(event, Heartbeat)]
+    assert numbers == [0, *range(7, 7 + 2 + 3 + 4 + 7)]
+    (*_, goodbye) = [event for event in transport.events() if isinstance(event, Heartbeat)]
+    assert (goodbye.recorder_recorded, goodbye.recorder_dropped) == (goodbye.sequence, 6)
+
+
+def test_a_step_counts_as_its_rows_where_requests_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    with transport.held_up():
+        for rows in (4, 4, 4, 30, 1):
+            step_of(recorder, rows)
+    assert recorder.flush(SLOW_S)
+    sizes = [len([e for e in protobuf.spans(p) if e.name == "kv.schedule"]) for p in transport.payloads]
+    assert [size for size in sizes if size] == [12, 30, 1]
+    recorder.close(SLOW_S)
+
+
+def test_a_steps_numbers_are_its_own_while_others_record() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    other = threading.Thread(target=lambda: record(recorder, a_request(), 2000))
+    with transport.held_up():
+        other.start()
+        for _ in range(200):
+            step_of(recorder, 16)
+        other.join()
+    recorder.close(SLOW_S)
+    numbers = [event.sequence for event in transport.events()]
+    assert sorted(numbers) == list(range(len(numbers)))
+
+
 def test_an_absent_tracer_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     transport = MemoryTransport()
     transport.accepts = False

@@ -156,11 +156,13 @@ def request_of_vllm() -> Request:
 def scheduler_output() -> SchedulerOutput:
     """A step in which one request is new, one runs, one resumes and one is preempted."""
     output = SchedulerOutput.make_empty()
-    new: Any = SimpleNamespace(req_id="new", num_computed_tokens=32)
+    new: Any = SimpleNamespace(req_id="new", num_computed_tokens=32, block_ids=([1, 2, 3, 4],))
     output.scheduled_new_reqs = [new]
     cached = output.scheduled_cached_reqs
     cached.req_ids, cached.num_computed_tokens, cached.resumed_req_ids = ["runs", "resumes"], [64, 0], {"resumes"}
+    cached.new_block_ids = [None, ([5, 6, 7, 8],)]
     output.num_scheduled_tokens = {"new": 68, "runs": 1, "resumes": 100}
+    output.total_num_scheduled_tokens = 169
     output.preempted_req_ids = {"preempted"}
     return output
 

@@ -206,7 +206,10 @@ def test_callers_traces_are_passed_to_workers_in_the_metadata() -> None:
     scheduler = Instrumentation(ours, probe=Copying())
     scheduler.request_started(a_request(REQUEST, trace_headers=headers, num_tokens=10))
     nothing_new = SimpleNamespace(
-        scheduled_new_reqs=[], preempted_req_ids=None, scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set())
+        scheduled_new_reqs=[],
+        preempted_req_ids=None,
+        scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        num_scheduled_tokens={},
     )
     note, slots = SimpleNamespace(), object()
     scheduler.step_built(None, nothing_new, slots)  # cannot carry them, and that is no error

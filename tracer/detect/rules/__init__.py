@@ -68,7 +68,7 @@ class Rule(ABC):
             engine=last.engine,
             request=last.request or "",
             external=last.external or "",
-            trace_id=last.trace_id,
+            trace_id=next((e.trace_id for e in reversed(drift.witness) if e.kind is not Kind.SCHEDULE), last.trace_id),
             connector=last.connector,
             epoch=last.epoch,
             first_ns=last.start_ns,

@@ -14,13 +14,13 @@ IN_VAIN = 3
 class IdlePreemption(EngineRule[Preempt]):
     """Requests are preempted one after the other and no block becomes free.
 
-    Invariant: after k >= 3 preemptions with nothing scheduled between them, at least k blocks are free: each of the
-    requests held at least one that it shared with nobody.
+    Invariant: after k >= 3 preemptions in one step, at least k blocks are free: each of the requests held at least one that
+    it shared with nobody.
 
     A single preemption may free nothing at once: a connector may fence its blocks until a store has ended. Source: vLLM,
     `Scheduler.schedule` preempts until an allocation succeeds; the incident is vLLM #49674
-    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks (level `detailed`) and every event
-    of the engine between the preemptions.
+    (https://github.com/vllm-project/vllm/issues/49674). Needs the pool's free blocks and every event of the engine between
+    the preemptions.
     """
 
     id = "idle-preemption"
@@ -35,7 +35,7 @@ class IdlePreemption(EngineRule[Preempt]):
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        row = [*engine.preemptions, event]
+        row = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
         if event.blocks_free >= len(row):
             return Verdict.OK
         if len(row) < IN_VAIN:

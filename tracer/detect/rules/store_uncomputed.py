@@ -2,45 +2,54 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
-from kvtrail.tracer.model.events import StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.events import Schedule, StorePlan
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
     """The connector stores tokens that are not computed, or may still be rejected.
 
-    Invariant: a store's end <= n + s - d, where the step begins at n and runs s tokens, d of them speculative: the KV of
-    drafts is overwritten when they are rejected.
+    Invariant: a store's end <= n + s - d, where the step that plans it begins at n and runs s tokens of the request, d of
+    them speculative: the KV of drafts is overwritten when they are rejected.
 
     Source: vLLM, `Scheduler.update_from_output` takes rejected tokens back; the incident is LMCache #886
-    (https://github.com/LMCache/LMCache/issues/886). Needs every step of the request (level `detailed`) and a probe that
-    reads plans.
+    (https://github.com/LMCache/LMCache/issues/886). Needs a probe that reads plans, and the plan alone; of a recording whose
+    plans do not say what their step runs, every step of the request.
     """
 
     id = "store-uncomputed"
     severity = Severity.WRONG_OUTPUT
     classes = ("C22",)
     hint = "Count placeholders and drafts out: store up to the tokens computed before the step, or up to the verified ones."
-    explanation = (
-        "The step at {0} begins at {computed} and runs {scheduled} tokens, {drafted} of them speculative: {at_most} are sure."
-        " At {1.label} the connector stores up to {end}."
-    )
+    needs_history = False
 
     def judge(self, event: StorePlan, account: Account) -> Judgement:
-        step = account.evidence.schedule
         if event.start is None or event.chunk_present:
             return None
-        if step is None or step.blocks_ids is None or event.epoch != account.epoch:
-            return Unknown.LEVEL
-        end, drafted = event.start + event.count, step.drafted or 0
-        most = step.computed + step.scheduled - drafted
+        run: StorePlan | Schedule | Unknown = event if event.scheduled is not None else _step(event, account)
+        if isinstance(run, Unknown):
+            return run
+        end, drafted = event.start + event.count, run.drafted or 0
+        computed, scheduled = run.computed or 0, run.scheduled or 0
+        most = computed + scheduled - drafted
         if end <= most:
             return Verdict.OK
-        numbers = {
-            "end": end,
-            "computed": step.computed,
-            "scheduled": step.scheduled,
-            "drafted": drafted,
-            "at_most": most,
-        }
-        return Drift(numbers, [step, event])
+        numbers = {"end": end, "computed": computed, "scheduled": scheduled, "drafted": drafted, "at_most": most}
+        return Drift(numbers, [event] if run is event else [run, event])
+
+    def template(self, finding: Finding) -> str:
+        text = (
+            "The step at {0} begins at {computed} and runs {scheduled} tokens, {drafted} of them speculative: {at_most}"
+        )
+        where = "At {1.label}" if len(finding.witness) > 1 else "In it"
+        return f"{text} are sure. {where} the connector stores up to {{end}}."
+
+
+def _step(event: StorePlan, account: Account) -> Schedule | Unknown:
+    """The step of a plan that does not say it itself."""
+    step = account.evidence.schedule
+    if not account.complete:
+        return Unknown.LOST
+    if step is None or step.blocks_ids is None or step.scheduler_tokens is not None or event.epoch != account.epoch:
+        return Unknown.LEVEL  # not every step is recorded
+    return step

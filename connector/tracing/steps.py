@@ -1,0 +1,167 @@
+"""What a scheduling step does to requests: preemptions, first and later steps, and what each runs.
+
+A step of an engine with hundreds of requests says nearly nothing new: most of them decode one token into a block that they
+hold already. So a later step of a request is recorded where it says something, and all of these together as one event. On
+the scheduler's thread that costs some microseconds a step, however many requests run (`benchmarks/throughput.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from kvtrail.connector.recording.contexts import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.tracer.model.semconv import Kind
+
+_PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
+Run = tuple[int | None, int | None, int | None]
+"""What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
+NOT_RUN: Run = (None, None, None)
+
+
+class Steps:
+    """Records the steps of one connector object."""
+
+    def __init__(self, recorder: Recorder, source: bytes) -> None:
+        """`source` is the encoded attributes that say who recorded."""
+        self._recorder = recorder
+        self._source = source
+        self._level = recorder.level
+        self._fresh: set[str] = set()
+        """The requests that ran more than one token in the last step, or for the first time: where they are now shows what
+        became of that, and how long it took."""
+        self._watched: set[str] = set()
+        self._last: Mapping[str, int] = {}
+        """What the last step ran, in tokens by request."""
+
+    def watch(self, request_id: str) -> None:
+        """Record every step of this request from now on, until it ends."""
+        self._watched.add(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """The request has ended."""
+        self._watched.discard(request_id)
+
+    def record(self, connector: Any, output: Any, number: int, at_ns: int) -> None:
+        """Record a `SchedulerOutput`, the step of this number."""
+        of_id, running = self._recorder.contexts.of_id, output.scheduled_cached_reqs
+        if output.preempted_req_ids:
+            free = _left_free(connector, output)
+            for request_id in output.preempted_req_ids:
+                self._record(_PREEMPT, of_id(request_id), at_ns, (free, number))
+        for new in output.scheduled_new_reqs:
+            context = of_id(new.req_id)
+            run = (new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], context.epoch > 0)
+            self._begun(context, output, run, new.block_ids, number, at_ns)
+            stats = getattr(context.request, "prefill_stats", None)  # set when it is scheduled for the first time
+            if stats is not None and stats.num_prompt_tokens:
+                reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
+                self._record(_STATS, context, at_ns, reported)
+        if running.resumed_req_ids:
+            for n, request_id in enumerate(running.req_ids):
+                if request_id in running.resumed_req_ids:
+                    run = (running.num_computed_tokens[n], output.num_scheduled_tokens[request_id], True)
+                    self._begun(of_id(request_id), output, run, running.new_block_ids[n], number, at_ns)
+        if self._level.any_detailed:
+            self._continued(output, number, at_ns)
+
+    def _begun(
+        self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int
+    ) -> None:
+        """The first step of a request's epoch, with its whole block table."""
+        table = drafted = None
+        if context.detailed:
+            drafted = len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
+            table = first_group(blocks)
+        values = (*run, drafted, table, None if table is None else True, number, output.total_num_scheduled_tokens)
+        self._record(_SCHEDULE, context, at_ns, values)
+
+    def _continued(self, output: Any, number: int, at_ns: int) -> None:
+        """The later steps that say something new, as rows of one event."""
+        running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
+        ids, added, resumed = running.req_ids, running.new_block_ids, running.resumed_req_ids
+        rows = self._telling(output)
+        if resumed:
+            rows = [n for n in rows if ids[n] not in resumed]
+        self._fresh, self._last = {each.req_id for each in new} | resumed, scheduled
+        if not rows:
+            return
+        of_id, drafts = self._recorder.contexts.of_id, output.scheduled_spec_decode_tokens
+        contexts: list[RequestContext] = []
+        detailed: list[int] = []
+        for n in rows:
+            context = of_id(ids[n])
+            if scheduled[ids[n]] > 1:
+                self._fresh.add(ids[n])
+            if context.detailed and context.recorded:
+                contexts.append(context)
+                detailed.append(n)
+        if not contexts:
+            return
+        blocks = [first_group(added[n]) for n in detailed]
+        self._recorder.record_step(
+            self._source,
+            contexts,
+            at_ns,
+            [running.num_computed_tokens[n] for n in detailed],
+            [scheduled[ids[n]] for n in detailed],
+            [len(drafts.get(ids[n], ())) for n in detailed] if drafts else (),
+            None if None in blocks else blocks,  # type: ignore[arg-type]  # none of them is None
+            number,
+            output.total_num_scheduled_tokens,
+        )
+
+    def _telling(self, output: Any) -> list[int]:
+        """The places in `req_ids` of the requests whose step says something new, in order."""
+        ids, scheduled = output.scheduled_cached_reqs.req_ids, output.num_scheduled_tokens
+        count, added = len(ids), output.scheduled_cached_reqs.new_block_ids
+        rows = set(compress(range(count), added))
+        wanted = {request_id for request_id in self._fresh | self._watched if request_id in scheduled}
+        n = count
+        while wanted and n:  # those that began last are the last ones
+            n -= 1
+            if ids[n] in wanted:
+                wanted.discard(ids[n])
+                rows.add(n)
+        beyond = output.total_num_scheduled_tokens - count
+        beyond -= sum([scheduled[each.req_id] for each in output.scheduled_new_reqs])
+        if beyond != sum([scheduled[ids[n]] - 1 for n in rows]):
+            rows.update([n for n, request_id in enumerate(ids) if scheduled[request_id] > 1])
+        left = len(output.finished_req_ids) + len(output.preempted_req_ids or ())
+        if count - len(output.scheduled_cached_reqs.resumed_req_ids) != len(self._last) - left:
+            rows.update([n for n, request_id in enumerate(ids) if request_id not in self._last])  # left out of a step
+        return sorted(rows)
+
+    def _record(self, kind: str, context: RequestContext, at_ns: int, values: tuple[Any, ...]) -> None:
+        self._recorder.record(kind, self._source, context, at_ns, at_ns, values)
+
+
+def run_of(context: RequestContext, output: Any) -> Run:
+    """What a step runs of a request; no tokens, where it does not run it."""
+    if context.request is None:
+        return NOT_RUN
+    computed, scheduled = context.request.num_computed_tokens, output.num_scheduled_tokens.get(context.request_id, 0)
+    if not (computed or scheduled):  # preempted: nobody says how much of it was computed before
+        return NOT_RUN
+    return computed, scheduled, len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
+
+
+def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | None:
+    """Block ids of the first KV cache group; None if there are several groups, whose ids mean different pools."""
+    if blocks is None:
+        return ()
+    return tuple(blocks[0]) if len(blocks) == 1 else None
+
+
+def _left_free(connector: Any, output: Any) -> int | None:
+    """The blocks that preemptions left free: those that are free after the step, and those that it used. None where that
+    cannot be seen: another vLLM may keep its blocks elsewhere."""
+    used = [new.block_ids for new in output.scheduled_new_reqs]
+    used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
+    pool = getattr(getattr(connector, "_kv_cache_manager", None), "block_pool", None)
+    if pool is None or any(len(groups) != 1 for groups in used):
+        return None
+    free: int = pool.get_num_free_blocks()
+    return free + sum(len(groups[0]) for groups in used)

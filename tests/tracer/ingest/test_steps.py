@@ -1,0 +1,159 @@
+"""The steps of many requests in one span: what is recorded in columns is read as one event for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from memory import MemoryTransport, a_recorder, a_request
+from msgspec.structs import asdict, replace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from processes import SLOW_S
+
+from kvtrail.connector.recording.encoder import attribute, key_value
+from kvtrail.tracer.ingest import decode, otlp_json, protobuf
+from kvtrail.tracer.ingest.otlp_json import JsonDecoder
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Lookup, Schedule
+from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.spans import Span
+
+SOURCE = attribute(semconv.CONNECTOR.key, "OffloadConnector") + attribute(semconv.ROLE.key, "scheduler")
+
+
+def recorded(
+    *,
+    scheduled: Sequence[int] = (1, 40, 4),
+    drafted: Sequence[int] = (0, 0, 3),
+    blocks: Sequence[tuple[int, ...]] | None = ((7,), (8, 9), ()),
+) -> bytes:
+    """A lookup, a step of three requests, and a lookup, as a recorder sends them."""
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    requests = [a_request(f"cmpl-{n}-0-0123abcd", num_preemptions=n) for n in range(3)]
+    lookup = (Kind.LOOKUP.value, SOURCE, recorder.contexts.of(requests[1]), 5, 6, (9, 0, 0, 0, False, None, None, None))
+    with transport.held_up():
+        recorder.record(*lookup)
+        contexts = [recorder.contexts.of(each) for each in requests]
+        recorder.record_step(SOURCE, contexts, 10, (16, 200, 90), scheduled, drafted, blocks, 12, 46)
+        recorder.record(*lookup)
+    recorder.close(SLOW_S)
+    return transport.payloads[0]
+
+
+def changed(payload: bytes, key: str, value: Any) -> bytes:
+    """The same, with another attribute of the step; None takes it out."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    (step,) = [s for s in request.resource_spans[0].scope_spans[0].spans if s.name == semconv.STEP_SPAN]
+    kept = [each for each in step.attributes if each.key != key]
+    del step.attributes[:]
+    step.attributes.extend(kept)
+    if value is not None:
+        step.attributes.add().MergeFromString(key_value(key, value))
+    return request.SerializeToString()
+
+
+def test_each_row_is_an_event_with_its_own_numbers() -> None:
+    spans = protobuf.spans(recorded())
+    first, *rows, last = [event for span in spans if (event := decode.from_span(span)) is not None][:5]
+    assert isinstance(first, Lookup)
+    assert isinstance(last, Lookup)
+    assert [event.sequence for event in (first, *rows, last)] == [0, 1, 2, 3, 4]
+    seen = [
+        (e.request, e.external, e.request_sequence, e.epoch, e.computed, e.scheduled, e.drafted, e.blocks_ids)
+        for e in rows
+        if isinstance(e, Schedule)
+    ]
+    assert seen == [
+        ("cmpl-0-0-0123abcd", "cmpl-0-0", 0, 0, 16, 1, 0, (7,)),
+        ("cmpl-1-0-0123abcd", "cmpl-1-0", 1, 1, 200, 40, 0, (8, 9)),
+        ("cmpl-2-0-0123abcd", "cmpl-2-0", 0, 2, 90, 4, 3, ()),
+    ]
+    assert last.request_sequence == 2
+    for row in rows:
+        assert isinstance(row, Schedule)
+        assert (row.scheduler_step, row.scheduler_tokens, row.blocks_whole) == (12, 46, False)
+        assert (row.connector, row.role, row.start_ns) == ("OffloadConnector", "scheduler", rows[0].start_ns)
+        assert row.sampled is None
+    ids = [int(event.span_id, 16) for event in (first, *rows, last)]
+    assert [id_ - ids[0] for id_ in ids] == [0, 1, 2, 3, 4]
+    assert {span.name for span in spans[1:4]} == {"kv.schedule"}
+    assert not any(key.startswith("kvtrail.step.") for span in spans for key in span.attributes)
+
+
+def test_several_groups_have_no_blocks_and_what_is_usual_takes_no_room() -> None:
+    payload = recorded(scheduled=(1, 1, 1), drafted=(), blocks=None)
+    rows = [event for event in ProtobufDecoder().decoded(payload).events if isinstance(event, Schedule)]
+    assert [(e.scheduled, e.drafted, e.blocks_ids) for e in rows] == [(1, 0, None)] * 3
+    request = ExportTraceServiceRequest.FromString(payload)
+    (step,) = [s for s in request.resource_spans[0].scope_spans[0].spans if s.name == semconv.STEP_SPAN]
+    columns = {pair.key for pair in step.attributes if pair.key.startswith("kvtrail.step.")}
+    assert columns == {
+        a.key for a in (semconv.ROW_REQUESTS, semconv.ROW_NUMBERS, semconv.ROW_EPOCHS, semconv.ROW_COMPUTED)
+    }
+
+
+def test_all_readers_take_the_same_events_out_of_it() -> None:
+    payload = recorded()
+    by_span = [event for span in protobuf.spans(payload) if (event := decode.from_span(span)) is not None]
+    line = otlp_json.to_json_line(payload)
+    by_json = [event for span in JsonDecoder().spans(line) if (event := decode.from_span(span)) is not None]
+    assert [asdict(event) for event in ProtobufDecoder().decoded(payload).events] == [
+        asdict(event) for event in by_span
+    ]
+    assert [asdict(event) for event in JsonDecoder().decoded(line).events] == [asdict(event) for event in by_span]
+    assert [asdict(event) for event in by_json] == [asdict(event) for event in by_span]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("requests", None, "kvtrail.step.requests is None, but must be an array with elements"),
+        ("requests", (), "kvtrail.step.requests is [], but must be an array with elements"),
+        ("requests", ("a",) * 16_385, "kvtrail.step.requests has 16385 elements, but no step has more than 16384"),
+        ("requests", ("a", "b"), "kvtrail.step.sequences has 3 elements, but the step has 2 rows"),
+        ("sequences", None, "kvtrail.step.sequences is None, but must be an array"),
+        ("computed", (16, 200), "kvtrail.step.computed has 2 elements, but the step has 3 rows"),
+        ("scheduled", 7, "kvtrail.step.scheduled is 7, but must be an array"),
+        ("blocks.counts", (1, 2, 2), "kvtrail.step.blocks.ids has 3 elements, but the rows have 5 blocks"),
+        ("blocks.counts", (4, -1, 0), "kvtrail.step.blocks.counts holds -1, but must hold counts"),
+        ("blocks.counts", ("1", "2", "0"), "kvtrail.step.blocks.counts holds '1', but must hold counts"),
+        ("blocks.ids", "7", "kvtrail.step.blocks.ids is '7', but must be an array"),
+        ("sampled", (True,), "kvtrail.step.sampled has 1 elements, but the step has 3 rows"),
+    ],
+)
+def test_columns_that_do_not_fit_cost_this_step_alone(key: str, value: Any, words: str) -> None:
+    payload = changed(recorded(), f"kvtrail.step.{key}", value)
+    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
+        assert [type(event) for event in decoded.events[:2]] == [Lookup, Lookup]
+        (malformed,) = decoded.malformed
+        assert malformed.startswith("span ")
+        assert malformed.endswith(f"(kv.step): {words}")
+    (left,) = [span for span in protobuf.spans(payload) if span.name == semconv.STEP_SPAN]
+    with pytest.raises(decode.MalformedSpan, match=r"kv\.step"):
+        decode.from_span(left)
+
+
+def test_an_odd_element_costs_its_row_alone() -> None:
+    payload = changed(recorded(), "kvtrail.step.computed", (16, -200, 90))
+    decoded = ProtobufDecoder().decoded(payload)
+    assert [event.sequence for event in decoded.events[:4]] == [0, 1, 3, 4]
+    (malformed,) = decoded.malformed
+    assert "kvtrail.tokens.computed is -200" in malformed
+
+
+def test_a_request_that_is_not_sampled_says_so_in_its_row() -> None:
+    payload = changed(recorded(), "kvtrail.step.sampled", (True, False, True))
+    rows = [event for event in ProtobufDecoder().decoded(payload).events if isinstance(event, Schedule)]
+    assert [event.sampled for event in rows] == [None, False, None]
+
+
+def test_a_foreign_span_of_that_name_is_left_alone() -> None:
+    (step,) = [
+        span for span in protobuf.spans(changed(recorded(), "kvtrail.step.requests", None)) if span.name == "kv.step"
+    ]
+    foreign: Span = replace(step, scope="other")
+    assert decode.taken_apart(foreign) == [foreign]
+    assert decode.from_span(foreign) is None

@@ -1,0 +1,106 @@
+"""Takes the spans of steps apart: from columns to one `kv.schedule` for each row.
+
+Columns only make the way from the recorder shorter. Behind this module nobody knows of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from reprlib import Repr
+from typing import Any
+
+from kvtrail.tracer.model import semconv
+
+MOST_ROWS = 16_384
+"""Rows of a step. More are taken for damage: no engine runs so many requests at once."""
+_COLUMNS = frozenset(column.key for column in semconv.ROWS)
+_PLAIN = (
+    (semconv.ROW_REQUESTS.key, semconv.REQUEST_ID.key, None),
+    (semconv.ROW_NUMBERS.key, semconv.REQUEST_SEQUENCE.key, None),
+    (semconv.ROW_COMPUTED.key, semconv.COMPUTED.key, None),
+    (semconv.ROW_EPOCHS.key, semconv.EPOCH.key, 0),
+    (semconv.ROW_SCHEDULED.key, semconv.SCHEDULED.key, 1),
+    (semconv.ROW_DRAFTED.key, semconv.DRAFTED.key, 0),
+)
+"""A column, the attribute of a `kv.schedule` that it holds, and its value where it is absent; None if it may not be."""
+_IDS = 2**64
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+class Unfit(ValueError):
+    """The columns of a step do not fit together; the text says why.
+
+    Attributes:
+        key: the attribute that is wrong.
+    """
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(f"{key} {text}")
+        self.key = key
+
+
+def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a step: the id and the attributes of each one's `kv.schedule`. The values are not checked.
+
+    Raises:
+        Unfit: the columns do not fit together.
+    """
+    if not span_id:
+        raise Unfit("span_id", "is empty")
+    requests = attributes.get(semconv.ROW_REQUESTS.key)
+    if not isinstance(requests, list | tuple) or not requests:
+        raise Unfit(semconv.ROW_REQUESTS.key, f"is {_SHORT.repr(requests)}, but must be an array with elements")
+    count = len(requests)
+    if count > MOST_ROWS:
+        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, but no step has more than {MOST_ROWS}")
+    first = attributes.get(semconv.SEQUENCE.key)
+    if type(first) is not int:
+        raise Unfit(semconv.SEQUENCE.key, f"is {_SHORT.repr(first)}, but must be int")
+    common = {key: value for key, value in attributes.items() if key not in _COLUMNS}
+    names: list[str] = [semconv.SEQUENCE.key]
+    columns: list[Any] = [range(first, first + count)]
+    for key, name, default in _PLAIN:
+        column = attributes.get(key)
+        if column is None and default is not None:
+            common[name] = default
+        else:
+            names.append(name)
+            columns.append(_column(key, column, count))
+    if semconv.ROW_COUNTS.key in attributes:
+        names.append(semconv.BLOCK_IDS.key)
+        columns.append(_blocks(attributes, count))
+    rows = [common | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    for row in rows:
+        if isinstance(request := row[semconv.REQUEST_ID.key], str):
+            row[semconv.EXTERNAL_ID.key] = semconv.external_id(request)
+    if semconv.ROW_SAMPLED.key in attributes:
+        sampled = _column(semconv.ROW_SAMPLED.key, attributes[semconv.ROW_SAMPLED.key], count)
+        for row, is_sampled in zip(rows, sampled, strict=True):
+            if is_sampled is not True:
+                row[semconv.SAMPLED.key] = is_sampled
+    base = int(span_id, 16)
+    return [(f"{(base + number) % _IDS:016x}", row) for number, row in enumerate(rows)]
+
+
+def _column(key: str, column: Any, count: int) -> Any:
+    if not isinstance(column, list | tuple):
+        raise Unfit(key, f"is {_SHORT.repr(column)}, but must be an array")
+    if len(column) != count:
+        raise Unfit(key, f"has {len(column)} elements, but the step has {count} rows")
+    return column
+
+
+def _blocks(attributes: Mapping[str, Any], count: int) -> list[Any]:
+    """The block ids of each row."""
+    counts = _column(semconv.ROW_COUNTS.key, attributes[semconv.ROW_COUNTS.key], count)
+    ids = attributes.get(semconv.ROW_BLOCKS.key, ())
+    if not isinstance(ids, list | tuple):
+        raise Unfit(semconv.ROW_BLOCKS.key, f"is {_SHORT.repr(ids)}, but must be an array")
+    if wrong := [each for each in counts if type(each) is not int or each < 0]:
+        raise Unfit(semconv.ROW_COUNTS.key, f"holds {_SHORT.repr(wrong[0])}, but must hold counts")
+    if sum(counts) != len(ids):
+        raise Unfit(semconv.ROW_BLOCKS.key, f"has {len(ids)} elements, but the rows have {sum(counts)} blocks")
+    ends = list(accumulate(counts))
+    return [ids[end - each : end] for end, each in zip(ends, counts, strict=True)]
