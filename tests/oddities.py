@@ -356,7 +356,7 @@ class Sidecar:
 
     def _started(self) -> Pipeline:
         metrics = Metrics()
-        pipeline = Pipeline(SqliteWriter(self.store), metrics)
+        pipeline = Pipeline(SqliteWriter(self.store), metrics, grace_ns=0)
         self.reader = SqliteReader(self.store)
         self.metrics, self.app = metrics, application(pipeline, self.reader, metrics)
         self.starts += 1

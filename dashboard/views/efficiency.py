@@ -102,7 +102,10 @@ def places(savings: Row, models: dict[str, str]) -> None:
     }
     rows = efficiency.place_rows(savings, models)
     shared.table(rows, key="places", numbers=("Held, yet computed", "Unused lookups", "Preemptions"), formats=formats)
-    st.caption("The children of a MultiConnector are asked one after the other, and each counts what it was asked.")
+    st.caption(
+        "The children of a MultiConnector are asked one after the other, and each counts what it was asked. If the"
+        " MultiConnector is traced as well, it alone counts."
+    )
 
 
 st.header("Efficiency", anchor=False)

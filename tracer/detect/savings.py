@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import (
     Alloc,
     Event,
@@ -138,6 +139,11 @@ class PrefillTimer:
         self._now[key] = (before, now)
         return measured
 
+    def forget(self, recorder: str) -> None:
+        """Drop the steps of a recorder."""
+        for key in [key for key in self._now if key[0] == recorder]:
+            del self._now[key]
+
 
 @dataclass(slots=True)
 class SavingsCounter:
@@ -145,19 +151,29 @@ class SavingsCounter:
 
     Attributes:
         cells: the sums since the caller last cleared them.
-        facts: admissions and waits since the caller last cleared them, one by one.
+        facts: admissions, waits and preemptions since the caller last cleared them, one by one.
     """
 
     cells: Counter[Cell] = field(default_factory=Counter)
-    facts: list[Admission | Wait] = field(default_factory=list)
+    facts: list[Admission | Wait | Preempt] = field(default_factory=list)
+    _speakers: dict[str, str] = field(default_factory=dict)
+    """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
+    _preempted: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
+    """By request, the last epoch whose preemption was counted: each child of a MultiConnector reports it."""
     _open: OrderedDict[tuple[str, str], dict[str, _Asked]] = field(default_factory=OrderedDict)
     _tiers: dict[str, set[str]] = field(default_factory=dict)
     _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
 
     def enter(self, event: Event, account: Account) -> None:
         """Enter one event, after it was entered into its request's account."""
-        if enter := _ENTER.get(event.kind):
+        if (enter := _ENTER.get(event.kind)) and not self._is_spoken_for(event):
             enter(self, event, account)
+
+    def forget(self, recorders: Iterable[str]) -> None:
+        """Drop what is held of recorders that have ended."""
+        for recorder in recorders:
+            self._speakers.pop(recorder, None)
+            self._prefill_timer.forget(recorder)
 
     def recall(self, event: Event, account: Account) -> None:
         """Enter one event whose sums were counted before: later events may need it."""
@@ -174,6 +190,11 @@ class SavingsCounter:
             epoch = min(event.epoch if epoch is None else epoch, LAST_EPOCH)
             self.cells[Cell(at_s, event.engine, event.connector, epoch, measure)] += value
 
+    def _is_spoken_for(self, event: Event) -> bool:
+        """Whether the event repeats what a connector reports that answers for this one. Copies are reported once."""
+        speaker = self._speakers.get(event.recorder) if self._speakers else None
+        return speaker not in (None, event.connector_id) and not isinstance(event, Load | Store | RequestEnd)
+
     def _asked(self, event: Event) -> dict[str, _Asked]:
         """The lookups of the event's request in its epoch, by connector."""
         held = self._open.setdefault((event.engine, event.request or ""), {})
@@ -186,6 +207,9 @@ class SavingsCounter:
 
     def _enter_lookup(self, event: Lookup, account: Account) -> None:
         held = self._asked(event)
+        if event.has(Capability.ANSWERS_FOR_CHILDREN) and event.recorder not in self._speakers:
+            self._speakers[event.recorder] = event.connector_id
+            held.clear()  # its children were asked before it answered
         before = held.get(event.connector_id)
         postponed_ns = None
         if before is not None and before.alloc is None:
@@ -265,9 +289,17 @@ class SavingsCounter:
                 self._add(asked.alloc, "recomputed", max(0, min(lookup.matched, lookup.total - 1) - event.computed))
 
     def _enter_preempt(self, event: Preempt, _: Account) -> None:
+        key = (event.engine, event.request or "")
+        if self._preempted.get(key) == event.epoch:
+            return
+        self._preempted[key] = event.epoch
+        if len(self._preempted) > MOST_OPEN:
+            self._preempted.popitem(last=False)
+        self.facts.append(event)
         self._add(event, "preemptions")
 
     def _enter_request(self, event: RequestEnd, account: Account) -> None:
+        self._preempted.pop((event.engine, event.request or ""), None)
         for asked in self._open.pop((event.engine, event.request or ""), {}).values():
             if asked.alloc is None and account.complete:
                 self._unused(asked.lookup)

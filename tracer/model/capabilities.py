@@ -21,6 +21,8 @@ class Capability(StrEnum):
     """A request has either one load or stores under way at any time, never both."""
     HANDS_ON = "hands_on"
     """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
+    ANSWERS_FOR_CHILDREN = "answers_for_children"
+    """Its answers are its children's, which may be traced as well: what both report is counted once."""
 
 
 _WITHOUT_ATTRIBUTE = {
@@ -29,6 +31,7 @@ _WITHOUT_ATTRIBUTE = {
     "OffloadingConnector": {Capability.EXCLUSIVE_TRANSFERS},
     "Nixl": {Capability.HANDS_ON},
     "MooncakeConnector": {Capability.HANDS_ON},
+    "MultiConnector": {Capability.ANSWERS_FOR_CHILDREN},
 }
 """By the beginning of a connector's name: its capabilities in a trace that declares none."""
 

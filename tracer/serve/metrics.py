@@ -218,9 +218,6 @@ class Metrics:
         match event:
             case Lookup():
                 self._count_lookup(event)
-            case Alloc() if event.error is None and event.allocated:
-                for source, tokens in _sources(event).items():
-                    self._at(self.hits, event, _epoch(event), source).inc(tokens)
             case Load():
                 self._count_copy(event, self.load_tokens, self.load_bytes, self.load_seconds)
             case Store():
@@ -231,17 +228,19 @@ class Metrics:
                 self._at(self.load_failures, event, "completion").inc()
             case Evict():
                 self._at(self.evicted, event).inc()
-            case Preempt():
-                self._at(self.preemptions, event).inc()
             case RequestEnd():
                 outcome = event.outcome or "unknown"
                 self._at(self.requests, event, outcome if outcome in OUTCOMES else OTHER).inc()
         if (transfer := self._transfers.enter(event)) is not None:
             self._time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
 
-    def count_facts(self, facts: Iterable[Admission | Wait]) -> None:
-        """Count admissions, and time how long requests waited."""
+    def count_facts(self, facts: Iterable[Admission | Wait | Preempt]) -> None:
+        """Count admissions and preemptions, and time how long requests waited."""
         for fact in facts:
+            if isinstance(fact, Preempt):
+                if self._is_connectors(fact):
+                    self._at(self.preemptions, fact).inc()
+                continue
             if not self._is_connectors(fact.event):
                 continue
             if isinstance(fact, Wait):
@@ -252,6 +251,8 @@ class Metrics:
             self._at(self.admissions, alloc, epoch).inc()
             self._at(self.queried, alloc, epoch).inc(max(0, lookup.total - lookup.computed))
             self._at(self.local, alloc, epoch).inc(lookup.computed)
+            for source, tokens in _sources(alloc).items():
+                self._at(self.hits, alloc, epoch, source).inc(tokens)
             if lookup.matched is not None and fact.is_alone:
                 # The last token is computed in any case: there are no logits without it.
                 usable = min(lookup.matched, lookup.total - 1)

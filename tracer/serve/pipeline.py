@@ -54,6 +54,7 @@ class Pipeline:
         *,
         trace_file: Path | None = None,
         max_requests: int = MOST_REQUESTS,
+        grace_ns: int = GRACE_NS,
     ) -> None:
         """Reads the open requests back from the store, so that a restart does not look like a gap."""
         self.savings = SavingsCounter()
@@ -66,6 +67,7 @@ class Pipeline:
         self.spans_stored = 0
         self._writer = writer
         self._metrics, self.errors = metrics, metrics.internal_errors
+        self._grace_ns = grace_ns
         self._trace_file = None if trace_file is None else TraceWriter(trace_file)
         self._lock = threading.Lock()
         self._decoder = ProtobufDecoder()
@@ -131,7 +133,7 @@ class Pipeline:
         now_ns = time.time_ns()
         with self._lock:
             with self.errors.caught(Where.TIDY):
-                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - GRACE_NS))
+                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
             if self._dirty or self.savings.cells:
                 self._commit([])
             with self.errors.caught(Where.TIDY):

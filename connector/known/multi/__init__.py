@@ -1,10 +1,12 @@
 """vLLM's MultiConnector, which asks several connectors one after the other."""
 
 from kvtrail.connector.known import KnownConnector
+from kvtrail.tracer.model.capabilities import Capability
 
 CONNECTOR = KnownConnector(
     __name__,
     classes=("MultiConnector",),
+    capabilities=frozenset({Capability.ANSWERS_FOR_CHILDREN}),
     compared_by_name=True,
     check_children=("OffloadConnector", "OffloadingConnector"),
 )

@@ -32,7 +32,7 @@ class Sidecar:
         self.store = folder / "s.db"
         self.writer = SqliteWriter(self.store)
         self.metrics = Metrics()
-        self.pipeline = Pipeline(self.writer, self.metrics)
+        self.pipeline = Pipeline(self.writer, self.metrics, grace_ns=0)
 
     def hear(self, *parts: Sequence[Event]) -> None:
         """Take the events, a batch for each part."""
