@@ -13,8 +13,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kvtrail.tracer.detect.recorded_time import SILENCE_NS
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import Event, Heartbeat
 from kvtrail.tracer.model.findings import Finding, by_weight
 from kvtrail.tracer.replay.history import History, Moment
 from kvtrail.tracer.replay.judging import findings_of
@@ -182,6 +183,9 @@ class _Search:
         kept: Sequence[int] = next(
             scope for scope in self._scopes() if len(scope) == len(self._events) or self._holds(scope)
         )
+        thinned = self._with_few_signs(kept)
+        if self._holds(thinned):
+            kept = thinned
         before = -1
         while len(kept) != before:
             before = len(kept)
@@ -189,6 +193,25 @@ class _Search:
             for units in (self._by_request(kept), [[index] for index in kept if index not in self._needed]):
                 kept = shrunk(kept, units, dependents=dependents, holds=self._holds)
         return kept
+
+    def _with_few_signs(self, kept: Sequence[int]) -> Sequence[int]:
+        """The events without the signs of life that can be spared: the time between two events is no silence without them."""
+        events, left = self._events, []
+        before_ns: dict[str, int] = {}
+        after_ns: dict[int, int] = {}
+        later: dict[str, int] = {}
+        for index in reversed(kept):
+            after_ns[index] = later.get(events[index].recorder, 0)
+            later[events[index].recorder] = events[index].end_ns
+        for index in kept:
+            event = events[index]
+            begins_ns = before_ns.get(event.recorder)
+            spared = isinstance(event, Heartbeat) and begins_ns is not None and index not in self._needed
+            if spared and 0 < after_ns[index] <= (begins_ns or 0) + SILENCE_NS:
+                continue
+            left.append(index)
+            before_ns[event.recorder] = event.end_ns
+        return left
 
     def _witnesses(self) -> list[int]:
         """The finding's witness. Span ids are unique in a trace only: of two, the one in the finding's request is meant."""
