@@ -170,7 +170,7 @@ class Detector:
             request = self._requests[key]
             for name, stream in request.streams.items():
                 if stream.is_overdue(before_ns):
-                    self._skip_gaps(request, stream, self._recorders[name], touched)
+                    self._skip_gaps(request, stream, self._recorders.get(name) or _Recorder(Engine()), touched)
                     self.changed.append(key)
             if not any(stream.early for stream in request.streams.values()):
                 del self._gaps[key]
@@ -296,6 +296,8 @@ class Detector:
         request = self._requests.get(key)
         if request is None:
             request = self._requests[key] = _Request(self._open_account(key), event.launch)
+            if event.sequence < recorder.order.expected - 1:  # of one that was forgotten: the others do not come again
+                request.account.lose(Unknown.LOST)
         elif event.recorder in request.past or event.launch in request.past:
             return
         elif _is_another_life(event, request):
@@ -543,7 +545,7 @@ class Detector:
     ) -> bool:
         """Whether a request has waited too long. What is known already is told the final time when the waiting ends."""
         waited_s = (until_ns - recorder.engine.time.of(wait.since)) / 1e9
-        if waited_s < wait.rule.after_s:
+        if waited_s < wait.rule.after_s or wait.since.sequence > recorder.engine.time.number:  # the account is ahead
             return False
         drift = replace(wait.drift, numbers={"waited_s": round(waited_s, 1), **wait.drift.numbers})
         try:
@@ -592,7 +594,5 @@ class Detector:
 
 def _is_another_life(event: Event, request: _Request) -> bool:
     """Whether the event is of another request with the same id, in another launch of the engine."""
-    if event.launch != request.launch:
-        return True
     known = request.account.recorder
-    return isinstance(event, RequestStart) and known not in ("", event.recorder)
+    return event.launch != request.launch or (isinstance(event, RequestStart) and known not in ("", event.recorder))

@@ -35,18 +35,19 @@ class RecordedTime:
     _clock_ns: int = 0
     """What its host's clock said at the latest event."""
     _gives_signs: bool = False
+    """Whether the recorder has given one, or declares what only kvtrail's recorders do."""
     _from: list[int] = field(default_factory=list)
     """Numbers from which on its host's clock is off by more than before, and by how much in all."""
     _off_ns: list[int] = field(default_factory=list)
 
     def enter(self, event: Event) -> None:
         """Note the recorder's next event."""
+        if event.kind is Heartbeat.kind or event.capabilities is not None:
+            self._gives_signs = True
         at_ns = event.end_ns
         passed_ns = at_ns - self._clock_ns
         if passed_ns > SILENCE_NS or passed_ns < -BACK_NS:
             self._jump(event, passed_ns)
-        elif event.kind is Heartbeat.kind:
-            self._gives_signs = True
         if at_ns > self._clock_ns:
             self._clock_ns = at_ns
         self.number = event.sequence
@@ -62,10 +63,7 @@ class RecordedTime:
     def _jump(self, event: Event, passed_ns: int) -> None:
         """The clock says that a long time has passed, or less than none. A history without signs of life, such as a log, has
         nothing but its clock."""
-        if self.number < 0:
-            return
-        self._gives_signs = self._gives_signs or event.kind is Heartbeat.kind
-        if passed_ns > 0 and not self._gives_signs:
+        if self.number < 0 or (passed_ns > 0 and not self._gives_signs):
             return
         off_ns = self._off_ns[-1] if self._off_ns else 0
         self._from.append(event.sequence)
