@@ -364,7 +364,8 @@ class Detector:
         account, kind = request.account, event.kind
         if account.ended_ns is not None and (event.role == SCHEDULER):
             account = self._reopen(event, request)
-        if request.waits_ns and event.role == SCHEDULER:
+        time = recorder.engine.time
+        if request.waits_ns and (time.now_ns - request.waits_ns >= self._soonest_ns or time.number < event.sequence):
             self._ask_deadlines_of(event, request, recorder, touched)
         rules = self._request_rules if account.missing is None else self._incomplete_request_rules
         for tally, judge in rules.get(kind, ()):
@@ -389,7 +390,6 @@ class Detector:
         if account.ended_ns is not None:
             self.finished[key] = None
         if kind in _MAY_WAIT and not request.waits_ns and account.missing is None and event.role == SCHEDULER:
-            time = recorder.engine.time
             request.waits_ns = time.of(event) if time.number >= event.sequence else time.now_ns or 1
             recorder.waiting[key] = None
         stream.recent.append(event.span_id)
@@ -512,6 +512,8 @@ class Detector:
         self, event: Event, request: _Request, recorder: _Recorder, touched: dict[str, Finding]
     ) -> None:
         """Ask how long a request has waited when its next event comes, which may end the waiting."""
+        if event.recorder != request.account.recorder:
+            return
         time = recorder.engine.time
         if time.number < event.sequence:  # it came before its turn
             recorder.asked_later += [(event, wait) for wait in self._waits(request.account)]

@@ -66,4 +66,6 @@ class JointBoundary(RequestRule[Lookup]):
 def _groups(account: Account) -> dict[int, RankLookup]:
     """The groups' answers to the lookup that comes, by number."""
     answers = account.evidence.rank_lookups
+    if not answers:
+        return {}
     return {each.group: each for each in answers if each.group is not None and each.boundaries is not None}

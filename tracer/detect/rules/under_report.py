@@ -37,7 +37,9 @@ class UnderReport(RequestRule[Lookup]):
         answer = event.answer
         if answer is None or event.matched is None or event.error is not None or account.evidence.failed_ever:
             return None
-        loadable = max(0, min(event.matched, event.total - 1) - event.computed)
+        loadable = min(event.matched, event.total - 1) - event.computed
+        if answer >= loadable:
+            return Verdict.OK if loadable > 0 else None
         earlier = [
             lookup
             for lookup in account.evidence.recent_lookups
