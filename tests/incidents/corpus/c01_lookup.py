@@ -93,6 +93,6 @@ INCIDENTS = [
         """,
         rule="phantom-hit",
         numbers={"claimed": 4, "missing": 3, "key": "b", "matched": 992},
-        says="claimed 4 chunks (992 tokens). 3 of them are not in its store, the first with key b",
+        says="claimed 4 chunks (992 tokens). Its store does not hold 3 of them, the first with key b",
     ),
 ]

@@ -124,12 +124,13 @@ INCIDENTS = [
             # vLLM has N, the store n < N, and the answer is N; 512 and 256 are ours
             L 700 c0 h0 -> 0
             A 0
+            S 0+700
             plan store 0+256 keys a
             b: L 700 c512 h512 -> 0 keys a,b
         """,
         rule="phantom-hit",
         numbers={"claimed": 2, "missing": 1, "key": "b", "matched": 512},
-        says="1 of them are not in its store, the first with key b",
+        says="Its store does not hold 1 of them, the first with key b",
     ),
     Incident(
         id="vllm-ascend-10028",

@@ -26,6 +26,26 @@ LOOK_ALIKES = [
         "L 749 c336 h256 -> !ContractBreach: kvtrail: the connector returned 256 new tokens",
     ),
     _alike(
+        "C7",
+        "evicted-hit",
+        "evicted when the load had ended",
+        "plan store 0+512 keys a,b\nb: L 600 c0 h512 -> 512 async keys a,b\nb: A 512\n"
+        "b: plan load 0+512 keys a,b #1\nb: done #1\nevict a\nb: R",
+    ),
+    _alike(
+        "C7",
+        "evicted-hit",
+        "another chunk is evicted",
+        "plan store 0+512 keys a,b\nplan store 512+256 keys c\nb: L 600 c0 h512 -> 512 async keys a,b\nb: A 512\n"
+        "b: plan load 0+512 keys a,b #1\nevict c\nb: done #1\nb: R",
+    ),
+    _alike(
+        "C22",
+        "store-uncomputed",
+        "what was loaded, before the first step",
+        "L 600 c0 h512 -> 512\nA 512\nplan store 0+512",
+    ),
+    _alike(
         "C8",
         "failed-call",
         "a load's error, from which vLLM recovers",

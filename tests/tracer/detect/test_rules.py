@@ -231,7 +231,7 @@ def test_what_vllm_has_computed_need_not_be_loaded() -> None:
 
 
 def test_a_second_end_of_a_transfer_names_the_first() -> None:
-    finding = only_finding("L 600 c0 -> 0\nA 0\nplan store 0+256 #7\ndone #7\nend\ndone #7")
+    finding = only_finding("L 600 c0 -> 0\nA 0\nS 0+600\nplan store 0+256 #7\ndone #7\nend\ndone #7")
     assert finding.numbers == {"what": "transfer", "repeated": True}
     assert "had been reported at T1 already" in finding.explanation
 
@@ -252,3 +252,22 @@ def test_an_exception_says_what_happened_to_the_request_before() -> None:
     alloc = judge(history("L 600 c0 h256 -> 256\nA 256 !AssertionError: 256"))
     ((finding,),) = (held.values() for held in alloc.findings.values())
     assert "The request's last events before it: kv.lookup at L1" in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "sentence"),
+    [
+        ("L 600 c0 -> later\nA 64", "alloc-mismatch", "which answered 'ask me later'. At A1"),
+        ("plan store 0+64 keys a\nL 600 c0 -> 64 keys b", "phantom-hit", "claimed 1 chunks. Its store does not hold 1"),
+        (
+            "L 2000 c0 -> 512\nL 2000 c0 -> 512\nA 512\nS 512+700\nplan store 1024+256",
+            "retried-lookup",
+            "each time with a hit",
+        ),
+    ],
+)
+def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, sentence: str) -> None:
+    detector = judge(history(text, connector="OffloadConnector"))
+    (explanation,) = [f.explanation for held in detector.findings.values() for f in held.values() if f.rule == rule]
+    assert sentence in explanation
+    assert "None" not in explanation

@@ -56,7 +56,10 @@ class AllocMismatch(RequestRule[Alloc]):
                 " which vLLM had {computed} computed, so at most max(0, {matched} - {computed}) = {at_most} could be loaded,"
                 " and it refused."
             )
+        answer = "which answered 'ask me later'"
+        if finding.numbers["returned"] is not None:
+            answer = "which returned {returned} tokens"
         return (
-            "Let {0.label} = the lookup at {0:time}, the last before the allocation, which returned {returned} tokens. At {1}"
-            " the scheduler allocated {allocated} external tokens."
+            f"Let {{0.label}} = the lookup at {{0:time}}, the last before the allocation, {answer}. At {{1}} the scheduler"
+            " allocated {allocated} external tokens."
         )

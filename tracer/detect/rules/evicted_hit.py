@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
-from kvtrail.tracer.model.events import Alloc, Event, LoadPlan, Lookup
+from kvtrail.tracer.model.events import Alloc, Event, Evict, LoadPlan, Lookup
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
-class EvictedHit(EngineRule[Alloc | LoadPlan]):
+class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
     """A chunk that the lookup found was evicted before it was loaded.
 
     Invariant: the keys of a load are in the store when the load is planned, and those that the lookup claimed for it when
-    blocks are allocated.
+    blocks are allocated; none of them is evicted before a load with a number has ended.
 
-    Source: lookup and load are two moments, and nothing may be evicted between them; the incidents are vLLM #42289
-    (https://github.com/vllm-project/vllm/pull/42289) and LMCache #1101 (https://github.com/LMCache/LMCache/pull/1101).
+    Source: lookup and load are two moments, and nothing may be evicted between them, nor while it is read; the incidents
+    are vLLM #42289 (https://github.com/vllm-project/vllm/pull/42289) and LMCache #1101
+    (https://github.com/LMCache/LMCache/pull/1101).
     Needs a connector that names its keys and whose store nobody else writes (OffloadConnector), at level `detailed`. What
     is known of a chunk is as for phantom-hit.
     """
@@ -23,7 +24,9 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
     classes = ("C7",)
     hint = "Pin at the lookup what the load will need, or look again when blocks have been allocated."
 
-    def judge(self, event: Alloc | LoadPlan, engine: Engine) -> Judgement:
+    def judge(self, event: Alloc | LoadPlan | Evict, engine: Engine) -> Judgement:
+        if isinstance(event, Evict):
+            return _evicted(event, engine)
         witness: list[Event] = [event]
         if isinstance(event, LoadPlan):
             keys, count = event.chunk_keys, event.count
@@ -42,6 +45,11 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
         return Drift({"key": missing[0], "missing": len(missing), "count": count}, witness)
 
     def template(self, finding: Finding) -> str:
+        if "transfer" in finding.numbers:
+            return (
+                "At {0} load {transfer} of {count} tokens began. At {1}, before it has ended, the chunk with key {key}, which"
+                " it reads, is evicted."
+            )
         if len(finding.witness) > 1:
             return (
                 "At {0} the connector found the request's chunks. At {1} blocks were allocated to load {count} tokens of"
@@ -51,6 +59,18 @@ class EvictedHit(EngineRule[Alloc | LoadPlan]):
             "At {0} the connector plans to load {count} tokens from a store that does not hold {missing} of the chunks"
             " any more, the first with key {key}."
         )
+
+
+def _evicted(event: Evict, engine: Engine) -> Judgement:
+    """A chunk leaves the store: no open load may read it."""
+    loads = [
+        job for job in engine.jobs.values() if isinstance(job, LoadPlan) and job.connector_id == event.connector_id
+    ]
+    for load in loads:
+        if event.chunk_key in (load.chunk_keys or ()):
+            numbers = {"key": event.chunk_key, "transfer": load.transfer_id, "count": load.count}
+            return Drift(numbers, [load, event])
+    return Verdict.OK if loads else None
 
 
 def _loaded(lookup: Lookup, alloc: Alloc) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
 
 
 class PhantomHit(EngineRule[Lookup]):
@@ -23,8 +25,8 @@ class PhantomHit(EngineRule[Lookup]):
     classes = ("C3",)
     hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
     explanation = (
-        "At {0} the connector claimed {claimed} chunks ({matched} tokens). {missing} of them are not in its store, the first"
-        " with key {key}: never stored, or evicted since."
+        "At {0} the connector claimed {claimed} chunks{tokens}. Its store does not hold {missing} of them, the first with key"
+        " {key}: never stored, or evicted since."
     )
 
     def judge(self, event: Lookup, engine: Engine) -> Judgement:
@@ -41,3 +43,7 @@ class PhantomHit(EngineRule[Lookup]):
             "matched": event.matched,
         }
         return Drift(numbers, [event])
+
+    def values(self, finding: Finding) -> dict[str, Any]:
+        matched = finding.numbers["matched"]
+        return {"tokens": "" if matched is None else f" ({matched} tokens)"}

@@ -27,8 +27,8 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     classes = ("C6",)
     hint = "The lookup adds to a counter. Set it at the allocation instead, or set it to a value rather than add to it."
     explanation = (
-        "The lookup was asked {asked} times before blocks were allocated, and matched {matched} tokens each time. At {last}"
-        " the store begins at {begins}, though only {held} tokens are held: every repetition has moved the beginning."
+        "The lookup was asked {asked} times before blocks were allocated, {hits}. At {last} the"
+        " store begins at {begins}, though only {held} tokens are held: every repetition has moved the beginning."
     )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
@@ -45,4 +45,6 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
         return Drift(numbers, [*lookups, event])
 
     def values(self, finding: Finding) -> dict[str, Any]:
-        return {"last": finding.witness[-1]}
+        matched = finding.numbers["matched"]
+        hits = "each time with a hit" if matched is None else f"and matched {matched} tokens each time"
+        return {"last": finding.witness[-1], "hits": hits}

@@ -1,0 +1,28 @@
+"""The incidents that were not at hand: each is found by the rule that was expected before it was judged, and by no other."""
+
+from __future__ import annotations
+
+import pytest
+from history import rules_found
+
+from incidents.corpus import INCIDENTS
+from incidents.unseen import FIRST, UNSEEN, Unseen
+
+
+@pytest.mark.parametrize("incident", UNSEEN, ids=lambda incident: incident.id)
+def test_an_incident_that_was_not_at_hand_is_found_by_the_rule_expected(incident: Unseen) -> None:
+    found = set(rules_found(incident.judged()))
+    assert found <= {incident.rule, *incident.also}
+    assert incident.rule is None or incident.rule in found
+
+
+def test_none_of_them_is_among_those_at_hand() -> None:
+    assert not {incident.url for incident in UNSEEN} & {incident.url for incident in INCIDENTS}
+    assert len({incident.url for incident in UNSEEN}) == len(UNSEEN)
+
+
+def test_what_is_said_of_the_first_time_is_about_this_set() -> None:
+    decidable = [incident for incident in UNSEEN if incident.rule is not None]
+    assert FIRST["decidable"] == len(decidable)
+    assert FIRST["shown"] == sum(incident.shown for incident in decidable)
+    assert all(bool(incident.why) == (incident.rule is None) for incident in UNSEEN)
