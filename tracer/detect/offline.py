@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Container, Sequence
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector, Key
+from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict

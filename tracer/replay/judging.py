@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvtrail.tracer.detect.detector import Detector, Key
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
 

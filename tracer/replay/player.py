@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.detector import Key
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.replay.history import History

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import UTC, datetime, time, timedelta
 
-from kvtrail.tracer.detect.detector import Key
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.words import count, some
 from kvtrail.tracer.replay.history import History
 

@@ -1,0 +1,122 @@
+"""What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
+
+Time is the recorder's (`recorded_time`). The rules are asked at every sign of life, and when the next event of a request
+comes, since that may end the waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.detect.judgements import Judgements
+from kvtrail.tracer.detect.rules import DeadlineRule, Tally
+from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest, Wait
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.semconv import Kind
+
+_MAY_WAIT = {
+    Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,
+}  # fmt: skip
+"""After these, a request may wait for something that must come in time."""
+
+
+class Deadlines:
+    """Asks the rules with a deadline about the requests that wait.
+
+    Attributes:
+        soonest_ns: the shortest time after which any of the rules finds something.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[tuple[Tally, DeadlineRule]],
+        requests: Mapping[Key, TrackedRequest],
+        judgements: Judgements,
+    ) -> None:
+        self.soonest_ns = min((int(rule.after_s * 1e9) for _, rule in rules), default=0)
+        self._rules = rules
+        self._requests = requests
+        self._judgements = judgements
+
+    def entered(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
+        """Note, after an event has entered its account, that the request may wait for something from now on."""
+        account = request.account
+        if event.kind not in _MAY_WAIT or request.waits_ns or account.missing is not None or event.role != SCHEDULER:
+            return
+        time = recorder.engine.time
+        request.waits_ns = time.of(event) if time.number >= event.sequence else time.now_ns or 1
+        recorder.waiting[account.engine, account.request] = None
+
+    def before(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
+        """Ask how long a request has waited when its next event comes."""
+        if event.recorder != request.account.recorder:
+            return
+        time = recorder.engine.time
+        if time.number < event.sequence:  # it came before its turn
+            recorder.asked_later += [(event, wait) for wait in self._waits(request.account)]
+        elif time.of(event) - request.waits_ns >= self.soonest_ns:
+            for wait in self._waits(request.account):
+                self._judge(wait, time.of(event), recorder, is_last=True)
+
+    def catch_up(self, recorder: TrackedRecorder) -> None:
+        """Ask how long requests had waited when the events came whose turn it has been meanwhile."""
+        time, asked = recorder.engine.time, recorder.asked_later
+        recorder.asked_later = [(event, wait) for event, wait in asked if event.sequence > time.number]
+        for event, wait in asked:
+            if event.sequence <= time.number:
+                self._judge(wait, time.of(event), recorder, is_last=True)
+
+    def ask(self, recorder: TrackedRecorder, *, is_last: bool = False) -> list[Key]:
+        """Ask how long requests have waited at the recorder's last event; `is_last` at the end of a history. Returns those
+        that have waited too long."""
+        late: list[Key] = []
+        engine = recorder.engine
+        for key in list(recorder.waiting):
+            request = self._requests.get(key)
+            if request is None:
+                del recorder.waiting[key]
+                continue
+            if not is_last and engine.time.now_ns - request.waits_ns < self.soonest_ns:
+                break
+            if engine.lost_number > request.account.evidence.number:
+                continue  # what it waits for may have been recorded, and lost
+            waits = self._waits(request.account)
+            late += [key for wait in waits if self._judge(wait, engine.time.now_ns, recorder, is_last=is_last)]
+            if not waits:
+                request.waits_ns = 0
+                del recorder.waiting[key]
+        return late
+
+    def _waits(self, account: Account) -> list[Wait]:
+        """What a request waits for."""
+        if account.missing is not None or account.status == "abandoned":
+            return []
+        waits = []
+        for tally, rule in self._rules:
+            try:
+                if (pending := rule.pending(account)) is not None:
+                    waits.append(Wait(tally, rule, *pending))
+            except Exception as error:
+                self._judgements.failed(tally, error)
+        return waits
+
+    def _judge(self, wait: Wait, until_ns: int, recorder: TrackedRecorder, *, is_last: bool) -> bool:
+        """Whether a request has waited too long. A finding is told the whole time when the waiting ends."""
+        time = recorder.engine.time
+        waited_s = (until_ns - time.of(wait.since)) / 1e9
+        if (
+            waited_s < wait.rule.after_s or wait.since.sequence > time.number
+        ):  # its account is ahead of the recorder's time
+            return False
+        drift = replace(wait.drift, numbers={"waited_s": round(waited_s, 1), **wait.drift.numbers})
+        try:
+            known = self._judgements.known(wait.rule.finding(drift))
+            if known is None:
+                self._judgements.record(wait.tally, drift)
+            elif is_last and known.numbers != drift.numbers:
+                self._judgements.update(wait.tally, known, drift)
+        except Exception as error:
+            self._judgements.failed(wait.tally, error)
+        return True

@@ -1,0 +1,65 @@
+"""What the rules said: judgements counted by rule, and the findings that drifts become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.detect.rules import Tally
+from kvtrail.tracer.detect.tracked import Key
+from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Unknown, Verdict
+
+
+@dataclass(slots=True)
+class Judgements:
+    """The findings of a detector.
+
+    Attributes:
+        on_error: gets what a rule raised, or the accounting itself, with its name.
+        findings: by request and id.
+    """
+
+    on_error: Callable[[str, Exception], None] | None
+    findings: dict[Key, dict[str, Finding]] = field(default_factory=dict)
+    _touched: dict[str, Finding] = field(default_factory=dict)
+
+    def take(self) -> list[Finding]:
+        """The findings that are new, or were seen again, since this was last asked."""
+        touched, self._touched = self._touched, {}
+        return list(touched.values())
+
+    def known(self, fresh: Finding) -> Finding | None:
+        """The finding that a new one repeats."""
+        return self.findings.get((fresh.engine, fresh.request), {}).get(fresh.id)
+
+    def record(self, tally: Tally, judgement: Judgement) -> None:
+        """Count a judgement; a drift becomes a finding, or is counted in the finding that it repeats."""
+        if isinstance(judgement, Unknown):
+            tally.unknown[judgement] += 1
+        elif isinstance(judgement, Drift):
+            finding = tally.rule.finding(judgement)
+            if (known := self.known(finding)) is None:
+                finding.explanation = tally.rule.explain(finding)
+                self.findings.setdefault((finding.engine, finding.request), {})[finding.id] = finding
+            else:
+                known.count += 1
+                known.healed += finding.healed
+                known.last_ns = max(known.last_ns, finding.last_ns)
+                finding = known
+            tally.drift += 1
+            self._touched[finding.id] = finding
+        elif judgement is Verdict.OK:
+            tally.ok += 1
+
+    def update(self, tally: Tally, known: Finding, drift: Drift) -> None:
+        """A finding whose numbers have grown."""
+        known.numbers = drift.numbers
+        known.explanation = tally.rule.explain(known)
+        self._touched[known.id] = known
+
+    def failed(self, what: Tally | str, error: Exception) -> None:
+        """A rule has raised, or the accounting itself."""
+        if isinstance(what, Tally):
+            what.unknown[Unknown.RULE] += 1
+        if self.on_error is not None:
+            self.on_error(what if isinstance(what, str) else what.rule.id, error)

@@ -1,0 +1,74 @@
+"""What the detector tracks: requests and recorders, each with the events that wait for their turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.ordering import Stream
+from kvtrail.tracer.detect.rules import DeadlineRule, Tally
+from kvtrail.tracer.model.events import Event, RequestStart
+from kvtrail.tracer.model.findings import Drift
+
+Key = tuple[str, str]
+"""A request: its engine and its id."""
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """A request.
+
+    Attributes:
+        account: of its present life; an id may be used again.
+        launch: the launch of the engine that the life belongs to.
+        streams: its events, by recorder.
+        past: recorders and launches of earlier lives, whose events come too late.
+        checked: whether any fact was checked.
+        broken: whether a rule failed.
+        waits_ns: since when it may wait for something, in its recorder's time; 0 if it does not.
+    """
+
+    account: Account
+    launch: str | None
+    streams: dict[str, Stream] = field(default_factory=dict)
+    past: set[str | None] = field(default_factory=set)
+    checked: bool = False
+    broken: bool = False
+    waits_ns: int = 0
+
+    def is_past(self, event: Event) -> bool:
+        """Whether the event is of an earlier life."""
+        return event.recorder in self.past or event.launch in self.past
+
+    def is_over_by(self, event: Event) -> bool:
+        """Whether the event is of another request with the same id, in another launch of the engine."""
+        known = self.account.recorder
+        return event.launch != self.launch or (isinstance(event, RequestStart) and known not in ("", event.recorder))
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request waits, by a rule with a deadline, since an event; and the drift if it waits too long."""
+
+    tally: Tally
+    rule: DeadlineRule
+    since: Event
+    drift: Drift
+
+
+@dataclass(slots=True)
+class TrackedRecorder:
+    """A recorder.
+
+    Attributes:
+        engine: the engine, as it shows it.
+        order: its events.
+        waiting: requests that may wait for something, the longest first.
+        asked_later: what requests waited for when an event of theirs came before its turn.
+    """
+
+    engine: Engine
+    order: Stream = field(default_factory=Stream)
+    waiting: dict[Key, None] = field(default_factory=dict)
+    asked_later: list[tuple[Event, Wait]] = field(default_factory=list)
