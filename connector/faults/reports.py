@@ -71,7 +71,7 @@ class StalledTier(_Reporting):
         self.probe_events.append(full)
         for copy in plan.stores:
             self._number += 1
-            planned = (copy.start, copy.count, None, None, self._number, None)
+            planned = (copy.start, copy.count, None, None, self._number, None, None, None, None)
             self.probe_events += [
                 ProbeEvent(Kind.STORE_PLAN, copy.request_id, planned),
                 ProbeEvent(Kind.TRANSFER_END, copy.request_id, (self._number, True, None)),
