@@ -9,19 +9,19 @@ from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import NOTHING, count, duration, some
 
 LIVE_NS = 30 * 10**9
-"""A recorder sends a heartbeat every 5 s; after this much silence it counts as gone."""
+"""What was heard of later than this is taken to go on, where no recorder says."""
 
 
-def is_live(recorder: Row, *, now_ns: int) -> bool:
+def is_live(recorder: Row) -> bool:
     """Whether the recorder's process is expected to send more."""
-    return not recorder["closed"] and now_ns - recorder["last_ns"] <= LIVE_NS
+    return bool(recorder["status"] == "running")
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, or for how long it has been silent."""
-    if recorder["closed"]:
-        return "closed"
-    silent_s = max(0, now_ns - recorder["last_ns"]) // 10**9
+    """Live, closed, terminated, or for how long it has been silent."""
+    if recorder["status"] in ("closed", "terminated"):
+        return str(recorder["status"])
+    silent_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
     # Heartbeats come every 5 s: shorter silence means nothing, and the number would only flicker.
     if silent_s <= 6:
         return "live"
@@ -46,7 +46,7 @@ def counts(fleet: Row, *, now_ns: int) -> list[tuple[str, str, str]]:
     """The cards at the top of the page: name, value, note."""
     engines = fleet["engines"]
     recorders = [recorder for engine in engines for recorder in engine["recorders"]]
-    live = [recorder for recorder in recorders if is_live(recorder, now_ns=now_ns)]
+    live = [recorder for recorder in recorders if is_live(recorder)]
     lag_ns = max((recorder["lag_ns"] for recorder in live), default=None)
     dropped, missing = (sum(recorder[name] for recorder in recorders) for name in ("dropped", "missing"))
     return [
@@ -65,11 +65,11 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
     def newest(engine: Row) -> Row | None:
         """An engine is as live as its liveliest recorder."""
         recorders = engine["recorders"]
-        return max(recorders, key=lambda r: (is_live(r, now_ns=now_ns), r["last_ns"])) if recorders else None
+        return max(recorders, key=lambda r: (is_live(r), r["last_ns"])) if recorders else None
 
     def order(pair: tuple[Row, Row | None]) -> tuple[bool, int, str]:
         engine, recorder = pair
-        is_gone = recorder is None or not is_live(recorder, now_ns=now_ns)
+        is_gone = recorder is None or not is_live(recorder)
         return is_gone, -max((r["last_ns"] for r in engine["recorders"]), default=0), engine["engine"]
 
     ordered = sorted(((engine, newest(engine)) for engine in engines), key=order)
@@ -95,7 +95,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
 
     def order(each: Row) -> tuple[bool, bool, int, str]:
         loses = each["dropped"] or each["missing"]
-        return not loses, not is_live(each, now_ns=now_ns), -each["last_ns"], each["id"]
+        return not loses, not is_live(each), -each["last_ns"], each["id"]
 
     return [
         {

@@ -45,7 +45,7 @@ def duration_ns(request: Row, *, now_ns: int) -> int:
 
 def status_counts(requests: Iterable[Row], recorders: Iterable[Row], *, now_ns: int) -> Counter[str]:
     """Requests by status; those that never ended and whose engine is gone count as abandoned."""
-    live = {recorder["engine"] for recorder in recorders if is_live(recorder, now_ns=now_ns)}
+    live = {recorder["engine"] for recorder in recorders if is_live(recorder)}
 
     def status(request: Row) -> str:
         is_over = request["ended_ns"] is not None or request["status"] == "failed"

@@ -134,16 +134,30 @@ def test_losses_are_said_and_explained() -> None:
 
 def recorder(**changes: Any) -> dict[str, Any]:
     base = {"id": "r" * 16, "engine": "e" * 36, "service": "vllm", "model": "opt", "received": 1234, "dropped": 0}
-    return {**base, "missing": 0, "closed": False, "last_ns": START_NS, "lag_ns": 0, **changes}
+    return {
+        **base,
+        "missing": 0,
+        "status": "running",
+        "last_ns": START_NS,
+        "heard_ns": START_NS,
+        "lag_ns": 0,
+        **changes,
+    }
 
 
 def test_recorders_are_live_silent_or_closed() -> None:
     now_ns = START_NS + 45 * 10**9
     shown = fleet.recorder_rows(
-        [recorder(), recorder(closed=True), recorder(last_ns=now_ns), recorder(last_ns=START_NS - 10**11)],
+        [
+            recorder(status="silent"),
+            recorder(status="closed"),
+            recorder(heard_ns=now_ns),
+            recorder(status="terminated"),
+            recorder(status="silent", last_ns=START_NS - 10**11, heard_ns=START_NS - 10**11),
+        ],
         now_ns=now_ns,
     )
-    assert [row["State"] for row in shown] == ["live", "silent for 45 s", "closed", "silent for 2 min"]
+    assert [row["State"] for row in shown] == ["live", "silent for 45 s", "closed", "terminated", "silent for 2 min"]
     assert shown[0]["Received"] == 1234
 
 
@@ -151,7 +165,7 @@ def test_a_request_whose_engine_is_gone_is_left_open_and_not_running() -> None:
     now_ns = START_NS + 100 * 10**9
     running = {"status": "running", "engine": "e" * 36, "ended_ns": None, "last_ns": START_NS}
     assert requests.status_counts([running], [recorder(last_ns=now_ns)], now_ns=now_ns) == {"running": 1}
-    assert requests.status_counts([running], [recorder(closed=True)], now_ns=now_ns) == {badges.ABANDONED: 1}
+    assert requests.status_counts([running], [recorder(status="closed")], now_ns=now_ns) == {badges.ABANDONED: 1}
     assert requests.status_counts([{**running, "status": "failed"}], [], now_ns=now_ns) == {"failed": 1}
     # The tracer was started a moment ago: no recorder is known yet, but the request itself is fresh.
     assert requests.status_counts([{**running, "last_ns": now_ns}], [], now_ns=now_ns) == {"running": 1}

@@ -176,9 +176,9 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "received": 9,
         "dropped": 0,
         "missing": 0,
-        "closed": False,
+        "status": "running",
     }
-    return {**base, "last_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
+    return {**base, "last_ns": NOW_NS, "heard_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
 
 
 def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
-    gone = engine("b", recorder(closed=True, last_ns=START_NS))
-    listed = [engine("c"), gone, engine("a", recorder(closed=True), recorder())]
+    gone = engine("b", recorder(status="closed", last_ns=START_NS))
+    listed = [engine("c"), gone, engine("a", recorder(status="closed"), recorder())]
     rows = fleet.engine_rows(listed, now_ns=NOW_NS)
     assert [(row["Engine"][0], row["State"]) for row in rows] == [
         ("a", "live"), ("b", "closed"), ("c", "not seen since the tracer started"),

@@ -358,12 +358,16 @@ def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -
     """The last test, since it ends the server. vLLM kills what is left of its process tree then; nobody is left behind."""
     recorders = call(f"{story.api}/health")["recorders"]
     assert len(recorders) == 2
-    assert [recorder["closed"] for recorder in recorders] == [False, False]
+    assert [recorder["status"] == "closed" for recorder in recorders] == [False, False]
     exporting = export_processes()
     assert len(exporting) >= 2
     story.engine.send_signal(signal.SIGTERM)
     story.engine.wait(SLOW_S)
-    until(lambda: [recorder["closed"] for recorder in call(f"{story.api}/health")["recorders"]] == [True, True])
+    until(
+        lambda: (
+            [recorder["status"] == "closed" for recorder in call(f"{story.api}/health")["recorders"]] == [True, True]
+        )
+    )
     until(lambda: not exporting & export_processes())
     assert [recorder["missing"] for recorder in call(f"{story.api}/health")["recorders"]] == [0, 0]
 

@@ -13,7 +13,7 @@ Between two recorders there is no order: their clocks are never compared.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.deadlines import Deadlines
@@ -411,14 +411,14 @@ class Detector:
         if isinstance(event, Heartbeat):
             engine.closed = event.recorder_closed
             if event.recorder_closed:
-                self._abandon(event)
+                self.abandon({event.recorder: event.end_ns})
             elif recorder.waiting:
                 self.changed += self._deadlines.ask(recorder)
 
-    def _abandon(self, goodbye: Event) -> None:
-        """Close the accounts that a recorder left open when it shut down."""
-        left = [key for key, a in self.accounts.items() if a.recorder == goodbye.recorder and key not in self.finished]
+    def abandon(self, ended: Mapping[str, int]) -> None:
+        """Close the accounts that recorders left open; `ended` has when each of them ended, Unix nanoseconds."""
+        left = [key for key, a in self.accounts.items() if a.recorder in ended and key not in self.finished]
         for key in left:
-            self.accounts[key].abandon(goodbye.end_ns)
+            self.accounts[key].abandon(ended[self.accounts[key].recorder])
             self.finished[key] = None
         self.changed += left

@@ -28,6 +28,9 @@ from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.store import Reader
 
 TAIL_EVERY_S = 0.5
+MAX_RECORDERS = 500
+MAX_ENGINES = 500
+"""Of the recorders and engines that are known, so many are named."""
 
 
 class Health(BaseModel):
@@ -42,7 +45,10 @@ class Health(BaseModel):
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
     recorders: list[dict[str, Any]]
-    """Each recorder's engine, model, and events received, dropped (as it reports) and missing (by sequence numbers)."""
+    """Each recorder's engine, model, status (`running`, `silent`, `terminated` or `closed`), and events received, dropped (as
+    it reports) and missing (by sequence numbers); if there are very many, those that lost events, then the latest."""
+    recorders_by_status: dict[str, int]
+    """How many there are of each status."""
 
 
 class Overview(BaseModel):
@@ -62,7 +68,9 @@ class Fleet(BaseModel):
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's `engine`, `model`, vLLM `version`, `service`, `host`, `open` requests and `recorders`. An engine
-    without recorders has not been heard from since the tracer started."""
+    without recorders has not been heard from lately. If there are very many, those with recorders, then the latest."""
+    known: int
+    """How many engines there are."""
 
 
 def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI:
@@ -105,11 +113,13 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
         }
 
     def recorders() -> list[dict[str, Any]]:
-        return [recorder.as_dict() for recorder in list(pipeline.recorders.values())]
+        most_telling = sorted(pipeline.recorders.values(), key=lambda r: (not (r.dropped or r.missing), -r.heard_at))
+        return [recorder.as_dict() for recorder in most_telling[:MAX_RECORDERS]]
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
-        return Health(status="ok", **state(), recorders=recorders())
+        by_status = pipeline.recorders.count_by_status()
+        return Health(status="ok", **state(), recorders=recorders(), recorders_by_status=by_status)
 
     @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:
@@ -122,12 +132,15 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
         by_engine: dict[str, list[dict[str, Any]]] = {}
         for recorder in recorders():
             by_engine.setdefault(recorder["engine"], []).append(recorder)
+        latest_first = [*known][::-1]
+        named = sorted(latest_first, key=lambda name: name not in by_engine)
         return Fleet(
             tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
             engines=[
-                {"engine": name, **engine, "recorders": by_engine.get(name, [])}
-                for name, engine in sorted(known.items())
+                {"engine": name, **known[name], "recorders": by_engine.get(name, [])}
+                for name in sorted(named[:MAX_ENGINES])
             ],
+            known=len(known),
         )
 
     @api.get("/rules", summary="The rules")

@@ -12,12 +12,10 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.lanes import Lane, Window, segments
 from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.serve.api_requests import MAX_NS
-from kvtrail.tracer.serve.engines import RecorderState
+from kvtrail.tracer.serve.engines import SILENT_NS, RecorderState, Status
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Reader
 
-SILENT_NS = 30 * 10**9
-"""A recorder sends a heartbeat every 5 s. What an engine that has been silent for longer left open does not go on."""
 MAX_MARKS = 2000
 LONGEST_NS = 400 * 86_400 * 10**9
 Moment = Annotated[int, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
@@ -78,12 +76,12 @@ def add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
         window = Window(
             from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, connector=connector, status=status, search=q
         )
-        return _columns(reader, window, list(pipeline.recorders.values()), points=points)
+        return _columns(reader, window, pipeline.recorders.values(), points=points)
 
 
 def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState], *, points: int) -> LaneColumns:
     now_ns = time.time_ns()
-    live = {r.engine for r in recorders if not r.closed and now_ns - r.last_ns <= SILENT_NS}
+    live = {r.engine for r in recorders if r.status is Status.RUNNING}
     found = reader.lanes(window, live=live)
     lanes = found.lanes
     finest_us = (window.to_ns - window.from_ns) / 1000 / points

@@ -1,9 +1,17 @@
-"""What the sidecar knows of each recorder, and the state of each engine that follows from it."""
+"""What the sidecar knows of each recorder, and the state of each engine that follows from it.
+
+A recorder sends a sign of life every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
+network, so the silence is told. It is explained, and no longer told, once the engine said goodbye through another of its
+recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. Arrival is
+by this machine's monotonic clock; no clock of an engine is asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
@@ -13,6 +21,30 @@ from kvtrail.tracer.model.events import Event, Heartbeat
 
 INFO = ("model_name", "service_name", "vllm_version")
 """The labels that describe an engine, in the order of `EngineState.info`."""
+
+
+SILENT_NS = 30 * 10**9
+"""After so much silence a recorder is no longer running, as far as is known."""
+TERMINATED_NS = 15 * 60 * 10**9
+"""After so much silence it is taken for ended, whether or not anybody knows why."""
+FORGET_CLOSED_NS = 60 * 10**9
+FORGET_SILENT_NS = 3600 * 10**9
+"""After so much silence, recorders that closed, and all others, are forgotten."""
+OVERLAP_NS = 10 * 60 * 10**9
+"""In a rollout the new engine may begin so long before the old one is ended."""
+MOST_RECORDERS = 10_000
+
+
+class Status(StrEnum):
+    """What is known of a recorder."""
+
+    RUNNING = "running"
+    SILENT = "silent"
+    """No sign of life, and nothing that explains it."""
+    TERMINATED = "terminated"
+    """No sign of life; its engine said goodbye, was replaced, or has been silent for so long that it will not come back."""
+    CLOSED = "closed"
+    """It said goodbye."""
 
 
 @dataclass(slots=True)
@@ -26,12 +58,13 @@ class RecorderState:
         first, highest: the lowest and the highest sequence number received.
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
-        closed: whether the recorder announced that it is closing.
+        status: what is known of it.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
         last_ns: end of its latest event, by the recorder's clock.
         heard_ns: arrival of its latest span, by this machine's clock.
         lag_ns: from the end of the latest event to its arrival.
+        began_at, heard_at: arrival of its first and of its latest span, by this machine's monotonic clock.
     """
 
     id: str
@@ -45,16 +78,19 @@ class RecorderState:
     highest: int
     received: int = 0
     dropped: int = 0
-    closed: bool = False
+    status: Status = Status.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
     last_ns: int = 0
     heard_ns: int = 0
     lag_ns: int = 0
+    began_at: int = 0
+    heard_at: int = 0
 
     @classmethod
-    def of(cls, event: Event, resource: Mapping[str, Any]) -> RecorderState:
-        """The state of the recorder that sent `event`, before the event is counted."""
+    def of(cls, event: Event, resource: Mapping[str, Any], *, at_ns: int = 0) -> RecorderState:
+        """The state of the recorder that sent `event`, its first, which arrived at `at_ns` of the monotonic clock, before the
+        event is counted."""
 
         def text(key: str) -> str:
             return str(resource.get(key, ""))
@@ -69,12 +105,16 @@ class RecorderState:
             served=text(semconv.SERVED_MODEL.key),
             first=event.sequence,
             highest=event.sequence,
+            began_at=at_ns,
         )
 
-    def count(self, event: Event, *, heard_ns: int) -> int | None:
-        """Count an event that arrived at `heard_ns`. Returns how many more events a heartbeat reports as dropped, and None
-        for any other event."""
+    def count(self, event: Event, *, heard_ns: int, at_ns: int = 0) -> int | None:
+        """Count an event that arrived at `heard_ns`, and at `at_ns` of the monotonic clock. Returns how many more events a
+        heartbeat reports as dropped, and None for any other event."""
         self.received += 1
+        self.heard_at = at_ns
+        if self.status is not Status.CLOSED:
+            self.status = Status.RUNNING
         self.gaps.enter(event.sequence, event.end_ns)
         self.first = min(self.first, event.sequence)
         self.highest = max(self.highest, event.sequence)
@@ -86,21 +126,104 @@ class RecorderState:
         if not isinstance(event, Heartbeat):
             return None
         before, self.dropped = self.dropped, max(self.dropped, event.recorder_dropped)
-        self.closed = event.recorder_closed
+        if event.recorder_closed:
+            self.status = Status.CLOSED
         return self.dropped - before
 
     @property
     def missing(self) -> int:
         """Events between the first and the highest sequence number that have not arrived (yet)."""
-        return self.highest - self.first + 1 - self.received
+        return max(0, self.highest - self.first + 1 - self.received)
 
     def as_dict(self) -> dict[str, Any]:
         """The state as JSON-ready data."""
         names = (
-            "id", "engine", "service", "model", "version", "host", "received", "dropped", "missing", "closed", "last_ns",
-            "lag_ns",
+            "id", "engine", "service", "model", "version", "host", "received", "dropped", "missing", "status", "last_ns",
+            "heard_ns", "lag_ns",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "connectors": sorted(self.connectors)}
+
+
+class Recorders:
+    """The recorders that were heard from and are not forgotten, by id."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, RecorderState] = {}
+        self._replaced_by: dict[str, str] = {}
+        """By engine, the one that replaced it; each replaces one."""
+
+    def get(self, recorder: str) -> RecorderState | None:
+        return self._held.get(recorder)
+
+    def add(self, recorder: RecorderState) -> None:
+        self._held[recorder.id] = recorder
+
+    def values(self) -> list[RecorderState]:
+        """All of them, as they are now: another thread may ask."""
+        return list(self._held.values())
+
+    def count_by_status(self) -> dict[str, int]:
+        """How many there are of each status."""
+        return dict(Counter(str(recorder.status) for recorder in self.values()))
+
+    def update(self, *, at_ns: int) -> list[RecorderState]:
+        """Look who has fallen silent, at `at_ns` of the monotonic clock; returns the recorders that are forgotten."""
+        engines: dict[str, list[RecorderState]] = {}
+        for recorder in self._held.values():
+            engines.setdefault(recorder.engine, []).append(recorder)
+        silent = []
+        for engine, recorders in engines.items():
+            for recorder in recorders:
+                if recorder.status in (Status.CLOSED, Status.TERMINATED) or at_ns - recorder.heard_at <= SILENT_NS:
+                    continue
+                recorder.status = Status.SILENT
+                goodbye = any(other.status is Status.CLOSED for other in recorders)
+                begun_anew = any(other.began_at > recorder.heard_at for other in recorders)
+                if goodbye or begun_anew or at_ns - recorder.heard_at > TERMINATED_NS:
+                    recorder.status = Status.TERMINATED
+            if all(recorder.status not in (Status.RUNNING, Status.TERMINATED, Status.CLOSED) for recorder in recorders):
+                silent.append(engine)
+        self._explain(silent, engines)
+        gone = [
+            recorder for recorders in engines.values() for recorder in recorders if _is_over(recorder, recorders, at_ns)
+        ]
+        longest_silent = sorted(self._held.values(), key=lambda recorder: recorder.heard_at)
+        gone += longest_silent[: max(0, len(self._held) - MOST_RECORDERS)]
+        for recorder in gone:
+            self._held.pop(recorder.id, None)
+        for engine in engines.keys() - {recorder.engine for recorder in self._held.values()}:
+            self._replaced_by.pop(engine, None)
+        return gone
+
+    def _explain(self, silent: Collection[str], engines: Mapping[str, Sequence[RecorderState]]) -> None:
+        """Find the engine that replaced each of those that are silent as a whole, the longest silent first."""
+        taken = set(self._replaced_by.values())
+        fresh = sorted(
+            (min(recorder.began_at for recorder in held), engine)
+            for engine, held in engines.items()
+            # Its first events came, so it is new, and no old engine that this sidecar has only just met.
+            if engine not in taken
+            and any(recorder.status is Status.RUNNING for recorder in held)
+            and any(recorder.first == 0 for recorder in held)
+        )
+        for engine in sorted(silent, key=lambda name: max(recorder.heard_at for recorder in engines[name])):
+            held = engines[engine]
+            since = max(min(r.began_at for r in held), max(r.heard_at for r in held) - OVERLAP_NS)
+            for began_at, other in fresh:
+                theirs = engines[other][0]
+                if began_at > since and (theirs.service, theirs.model) == (held[0].service, held[0].model):
+                    fresh.remove((began_at, other))
+                    self._replaced_by[engine] = other
+                    for recorder in held:
+                        recorder.status = Status.TERMINATED
+                    break
+
+
+def _is_over(recorder: RecorderState, of_engine: Iterable[RecorderState], at_ns: int) -> bool:
+    """Whether a recorder can be forgotten. A goodbye is remembered while another recorder of the engine is silent."""
+    if recorder.status is Status.CLOSED and all(other.status is not Status.SILENT for other in of_engine):
+        return at_ns - recorder.heard_at > FORGET_CLOSED_NS
+    return at_ns - recorder.heard_at > FORGET_SILENT_NS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +234,7 @@ class EngineState:
         engine: vLLM's engine id.
         info: values of the labels `INFO`.
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        recorders: how many of its recorders have not closed.
+        recorders: how many of its recorders have neither closed nor terminated.
         outstanding: events whose sequence number is known and that have not arrived (yet).
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
@@ -141,7 +264,7 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
         if recorder.heard_ns >= state.heard_ns:
             state.heard_ns = recorder.heard_ns
             state.info = (recorder.served or recorder.model, recorder.service, recorder.version)
-        state.recorders += not recorder.closed
+        state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
         state.outstanding += recorder.missing
     for account, now_ns in detector.waiting():
         waiting = states.get(account.engine)

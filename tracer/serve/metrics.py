@@ -156,7 +156,7 @@ class Metrics:
                 "Arrival of an engine's latest span.",
                 lambda s: s.heard_ns / 1e9,
             ),
-            ("engine_recorders", "Recorders of an engine that have not closed.", lambda s: s.recorders),
+            ("engine_recorders", "Recorders of an engine that have not ended.", lambda s: s.recorders),
             ("events_outstanding", "Events whose number is known and that have not arrived.", lambda s: s.outstanding),
             ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
             ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),

@@ -27,7 +27,7 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Unknown
 from kvtrail.tracer.model.spans import LATEST_NS, Span
-from kvtrail.tracer.serve.engines import RecorderState, engine_states
+from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.store import Batch, StoreError, Writer
@@ -61,7 +61,7 @@ class Pipeline:
         self.detector = Detector(
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
         )
-        self.recorders: dict[str, RecorderState] = {}
+        self.recorders = Recorders()
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
@@ -77,6 +77,8 @@ class Pipeline:
         self._reported: set[str] = set()
         self._read_back_ids: set[tuple[str, str]] = set()
         self._lost: Counter[str] = Counter()
+        self._shown: dict[str, EngineState] = {}
+        """The engines in the metrics."""
         self._told: set[tuple[str, str]] = set()
         self._read_back(writer.open_spans)
         self._recalled = self.detector.verdicts
@@ -139,6 +141,8 @@ class Pipeline:
             with self.errors.caught(Where.TIDY):
                 if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
+            with self.errors.caught(Where.TIDY):
+                self._forget_recorders(self.recorders.update(at_ns=time.monotonic_ns()))
             with self.errors.caught(Where.TIDY):
                 self._show_engines(now_ns)
 
@@ -288,21 +292,39 @@ class Pipeline:
         self._metrics.count_event(event)
         recorder = self.recorders.get(event.recorder)
         if recorder is None:
-            recorder = self.recorders[event.recorder] = RecorderState.of(event, span.resource)
+            recorder = RecorderState.of(event, span.resource, at_ns=time.monotonic_ns())
+            self.recorders.add(recorder)
             for misfit in decode.misfits(span.resource):
                 logger.warning("recorder %s: %s", event.recorder, misfit)
-        if (dropped := recorder.count(event, heard_ns=now_ns)) is not None:
+        dropped = recorder.count(event, heard_ns=now_ns, at_ns=time.monotonic_ns())
+        if dropped is not None:
             self._metrics.count_lost(event.engine, dropped=dropped)
+
+    def _forget_recorders(self, gone: Iterable[RecorderState]) -> None:
+        """Drop all that is held of recorders that have ended; what requests they left open is abandoned."""
+        last_ns = {recorder.id: recorder.last_ns for recorder in gone}
+        if last_ns:
+            self.detector.abandon(last_ns)
+            self.detector.forget_recorders(last_ns)
+            self.savings.forget(last_ns)
+            self._dirty.update(dict.fromkeys(self.detector.changed))
+            self.detector.changed.clear()
 
     def _show_engines(self, now_ns: int) -> None:
         for engine, count in (self.detector.lost - self._lost).items():
             self._metrics.count_lost(engine, missing=count)
         self._lost = Counter(self.detector.lost)
-        for state in engine_states(self.recorders.values(), self.detector):
+        gone = {
+            name: EngineState(engine=name, info=last.info, heard_ns=last.heard_ns) for name, last in self._shown.items()
+        }
+        known = {state.engine: state for state in engine_states(self.recorders.values(), self.detector)}
+        for engine, state in (gone | known).items():
             if state.heard_ns < now_ns - SHOW_SILENT_NS:
-                self._metrics.retire(state.engine)
-            else:
+                self._metrics.retire(engine)
+                self._shown.pop(engine, None)
+            else:  # also of an engine that has ended: what it counted last is still to be read
                 self._metrics.show(state)
+                self._shown[engine] = state
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)

@@ -141,7 +141,7 @@ def test_the_goodbye_of_an_engine_that_is_killed(
         engine.kill()
         engine.wait()
         until(lambda: is_gone(export_process))  # noqa: B023 - this turn's
-        closed = [recorder["closed"] for recorder in tracer.get("/api/health")["recorders"]]
+        closed = [recorder["status"] == "closed" for recorder in tracer.get("/api/health")["recorders"]]
         assert closed == [True] * number
     assert [request["status"] for request in stored(tracer)] == ["abandoned"]
 
@@ -176,7 +176,7 @@ def test_the_export_process_is_no_descendant_of_the_engine(process: tuple[Export
     assert exporter.pid == pid, "only the end of the engine ends it"
     recorder.close(SLOW_S)
     until(lambda: is_gone(pid))
-    assert [each["closed"] for each in tracer.get("/api/health")["recorders"]] == [True]
+    assert [each["status"] == "closed" for each in tracer.get("/api/health")["recorders"]] == [True]
 
 
 def test_an_export_process_that_cannot_start_is_not_started_for_ever(

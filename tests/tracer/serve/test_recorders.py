@@ -1,0 +1,280 @@
+"""Which recorders run, which are silent, and why others are not: goodbyes, rollouts, and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from history import heartbeats, history
+from msgspec.structs import replace
+from wire import encoded
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.serve import api, engines
+from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.engines import (
+    FORGET_CLOSED_NS,
+    FORGET_SILENT_NS,
+    OVERLAP_NS,
+    SILENT_NS,
+    TERMINATED_NS,
+    Recorders,
+    RecorderState,
+    Status,
+)
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+S = 10**9
+
+
+class Fleet:
+    """Recorders that are heard from, or not, as time passes."""
+
+    def __init__(self) -> None:
+        self.recorders = Recorders()
+        self.numbers: dict[str, int] = {}
+        self.at_ns = 0
+
+    def hear(
+        self,
+        *names: str,
+        goodbye: bool = False,
+        engine: str = "",
+        first: int = 0,
+        service: str = "vllm",
+        model: str = "m",
+    ) -> None:
+        """A sign of life of each."""
+        for name in names:
+            number = self.numbers[name] = self.numbers.get(name, first - 1) + 1
+            where = engine or f"engine of {name}"
+            beat = Heartbeat(
+                engine=where,
+                recorder=name,
+                sequence=number,
+                start_ns=1,
+                end_ns=1,
+                recorder_closed=goodbye,
+                connector="",
+            )
+            if (state := self.recorders.get(name)) is None:
+                resource = {"service.name": service, semconv.MODEL.key: model}
+                state = RecorderState.of(beat, resource, at_ns=self.at_ns)
+                self.recorders.add(state)
+            state.count(beat, heard_ns=self.at_ns, at_ns=self.at_ns)
+
+    def wait(self, ns: int, *alive: str) -> list[str]:
+        """Time passes, in which some are heard from; returns the ids of those that are forgotten."""
+        gone = []
+        until_ns = self.at_ns + ns
+        while self.at_ns < until_ns:
+            self.at_ns = min(until_ns, self.at_ns + 20 * S)
+            self.hear(*alive)
+            gone += [recorder.id for recorder in self.recorders.update(at_ns=self.at_ns)]
+        return gone
+
+    def __getitem__(self, name: str) -> str:
+        state = self.recorders.get(name)
+        return "forgotten" if state is None else state.status
+
+
+def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten() -> None:
+    fleet = Fleet()
+    fleet.hear("a")
+    assert fleet["a"] == Status.RUNNING
+    fleet.wait(SILENT_NS)
+    assert fleet["a"] == Status.RUNNING
+    fleet.wait(S)
+    assert fleet["a"] == Status.SILENT
+    fleet.wait(TERMINATED_NS)
+    assert fleet["a"] == Status.TERMINATED
+    fleet.hear("a")
+    assert fleet["a"] == Status.RUNNING, "it was the network"
+    assert fleet.wait(FORGET_SILENT_NS + S) == ["a"]
+    assert fleet["a"] == "forgotten"
+
+
+def test_a_goodbye_is_no_silence_and_is_forgotten_after_a_minute() -> None:
+    fleet = Fleet()
+    fleet.hear("a", "b")
+    fleet.hear("a", goodbye=True)
+    assert fleet["a"] == Status.CLOSED
+    assert fleet.wait(FORGET_CLOSED_NS + S, "b") == ["a"]
+    assert fleet["b"] == Status.RUNNING
+
+
+def test_a_sign_of_life_that_comes_after_the_goodbye_does_not_undo_it() -> None:
+    fleet = Fleet()
+    fleet.hear("a", goodbye=True)
+    fleet.hear("a")
+    assert fleet["a"] == Status.CLOSED
+
+
+def test_workers_that_are_killed_after_their_engines_goodbye_are_terminated() -> None:
+    fleet = Fleet()
+    fleet.hear("scheduler", "worker", engine="e")
+    fleet.hear("scheduler", engine="e", goodbye=True)
+    fleet.wait(SILENT_NS + S)
+    assert fleet["worker"] == Status.TERMINATED
+    fleet.wait(FORGET_SILENT_NS)
+    assert not fleet.recorders.values()
+
+
+def test_an_engine_that_begins_anew_under_its_id_replaces_itself() -> None:
+    fleet = Fleet()
+    fleet.hear("old", engine="e")
+    fleet.wait(10 * S)
+    fleet.hear("new", engine="e")
+    fleet.wait(SILENT_NS, "new")
+    assert (fleet["old"], fleet["new"]) == (Status.TERMINATED, Status.RUNNING)
+
+
+@pytest.mark.parametrize("before_s", [300, 0, -20])
+def test_in_a_rollout_the_old_engine_is_replaced_by_the_new_one(before_s: int) -> None:
+    """The new one begins before the old one is killed, or after."""
+    fleet = Fleet()
+    fleet.hear("old")
+    fleet.wait(1000 * S, "old")
+    if before_s > 0:
+        fleet.hear("new")
+        fleet.wait(before_s * S, "old", "new")
+    else:
+        fleet.wait(-before_s * S + 1)
+        fleet.hear("new")
+    fleet.wait(SILENT_NS + S, "new")
+    assert fleet["old"] == Status.TERMINATED
+    fleet.hear("new", goodbye=True)
+    fleet.wait(FORGET_CLOSED_NS + SILENT_NS)
+    assert fleet["old"] == Status.TERMINATED, "also when the new one has left"
+
+
+@pytest.mark.parametrize(
+    "other", [{"service": "another"}, {"model": "another"}, {"first": 7}], ids=["service", "model", "joined late"]
+)
+def test_another_engine_explains_nothing(other: dict[str, str | int]) -> None:
+    """One of another service or model; one that this sidecar has just met, but that did not just begin."""
+    fleet = Fleet()
+    fleet.hear("old")
+    fleet.wait(60 * S, "old")
+    fleet.hear("other", **other)  # type: ignore[arg-type]
+    fleet.wait(SILENT_NS + S, "other")
+    assert fleet["old"] == Status.SILENT
+
+
+def test_an_engine_that_has_long_been_there_explains_nothing() -> None:
+    fleet = Fleet()
+    fleet.hear("old")
+    fleet.wait(S, "old")
+    fleet.hear("twin")
+    fleet.wait(OVERLAP_NS + 10 * S, "old", "twin")
+    fleet.wait(SILENT_NS + S, "twin")
+    assert fleet["old"] == Status.SILENT
+
+
+def test_one_new_engine_replaces_one() -> None:
+    fleet = Fleet()
+    fleet.hear("one", "two")
+    fleet.wait(100 * S, "one", "two")
+    fleet.hear("new")
+    fleet.wait(SILENT_NS + S, "new")
+    assert sorted((fleet["one"], fleet["two"])) == [Status.SILENT, Status.TERMINATED]
+
+
+def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "MOST_RECORDERS", 10)
+    fleet = Fleet()
+    for number in range(15):
+        fleet.hear(f"r{number}")
+        fleet.wait(S)
+    assert {recorder.id for recorder in fleet.recorders.values()} == {f"r{number}" for number in range(5, 15)}
+
+
+class Clock:
+    """The monotonic clock, which a test turns on."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def __call__(self) -> int:
+        return self.real() + self.ahead_ns
+
+    real = staticmethod(time.monotonic_ns)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.time.monotonic_ns", made)
+    return made
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, clock: Clock) -> Iterator[Pipeline]:
+    made = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
+    yield made
+    made.close()
+
+
+def life(name: str, *, goodbye: bool, text: str = "L 749 c0 h0 -> 0\nA 0") -> list[Event]:
+    """An engine that lived for a moment."""
+    events = history(text, request=f"{name}-0123abcd", recorder=f"rec-{name}", engine=f"engine-{name}")
+    (beat,) = heartbeats(events, later_s=1)
+    assert isinstance(beat, Heartbeat)
+    return [*events, replace(beat, recorder_closed=goodbye)]
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_engines_that_left_leave_nothing_behind(
+    pipeline: Pipeline, clock: Clock, tmp_path: Path, goodbye: bool
+) -> None:
+    for number in range(20):
+        pipeline.ingest(encoded(life(str(number), goodbye=goodbye)), transport="grpc")
+    clock.ahead_ns += FORGET_SILENT_NS + S
+    pipeline.ingest(encoded(life("here", goodbye=False)), transport="grpc")
+    pipeline.tidy()
+    pipeline.tidy()
+    assert [recorder.engine for recorder in pipeline.recorders.values()] == ["engine-here"]
+    assert list(pipeline.detector.accounts) == [("engine-here", "here-0123abcd")]
+    assert len(pipeline.detector._recorders) == 1
+    stored = {row["engine"]: row["status"] for row in SqliteReader(tmp_path / "s.db").requests()}
+    assert stored.pop("engine-here") == "admitted"
+    assert set(stored.values()) == {"abandoned"}
+
+
+def test_an_engine_that_left_is_shown_until_prometheus_has_read_it(pipeline: Pipeline, clock: Clock) -> None:
+    pipeline.ingest(encoded(life("a", goodbye=True)), transport="grpc")
+    pipeline.tidy()
+    clock.ahead_ns += FORGET_CLOSED_NS + S
+    pipeline.tidy()
+    assert not pipeline.recorders.values()
+    pipeline.tidy()
+    value = pipeline._metrics.registry.get_sample_value
+    assert value("kvtrail_engine_recorders", {"engine": "engine-a"}) == 0
+    assert value("kvtrail_events_received_total", {"engine": "engine-a"}) == 4
+    assert value("kvtrail_open_loads", {"engine": "engine-a"}) == 0
+
+
+def test_the_api_names_a_bounded_number_of_recorders_and_engines(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "MAX_RECORDERS", 3)
+    monkeypatch.setattr(api, "MAX_ENGINES", 4)
+    lossy = life("lossy", goodbye=False)
+    pipeline.ingest(encoded([*lossy[:1], *lossy[2:]]), transport="grpc")
+    for number in range(10):
+        pipeline.ingest(encoded(life(str(number), goodbye=number % 2 == 0)), transport="grpc")
+    reader = SqliteReader(tmp_path / "s.db")
+    client = TestClient(application(pipeline, reader, pipeline._metrics))
+    health = client.get("/api/health").json()
+    assert [each["engine"] for each in health["recorders"]] == ["engine-lossy", "engine-9", "engine-8"]
+    assert [each["status"] for each in health["recorders"]] == ["running", "running", "closed"]
+    assert health["recorders_by_status"] == {"running": 6, "closed": 5}
+    fleet = client.get("/api/fleet").json()
+    assert [each["engine"] for each in fleet["engines"]] == ["engine-7", "engine-8", "engine-9", "engine-lossy"]
+    assert fleet["known"] == 11
