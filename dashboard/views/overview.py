@@ -8,7 +8,7 @@ from collections import Counter
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import fleet, text
+from kvtrail.dashboard.content import fleet, text, unknown
 from kvtrail.dashboard.content.badges import ABANDONED, ACTIVE
 from kvtrail.dashboard.content.charts import status_chart
 from kvtrail.dashboard.content.requests import status_counts
@@ -60,6 +60,9 @@ def page() -> None:
         latest_findings(findings, overview["totals"])
     with right:
         by_status(counts, known=overview["totals"]["requests"])
+    if line := unknown.share(overview):
+        with st.expander(f"{line}, since the tracer started"):
+            st.table(unknown.rows(overview), border="horizontal", hide_index=True)
     shared.recorder_table(health["recorders"], now_ns=now_ns, most=SHOWN_RECORDERS)
 
 

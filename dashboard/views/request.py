@@ -15,6 +15,7 @@ from kvtrail.dashboard.content.charts import account_chart, timeline_chart
 from kvtrail.dashboard.content.request import findings_by_step, missing_events, step_rows
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
+from kvtrail.dashboard.content.unknown import of_request as why_unknown
 from kvtrail.dashboard.views import shared
 from kvtrail.tracer.model.words import count, duration, some
 
@@ -72,7 +73,7 @@ def show(timeline: Row, engines: list[Row]) -> None:
     links(request)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     for finding in timeline["findings"]:
-        shared.finding_card(finding, linked=False, step=steps[finding["id"]])
+        shared.finding_card(finding, linked=False, step=steps[finding["id"]], request=request)
     names = ("computed", "matched", "returned", "allocated", "loaded", "stored", "lookups")
     with shared.cards("small"):
         shared.card("Total tokens", count(request["total"]))
@@ -122,6 +123,8 @@ def header(timeline: Row, engines: list[Row]) -> None:
         notes.error(f"A call about this request raised. {plain(request['error'])}")
     if sentence := missing_events(timeline):
         notes.warning(sentence)
+    if sentence := why_unknown(request):
+        notes.info(sentence)
 
 
 def links(request: Row) -> None:

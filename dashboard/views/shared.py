@@ -184,20 +184,24 @@ def which_request(path: str) -> None:
     link("requests", "Choose one from the list")
 
 
-def finding_card(finding: Row, *, linked: bool, step: int | None = None) -> None:
-    """A finding in words; `linked` adds a link to its request, `step` one to that step of its replay."""
+def finding_card(finding: Row, *, linked: bool, step: int | None = None, request: Row | None = None) -> None:
+    """A finding in words: what it can cause at worst, and what happened. `linked` adds a link to its request, `step` one to
+    that step of its replay, `request` what became of it."""
     now_ns = time.time_ns()
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            badge(finding["severity"])
+            badge(finding["severity"], label=f"worst case: {finding['severity']}")
             st.markdown(f"**{text.plain(finding['title'])}**", width="content")
         count = finding["count"]
         when = f"{text.clock(finding['first_ns'], now_ns=now_ns)} UTC"
         if count > 1:
             when = f"from {when} to {text.clock(finding['last_ns'], now_ns=now_ns)} UTC"
+        fate = ""
+        if request is not None and (request["ended_ns"] is not None or request["status"] == "failed"):
+            fate = f"; {words.became(request['status'], request['outcome'], request['error'])}"
         st.caption(
             f"rule {finding['rule']}, epoch {finding['epoch']}, seen {words.ending(count)}, {when},"
-            f" {words.healed(finding['healed'], count=count)}"
+            f" {words.healed(finding['healed'], count=count)}{text.plain(fate)}"
         )
         st.markdown(text.plain(finding["explanation"]))
         if not linked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_RUNS = 4
@@ -85,6 +86,30 @@ def became(status: str, outcome: str | None, error: str | None) -> str:
         case "abandoned":
             return "its engine ended before it did"
     return "the recording ends before it does"
+
+
+def advice(reason: Unknown) -> str:
+    """What a person can do about a judgement that could not be made."""
+    return _ADVICE[reason]
+
+
+_ADVICE = {
+    Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
+    " afterwards is known again.",
+    Unknown.LATE: "It passes: requests that begin from now on are known from their beginning.",
+    Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
+    Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
+    Unknown.DELAYED: "It passes when the connector gives back what it keeps.",
+    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md).",
+    Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
+    Unknown.UNNAMED: "A probe that names the keys of chunks would show it (docs/connectors.md).",
+    Unknown.SHARED: "Nothing to do: a store that others write to cannot be judged from one engine.",
+    Unknown.OPEN: "It passes when the request ends.",
+    Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",
+    Unknown.ORDER: "Nothing to do: clocks of two processes are not compared.",
+    Unknown.REUSED: "Give every request an id of its own.",
+    Unknown.RULE: "The runbook KvtrailInternalErrors says where the traceback is.",
+}
 
 
 def blocks(ids: Iterable[int]) -> str:

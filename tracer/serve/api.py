@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -59,6 +60,10 @@ class Overview(BaseModel):
     """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
     totals: dict[str, int]
     """Over all requests stored."""
+    judgements: int
+    """Of rules, since the tracer started."""
+    unknown: dict[str, int]
+    """Those that could not be made, by the reason: the names of `kvtrail.tracer.model.findings.Unknown` in lower case."""
 
 
 class Fleet(BaseModel):
@@ -124,7 +129,16 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
     @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:
         since_ns = time.time_ns() - window_s * 10**9
-        return Overview(window_s=window_s, activity=reader.activity(since_ns=since_ns), totals=reader.totals())
+        unknown: Counter[str] = Counter()
+        for (_, reason), count in pipeline.unknown().items():
+            unknown[reason.name.lower()] += count
+        return Overview(
+            window_s=window_s,
+            activity=reader.activity(since_ns=since_ns),
+            totals=reader.totals(),
+            judgements=pipeline.checks().total(),
+            unknown=dict(unknown.most_common()),
+        )
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet() -> Fleet:

@@ -33,7 +33,7 @@ from kvtrail.tracer.model.events import (
     RequestEnd,
     Store,
 )
-from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.serve.engines import INFO, EngineState
 from kvtrail.tracer.serve.errors import InternalErrors
@@ -55,16 +55,23 @@ _EPOCH = (*_CONNECTOR, "epoch")
 
 Checks = Mapping[tuple[str, Verdict], int]
 """How often each rule, by its id, reached each verdict."""
+Reasons = Mapping[tuple[str, Unknown], int]
+"""How often each rule, by its id, could not decide, by the reason."""
 
 
 class _ChecksCollector(Collector):
-    def __init__(self, read: Callable[[], Checks]) -> None:
-        self._read = read
+    def __init__(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
+        self._checks, self._reasons = checks, reasons
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         family = CounterMetricFamily("kvtrail_checks", "Verdicts of the rules.", labels=("rule", "verdict"))
-        for labels, count in self._read().items():
-            family.add_metric(labels, count)
+        for (rule, verdict), count in self._checks().items():
+            family.add_metric((rule, verdict), count)
+        yield family
+        text = "Judgements that the rules could not make, by the reason."
+        family = CounterMetricFamily("kvtrail_unknown", text, labels=("rule", "reason"))
+        for (rule, reason), count in self._reasons().items():
+            family.add_metric((rule, reason.name.lower()), count)
         yield family
 
 
@@ -184,9 +191,9 @@ class Metrics:
         """Add a gauge that is read when Prometheus scrapes."""
         Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
 
-    def watch_checks(self, read: Callable[[], Checks]) -> None:
-        """Add the counter of verdicts, which is read when Prometheus scrapes."""
-        self.registry.register(_ChecksCollector(read))
+    def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
+        """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
+        self.registry.register(_ChecksCollector(checks, reasons))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""

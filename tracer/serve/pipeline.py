@@ -25,7 +25,7 @@ from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Finding, Unknown
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
 from kvtrail.tracer.serve.errors import Where
@@ -81,12 +81,20 @@ class Pipeline:
         """The engines in the metrics."""
         self._told: set[tuple[str, str]] = set()
         self._read_back(writer.open_spans)
-        self._recalled = self.detector.verdicts
-        metrics.watch_checks(lambda: self.detector.verdicts - self._recalled)
+        self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
+        metrics.watch_checks(self.checks, self.unknown)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
         metrics.watch(
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
         )
+
+    def checks(self) -> Counter[tuple[str, Verdict]]:
+        """How often each rule gave each verdict, since this tracer started."""
+        return self.detector.verdicts - self._recalled
+
+    def unknown(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule could not decide, by the reason, since this tracer started."""
+        return self.detector.unknown - self._recalled_unknown
 
     def ingest(self, payload: bytes, *, transport: str) -> Refused | None:
         """Process one batch: an `ExportTraceServiceRequest` in binary form. When this returns, it is stored, but for spans
@@ -250,8 +258,10 @@ class Pipeline:
             if (account := self.detector.accounts.get(key)) is not None:
                 findings = len(self.detector.findings.get(key, ()))
                 verdict = self.detector.verdict(account)
+                why = self.detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
+                unknown = None if why is None else why.name.lower()
                 with self.errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
-                    accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings})
+                    accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown})
                     if account.started_ns:  # otherwise every event of it waits for one that is missing before it
                         lanes.append(lane_of(account, verdict=verdict, findings=findings))
         batch = Batch(pairs, accounts, list(self._changed.values()), self.savings.cells, lanes)

@@ -26,7 +26,8 @@ class Batch:
 
     Attributes:
         spans: new spans, each with its event if it is one of kvtrail's.
-        accounts: accounts as `Account.as_dict` gives them, with `verdict` and `findings` added.
+        accounts: accounts as `Account.as_dict` gives them, with `verdict`, `findings` and `unknown` (the reason, where the
+            verdict is unknown) added.
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
         lanes: the requests of `accounts` as lanes of the live view.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtrail.tracer.model import words
+from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:
@@ -55,6 +59,12 @@ def test_how_often_the_guard_healed() -> None:
     assert words.healed(0, count=13) == "not healed"
     assert words.healed(13, count=13) == "healed by the guard"
     assert words.healed(2, count=13) == "healed by the guard twice"
+
+
+@pytest.mark.parametrize("reason", Unknown)
+def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None:
+    assert words.advice(reason).endswith(".")
+    assert f"| `{reason.name.lower()}` |" in (DOCS / "limits.md").read_text()
 
 
 def test_what_became_of_a_request() -> None:

@@ -251,6 +251,28 @@ def test_connectors_and_outcomes_that_nobody_knows_share_a_label(sidecar: Sideca
     assert (sidecar.value("kvtrail_lookups_total", answer="miss", connector=OTHER) or 0) > 0
 
 
+def test_what_cannot_be_judged_has_a_reason(sidecar: Sidecar) -> None:
+    events = history("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend")
+    sidecar.hear([*events[:1], *events[2:]])
+    unknown = {
+        (sample.labels["rule"], sample.labels["reason"]): sample.value
+        for family in sidecar.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "kvtrail_unknown_total"
+    }
+    assert unknown["alloc-mismatch", "lost"] == 1
+    by_rule = {rule for rule, _ in unknown}
+    for rule in by_rule:
+        counted = sum(count for (named, _), count in unknown.items() if named == rule)
+        assert counted == sidecar.value("kvtrail_checks_total", rule=rule, verdict="unknown")
+    (row,) = SqliteReader(sidecar.store).requests()
+    assert (row["verdict"], row["unknown"]) == ("unknown", "lost")
+    whole = history("L 749 c0 h256 -> 256\nA 256\nS 256+493\nend", request="whole", recorder="whole", engine="another")
+    sidecar.hear(whole)
+    (row,) = SqliteReader(sidecar.store).requests(verdict="ok")
+    assert row["unknown"] is None
+
+
 def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_path: Path) -> None:
     recorded = history(
         "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nL 749 c336 h256 -> 0\nA 0"

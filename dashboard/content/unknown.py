@@ -1,0 +1,40 @@
+"""What could not be judged, why, and what to do about it."""
+
+from __future__ import annotations
+
+from kvtrail.dashboard.client import Row
+from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.model.words import advice, count
+
+
+def reason(name: str) -> tuple[str, str]:
+    """A reason as the api names it: in words, and what to do about it. A newer tracer may have others."""
+    known = Unknown.__members__.get(name.upper())
+    return (name.replace("_", " "), "") if known is None else (str(known), advice(known))
+
+
+def of_request(request: Row) -> str:
+    """Why a request's verdict is unknown, in a sentence or two; empty where it is not."""
+    if not (name := request.get("unknown")):
+        return ""
+    why, todo = reason(name)
+    return f"The verdict is unknown: {why}. {todo}"
+
+
+def share(overview: Row) -> str:
+    """How many of the judgements could not be made, in a line; empty if all could."""
+    unknown = sum(overview["unknown"].values())
+    if not unknown:
+        return ""
+    percent = 100 * unknown / max(unknown, overview["judgements"])
+    return f"{count(unknown)} of {count(overview['judgements'])} judgements ({percent:.2g} %) could not be made"
+
+
+def rows(overview: Row) -> list[Row]:
+    """A row for each reason, the most frequent first."""
+    ordered = sorted(overview["unknown"].items(), key=lambda pair: -pair[1])
+    return [
+        {"Because": why, "Judgements": number, "What to do": todo}
+        for name, number in ordered
+        for why, todo in [reason(name)]
+    ]

@@ -1,0 +1,28 @@
+"""What could not be judged, in words that a person can act on."""
+
+from __future__ import annotations
+
+from kvtrail.dashboard.content import unknown
+
+OVERVIEW = {"judgements": 2000, "unknown": {"probe": 30, "lost": 70}}
+
+
+def test_a_request_says_why_its_verdict_is_unknown() -> None:
+    assert unknown.of_request({"verdict": "ok", "unknown": None}) == ""
+    assert unknown.of_request({"verdict": "unknown"}) == "", "an older tracer stored it"
+    said = unknown.of_request({"verdict": "unknown", "unknown": "lost"})
+    assert said.startswith("The verdict is unknown: events were lost. The runbooks KvtrailEventsDropped")
+
+
+def test_the_share_and_the_reasons_of_what_could_not_be_judged() -> None:
+    assert unknown.share({"judgements": 10, "unknown": {}}) == ""
+    assert unknown.share(OVERVIEW) == "100 of 2,000 judgements (5 %) could not be made"
+    rows = unknown.rows(OVERVIEW)
+    assert [(row["Because"], row["Judgements"]) for row in rows] == [
+        ("events were lost", 70), ("the connector has no probe that shows it", 30),
+    ]  # fmt: skip
+    assert all(row["What to do"] for row in rows)
+
+
+def test_a_reason_of_a_newer_tracer_is_shown_as_it_is() -> None:
+    assert unknown.reason("of_the_future") == ("of the future", "")
