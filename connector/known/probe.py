@@ -92,6 +92,15 @@ class Probe:
         """After a lookup: the keys of the chunks that it claims. Only for a store with no other writer."""
         return None
 
+    def held_keys(self, connector: Any) -> Sequence[Any] | None:
+        """On the scheduler's side, seldom: the keys of all chunks that the store holds, as the store has them; None where
+        that cannot be seen. Only for a store with no other writer, whose plans name their keys."""
+        return None
+
+    def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
+        """Of a part of these keys, those that the store still holds, as other events name them."""
+        return ()
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         """On the scheduler's side, after `build_connector_meta`: what happened since the last call. None is nothing, as in
         most steps."""

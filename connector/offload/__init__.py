@@ -110,6 +110,14 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Keys of the chunks that the last lookup matched."""
         return self._scheduler.last_keys()
 
+    def held_keys(self) -> list[bytes]:
+        """Keys of all the chunks that host memory holds."""
+        return self._scheduler.held_keys()
+
+    def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
+        """Those of these keys whose chunks are held, as they are recorded."""
+        return self._scheduler.still_held(keys)
+
     def take_evicted(self) -> list[tuple[str, int, int]]:
         """The chunks that left host memory since the last call: key, tokens and bytes of each."""
         return self._scheduler.take_evicted()

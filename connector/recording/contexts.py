@@ -42,6 +42,7 @@ class RequestContext:
         epoch: the preemption epoch, as of the last call.
         detailed: whether the epoch `detailed_epoch` is recorded in detail; decided once in each epoch, since half a block
             table would be worse than none.
+        table_ns: when its whole block table was last told, by the monotonic clock.
         sequence: counts the request's events.
         sampled: False when OpenTelemetry's sampler left the request out.
         recorded: whether its events are recorded.
@@ -52,7 +53,7 @@ class RequestContext:
 
     __slots__ = (
         "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation", "recorded",
-        "request", "request_id", "root", "sampled", "sequence", "start_ns", "started",
+        "request", "request_id", "root", "sampled", "sequence", "start_ns", "started", "table_ns",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,7 @@ class RequestContext:
         self.epoch = 0
         self.detailed = False
         self.detailed_epoch = -1
+        self.table_ns = 0
         self.sequence = count()
         self.root = root
         self.has_caller = parent is not None

@@ -25,6 +25,7 @@ from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
+from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.messages import message
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
@@ -103,6 +104,7 @@ class Instrumentation:
         self._guard = guard
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
+        self._holdings: Any = None if recorder is None else Holdings(recorder, source)
         self._pool: Any = _NO_POOL
         self._prefix_cache: Any = None
         self._failing: dict[str, int] = {}
@@ -259,6 +261,12 @@ class Instrumentation:
             return
         if seen is not None:
             self._seen(seen, metadata, output, at_ns)
+        if self._level.detailed and at_ns >= self._holdings.due_ns:
+            try:
+                self._holdings.tell(self._probe, connector, at_ns)
+                self._failing.pop("held_keys", None)
+            except Exception:
+                self._probe_failed("held_keys", gap=False)
 
     def transfers_ended(self, connector: Any, output: Any) -> Sequence[int]:
         """Before `update_connector_output`: the numbers of planned transfers that this report of the workers ends. Only asked

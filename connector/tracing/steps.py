@@ -7,7 +7,8 @@ the scheduler's thread that costs some microseconds a step, however many request
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -19,6 +20,10 @@ _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STAT
 Run = tuple[int | None, int | None, int | None]
 """What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
 NOT_RUN: Run = (None, None, None)
+TABLE_AGAIN_NS = 60 * 10**9
+"""How long from one telling of a request's whole block table to the next."""
+LOOK_AGAIN_NS = 10 * 10**9
+"""How long from one search for tables that are due to the next, once all of those have been told."""
 
 
 class Steps:
@@ -35,6 +40,9 @@ class Steps:
         self._watched: set[str] = set()
         self._last: Mapping[str, int] = {}
         """What the last step ran, in tokens by request."""
+        self._tables: deque[str] = deque()
+        """The requests whose table is told anew, one a step: so that none that is lost is unknown for ever."""
+        self._look_ns = 0
 
     def watch(self, request_id: str) -> None:
         """Record every step of this request from now on, until it ends."""
@@ -65,7 +73,9 @@ class Steps:
                     run = (running.num_computed_tokens[n], output.num_scheduled_tokens[request_id], True)
                     self._begun(of_id(request_id), output, run, running.new_block_ids[n], number, at_ns)
         if self._level.any_detailed:
-            self._continued(output, number, at_ns)
+            told = self._continued(output, number, at_ns)
+            if self._tables or at_ns >= self._look_ns:
+                self._tell_table(connector, output, told, number, at_ns)
 
     def _begun(
         self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int
@@ -75,11 +85,12 @@ class Steps:
         if context.detailed:
             drafted = len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
             table = first_group(blocks)
+            context.table_ns = at_ns
         values = (*run, drafted, table, None if table is None else True, number, output.total_num_scheduled_tokens)
         self._record(_SCHEDULE, context, at_ns, values)
 
-    def _continued(self, output: Any, number: int, at_ns: int) -> None:
-        """The later steps that say something new, as rows of one event."""
+    def _continued(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
+        """The later steps that say something new, as rows of one event. Returns the requests of the rows."""
         running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
         ids, added, resumed = running.req_ids, running.new_block_ids, running.resumed_req_ids
         rows = self._telling(output)
@@ -87,7 +98,7 @@ class Steps:
             rows = [n for n in rows if ids[n] not in resumed]
         self._fresh, self._last = {each.req_id for each in new} | resumed, scheduled
         if not rows:
-            return
+            return ()
         of_id, drafts = self._recorder.contexts.of_id, output.scheduled_spec_decode_tokens
         contexts: list[RequestContext] = []
         detailed: list[int] = []
@@ -99,7 +110,7 @@ class Steps:
                 contexts.append(context)
                 detailed.append(n)
         if not contexts:
-            return
+            return ()
         blocks = [first_group(added[n]) for n in detailed]
         self._recorder.record_step(
             self._source,
@@ -112,6 +123,30 @@ class Steps:
             number,
             output.total_num_scheduled_tokens,
         )
+        return contexts
+
+    def _tell_table(
+        self, connector: Any, output: Any, told: Collection[RequestContext], number: int, at_ns: int
+    ) -> None:
+        """Tell the whole table of one request whose step says nothing new, and whose table was last told long ago."""
+        running, requests = output.scheduled_cached_reqs, self._recorder.contexts.open
+        manager = getattr(connector, "_kv_cache_manager", None)
+        if manager is None:
+            return
+        if not self._tables:
+            self._look_ns, before_ns = at_ns + LOOK_AGAIN_NS, at_ns - TABLE_AGAIN_NS
+            held = [requests.get(request_id) for request_id in running.req_ids]
+            self._tables += [each.request_id for each in held if each and each.detailed and each.table_ns < before_ns]
+            if not self._tables:
+                return
+        context = requests.get(self._tables.popleft())
+        if context is None or context in told or context.request_id in running.resumed_req_ids or not context.detailed:
+            return
+        run = run_of(context, output)
+        if run[1] and (table := first_group(manager.get_block_ids(context.request_id))) is not None:
+            context.table_ns = at_ns
+            values = (run[0], run[1], False, run[2], table, True, number, output.total_num_scheduled_tokens)
+            self._record(_SCHEDULE, context, at_ns, values)
 
     def _telling(self, output: Any) -> list[int]:
         """The places in `req_ids` of the requests whose step says something new, in order."""

@@ -190,7 +190,8 @@ class Engine:
         self.preemptions.clear()
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
-            self._contest(event, event.blocks_ids)
+            if first or not event.blocks_whole:  # a table that is told anew gives nothing
+                self._contest(event, event.blocks_ids)
             if first or event.blocks_whole:
                 self.tables[request] = list(event.blocks_ids)
                 self.untold.discard(request)

@@ -1,4 +1,4 @@
-"""The OffloadConnector shows its last match, its plans and its evictions."""
+"""The OffloadConnector shows its last match, its plans, its evictions and what it holds."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ class OffloadProbe(Probe):
 
     def keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         return connector.last_keys()  # type: ignore[no-any-return]  # the connector is known by name only
+
+    def held_keys(self, connector: Any) -> Sequence[Any] | None:
+        return connector.held_keys()  # type: ignore[no-any-return]  # the connector is known by name only
+
+    def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
+        return connector.still_held(keys)  # type: ignore[no-any-return]  # the connector is known by name only
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):

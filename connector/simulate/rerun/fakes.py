@@ -70,8 +70,8 @@ class FakeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a step runs of a request: `scheduled` tokens from `computed` on; and the blocks that it adds, None where they
-    are not recorded."""
+    """What a step runs of a request: `scheduled` tokens from `computed` on; and the blocks that it adds, or, if `whole`, its
+    whole table. None where they are not recorded."""
 
     request: str
     computed: int
@@ -79,12 +79,19 @@ class Run:
     resumed: bool = False
     drafted: int = 0
     blocks: tuple[int, ...] | None = None
+    whole: bool = False
 
     @classmethod
     def of(cls, event: Schedule) -> Run:
         """What a recorded step ran."""
         return cls(
-            event.request or "", event.computed, event.scheduled, event.resumed, event.drafted or 0, event.blocks_ids
+            event.request or "",
+            event.computed,
+            event.scheduled,
+            event.resumed,
+            event.drafted or 0,
+            event.blocks_ids,
+            event.blocks_whole,
         )
 
 
@@ -213,7 +220,7 @@ class FakeRequests:
 
         held.request.status = RequestStatus.RUNNING
         if run.blocks is not None:
-            added = list(run.blocks)
+            added = list(run.blocks[len(held.table) if run.whole and not starts else 0 :])
             held.table = added if starts else held.table + added
         else:
             missing = -(-(run.computed + run.scheduled) // self._block_size) - len(held.table)

@@ -126,6 +126,26 @@ def test_a_transfer_that_began_since_is_judged_if_it_is_known_who_held_its_block
     assert detector.unknown["block-reuse", Unknown.LOST] == 1
 
 
+def test_a_table_that_is_told_anew_gives_no_block() -> None:
+    """Two requests share a block, and one of them ends while its store is under way: the other has held the block before."""
+    events = history("""
+a: L 64 c0 h0 -> 0
+a: A 0 [1 2]
+a: S 0+64 [1 2]
+b: L 64 c32 h0 -> 0
+b: A 0 [1 3]
+b: S 32+32 [1 3]
+a: plan store 0+64 [1 2] #1
+a: end
+b: S 64+1 [4]
+a: done #1
+""")
+    assert rules_found(judge(events)) == []
+    later = next(event for event in events if isinstance(event, Schedule) and event.blocks_ids == (4,))
+    anew = replace(later, blocks_ids=(1, 3, 4), blocks_whole=True)
+    assert rules_found(judge([anew if event is later else event for event in events])) == []
+
+
 def test_one_event_lost_in_a_day_costs_a_moment() -> None:
     day = "".join(f"a{n}: plan store 0+32 keys k{n}\nb{n}: L 65 c0 h32 -> 32 keys k{n - n % 7}\n" for n in range(2_000))
     detector = judge(without(history(day, connector="OffloadConnector", chunk=32), 801))

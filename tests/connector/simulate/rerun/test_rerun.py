@@ -24,6 +24,8 @@ from kvtrail.connector.simulate.rerun.fakes import FakeRequests, Run
 from kvtrail.connector.simulate.rerun.outcome import Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.report import as_text
 from kvtrail.connector.simulate.rerun.rerun import rerun
+from kvtrail.connector.tracing import steps
+from kvtrail.tracer.model.events import Alloc, Schedule
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History, load
 
@@ -66,6 +68,15 @@ def test_so_it_does_under_torture(tmp_path: Path, name: str, extra: dict[str, An
     kinds = {event.kind for event in history.events}
     if profile == "preemption-storm":
         assert {"kv.preempt", "kv.evict" if name == OURS[0] else "kv.transfer.end"} <= kinds
+
+
+def test_tables_that_are_told_anew_are_no_new_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "TABLE_AGAIN_NS", 0)
+    monkeypatch.setattr(steps, "LOOK_AGAIN_NS", 0)
+    history = load([tortured(tmp_path / "t.jsonl", OURS[0], "preemption-storm", OURS[1])])
+    whole = [event for event in history.events if isinstance(event, Schedule) and event.blocks_whole]
+    assert len(whole) > 2 * sum(isinstance(event, Alloc) for event in history.events)
+    same_throughout(rerun(history, against=OURS[0]))
 
 
 @pytest.mark.parametrize("trace", sorted(GOLDEN.glob("*.jsonl")), ids=lambda path: path.stem)
