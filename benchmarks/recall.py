@@ -21,6 +21,8 @@ from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
+MARK = "## Under damage\n"
+"""Begins the last part of the page."""
 RULES = Path(__file__).parents[1] / "docs" / "rules.md"
 HEAD = """# Recall
 
@@ -95,7 +97,13 @@ def page() -> str:
         *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in UNSEEN if each.rule is None),
         not_at_hand(),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n" + under_damage()
+
+
+def under_damage() -> str:
+    """What `benchmarks/damage.py --write` has written into the page: it stays there."""
+    _, mark, figures = PAGE.read_text().partition(MARK)
+    return mark and f"\n{mark}{figures}"
 
 
 def rules_page() -> str:

@@ -1,0 +1,194 @@
+"""No false alarm under damage, and no silence either: recorded runs of vLLM's real scheduler, damaged at random, by seed.
+
+Prints how many events of healthy runs were judged after damage, live, audited, replayed and through the sidecar's store, and
+every finding that the undamaged run does not have (exit code 1); of runs with an injected fault, how many findings are made
+again after the same damage, by rule; and how many judgements of a day are `unknown` after one event of it was lost, and after
+a late start. With --write, the figures go into docs/recall.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from functools import partial
+from operator import is_
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import under_damage
+from damages import S, damaged, mixture, sent
+from recall import MARK, PAGE
+from recorded_runs import CONNECTORS
+from sidecars import Name, live, read, stored
+from under_damage import Caught
+
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.detect.rules import EngineRule, all_rules
+from kvtrail.tracer.model.events import Event
+
+FRESH = 150
+"""Histories after which other healthy runs are recorded."""
+IN_FILES = 10
+"""Of so many histories one is also read from a file and judged through the store: both take ten times as long."""
+FIRST_MINUTES = 10
+
+
+class Healthy:
+    """What became of damaged healthy histories."""
+
+    def __init__(self) -> None:
+        self.events = self.histories = self.in_files = 0
+        self.false: list[str] = []
+        self.damages: Counter[str] = Counter()
+
+
+def judge_healthy(events: int, first: int) -> Healthy:
+    """Judge damaged histories of healthy runs, from this seed on, until so many events have arrived."""
+    result, seed = Healthy(), first
+    while result.events < events:
+        runs = under_damage.healthy_runs(1, first=seed)
+        for _ in range(FRESH):
+            name, history = under_damage.healthy_history(runs, seed)
+            known = under_damage.known_faults(name, live(sent(history)).found)
+            delivery = damaged(sent(history), mixture(seed), seed)
+            found: dict[str, set[Name]] = {"live": set(live(delivery).found)}
+            if seed % IN_FILES == 0:
+                with tempfile.TemporaryDirectory() as folder:
+                    audited, replayed = read(delivery, Path(folder))
+                    through = stored(delivery, Path(folder))
+                found |= {"audit": set(audited.found), "replay": set(replayed.found), "store": set(through.found)}
+                result.in_files += 1
+            for way, names in found.items():
+                result.false += [f"seed {seed}, {way}, {name}, {delivery.damages}: {each}" for each in names - known]
+            result.damages.update(delivery.damages)
+            result.events += sum(len(batch.events) for batch in delivery.batches)
+            result.histories += 1
+            seed += 1
+            if result.events >= events:
+                break
+        _progress(f"{result.events:,} events, {result.histories} histories, {len(result.false)} false")
+        under_damage.healthy_runs.cache_clear()
+    return result
+
+
+def judge_faulty(runs_each: int, damages_each: int) -> dict[str, Caught]:
+    """How many findings of faulty runs are made again after damage, by rule."""
+    result: defaultdict[str, Caught] = defaultdict(Caught)
+    for fault in FAULTS:
+        for run, found in under_damage.faulty_runs(fault, runs_each):
+            for number in range(damages_each):
+                seed = f"{run.name}/{number}"
+                delivery = damaged(sent(run.events), mixture(seed), seed)
+                for rule, caught in under_damage.caught(run, found, delivery).items():
+                    result[rule].add(caught)
+        _progress(fault)
+    return dict(sorted(result.items()))
+
+
+def judge_a_day(requests: int) -> tuple[dict[str, float], dict[str, float], int]:
+    """The largest share of `unknown` judgements of each engine-wide rule in what is left of a day after one event was lost,
+    over kinds of events; the same after a late start, without its first minutes; and the day's events."""
+    run = under_damage.a_day(requests)
+    wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
+    rng = random.Random(0)
+    start_ns, end_ns = run.events[0].end_ns, run.last_ns
+    early = [e for e in run.events if e.recorder == run.scheduler and e.end_ns < start_ns + (end_ns - start_ns) // 4]
+    after_loss: dict[str, float] = {}
+    for kind in sorted({event.kind for event in early}):
+        gone = rng.choice([event for event in early if event.kind == kind])
+        shares = under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
+        for rule, (total, unknown) in shares.items():
+            if rule in wide:
+                after_loss[rule] = max(after_loss.get(rule, 0.0), unknown / total)
+        _progress(f"a day without one {kind}")
+    joined_ns = start_ns + (end_ns - start_ns) // 4
+
+    def before(event: Event) -> bool:
+        return event.end_ns < joined_ns
+
+    shares = under_damage.unknown_shares(run.events, lost=before, from_ns=joined_ns + FIRST_MINUTES * 60 * S)
+    after_start = {rule: unknown / total for rule, (total, unknown) in shares.items() if rule in wide}
+    return after_loss, after_start, len(run.events)
+
+
+def section(
+    healthy: Healthy,
+    caught: dict[str, Caught],
+    day: tuple[dict[str, float], dict[str, float], int],
+) -> str:
+    """The figures, as Markdown."""
+    whole = sum(each.whole for each in caught.values())
+    whole_found = sum(each.whole_found for each in caught.values())
+    seen, seen_found = sum(each.seen for each in caught.values()), sum(each.seen_found for each in caught.values())
+    after_loss, after_start, events = day
+    lines = [
+        MARK,
+        "Written by `python benchmarks/damage.py --write`; `tests/connector/simulate/test_damage.py` runs a slice.\n",
+        f"Healthy runs of vLLM's real scheduler (all profiles of `kvtrail check`, {len(CONNECTORS)} connectors, workers"
+        " with recorders of their own, changing levels, ids used again) were damaged at random: sampling, losses,"
+        " repetitions, any order, clocks an hour off, drifting and jumping, late starts and restarts of the sidecar,"
+        " recorders killed, goodbyes missing or too soon.\n",
+        f"- **{len(healthy.false)} false drifts** in {healthy.events:,} events of {healthy.histories:,} damaged histories;"
+        f" {healthy.in_files} of them were also audited, replayed, and judged through the sidecar's store.",
+        f"- Faults injected into runs of the same kind: where everything arrived that a rule needs,"
+        f" {_share(whole_found, whole)} of {whole:,} findings are made again; where at least their witnesses arrived,"
+        f" {_share(seen_found, seen)} of {seen:,}.",
+        f"- A day of an engine ({events:,} events): after one lost event (the worst of one of each kind), and from"
+        f" {FIRST_MINUTES} minutes after a late start on, so many judgements are `unknown`:\n",
+        "| rule | after a loss | after a late start |",
+        "| --- | ---: | ---: |",
+        *(
+            f"| `{rule}` | {_percent(after_loss[rule])} | {_percent(after_start.get(rule, 0.0))} |"
+            for rule in after_loss
+        ),
+        "\n| rule | all arrived | found | witnesses arrived | found |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(
+            f"| `{rule}` | {each.whole:,} | {_share(each.whole_found, each.whole)} | {each.seen:,} |"
+            f" {_share(each.seen_found, each.seen)} |"
+            for rule, each in caught.items()
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _share(part: int, whole: int) -> str:
+    return _percent(part / whole) if whole else "-"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text:100.100}", end="", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=1_000_000, help="events of damaged healthy histories")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--faulty", type=int, default=20, help="damages for each of two runs of each fault")
+    parser.add_argument("--requests", type=int, default=20_000, help="of the day")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/recall.md")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    healthy = judge_healthy(arguments.events, arguments.seed)
+    for line in healthy.false:
+        print(line)
+    text = section(healthy, judge_faulty(2, arguments.faulty), judge_a_day(arguments.requests))
+    print(text)
+    print(f"seeds from {arguments.seed}; {time.monotonic() - started:.0f} s")
+    if arguments.write:
+        PAGE.write_text(PAGE.read_text().partition(MARK)[0].rstrip() + "\n\n" + text)
+    sys.exit(1 if healthy.false else 0)
+
+
+if __name__ == "__main__":
+    main()

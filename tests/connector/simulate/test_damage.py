@@ -1,0 +1,110 @@
+"""Soundness is a property: no damage makes a drift of a healthy run, and none hides a fault whose events all arrived.
+
+A slice of `benchmarks/damage.py`, which judges a million events.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from operator import is_
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+import under_damage
+from damages import DAMAGES, S, by_recorder, damaged, mixture, sent
+from naming import naming
+from recorded_runs import Run
+from sidecars import live, read, stored
+
+from kvtrail.connector.faults import FAULTS
+from kvtrail.tracer.detect.rules import EngineRule, all_rules
+from kvtrail.tracer.model.events import Heartbeat
+
+HISTORIES = 160
+IN_FILES = 12
+FAULTY = tuple(sorted(FAULTS))[::4]
+
+
+@pytest.fixture(scope="module")
+def runs() -> tuple[Run, ...]:
+    return under_damage.healthy_runs(1)
+
+
+def test_no_damage_makes_a_drift(runs: tuple[Run, ...]) -> None:
+    false = []
+    for seed in range(HISTORIES):
+        name, history = under_damage.healthy_history(runs, seed)
+        delivery = damaged(sent(history), mixture(seed), seed)
+        known = under_damage.known_faults(name, live(sent(history)).found)
+        false += [(seed, name, delivery.damages, each) for each in set(live(delivery).found) - known]
+    assert false == []
+
+
+def test_nor_in_a_file_or_through_a_sidecar_that_restarts(runs: tuple[Run, ...], tmp_path: Path) -> None:
+    for seed in range(IN_FILES):
+        name, history = under_damage.healthy_history(runs, f"file {seed}")
+        delivery = damaged(sent(history), [*mixture(seed), "restart"], seed)
+        known = under_damage.known_faults(name, live(sent(history)).found)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        for judged in (*read(delivery, folder), stored(delivery, folder)):
+            with naming((seed, name, delivery.damages)):
+                assert set(judged.found) <= known
+
+
+def test_a_fault_whose_events_arrived_is_found_after_any_damage() -> None:
+    total = under_damage.Caught()
+    for fault in FAULTY:
+        for run, found in under_damage.faulty_runs(fault, 1):
+            for seed in range(5):
+                delivery = damaged(sent(run.events), mixture(f"{fault} {seed}"), seed)
+                for caught in under_damage.caught(run, found, delivery).values():
+                    total.add(caught)
+    assert total.whole > 200
+    assert total.whole_found >= 0.9 * total.whole
+    assert total.seen_found >= 0.8 * total.seen
+
+
+def test_after_one_lost_event_an_engine_is_known_again() -> None:
+    """A day of 20,000 requests may have one judgement in a hundred unknown, so the same loss in a tenth of it one in ten."""
+    run = under_damage.a_day(2_000)
+    wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
+    quarter_ns = run.events[0].end_ns + (run.last_ns - run.events[0].end_ns) // 4
+    for kind in ("kv.store.plan", "kv.evict"):
+        gone = next(e for e in run.events if e.kind == kind and e.end_ns > quarter_ns and e.recorder == run.scheduler)
+        shares = under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
+        judged = {rule: counts for rule, counts in shares.items() if rule in wide}
+        assert {"phantom-hit", "evicted-hit"} <= set(judged)
+        for rule, (total, unknown) in judged.items():
+            with naming((kind, rule)):
+                assert unknown <= 0.1 * total
+
+
+def test_the_harness_sends_what_a_recorder_would(runs: tuple[Run, ...]) -> None:
+    """Numbers without gaps, a sign of life every five seconds that tells the true number, and a goodbye."""
+    for run in runs[:10]:
+        for events in by_recorder(sent(run.events)).values():
+            beats = [event for event in events if isinstance(event, Heartbeat)]
+            with naming(run.name):
+                assert [event.sequence for event in events] == list(range(len(events)))
+                assert all(beat.recorder_recorded == beat.sequence for beat in beats)
+                assert max(b.end_ns - a.end_ns for a, b in pairwise(beats)) <= 5 * S
+                assert [beat.recorder_closed for beat in beats] == [False] * (len(beats) - 1) + [True]
+
+
+def test_no_damage_hides_a_loss(runs: tuple[Run, ...]) -> None:
+    """What is lost is missing among the numbers, unless a sampler left it out, and then each event says so."""
+    whole = sent(runs[0].events)
+    numbers = {name: {event.sequence for event in events} for name, events in by_recorder(whole).items()}
+    for name in DAMAGES:
+        delivery = damaged(whole, [name], 1)
+        for recorder, events in by_recorder(delivery).items():
+            with naming(name):
+                if name == "sampled-only":
+                    assert all(event.sampled_only for event in events)
+                elif name != "early-goodbye":
+                    assert {event.sequence for event in events} <= numbers[recorder]

@@ -1,0 +1,351 @@
+"""Runs of vLLM's real scheduler, as lists of the events that the recorders of its processes would have sent.
+
+The scheduler, its KV cache manager and the connector are real, and so are the workers of the OffloadConnector, which have
+recorders of their own, as in processes of their own. The steps' time is made up: a run takes milliseconds here and minutes
+there, so each moment of it is moved into recorded time, and each recorder gives the signs of life that it would have given
+in that time, every five seconds, with their numbers. Nothing else is changed: no event is added, left out or numbered to
+suit a rule.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+from msgspec import structs
+
+from kvtrail.connector.recording import recorder
+from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
+from kvtrail.connector.settings import Level
+from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.check.session import allowed
+from kvtrail.connector.simulate.check.subject import Subject, varied
+from kvtrail.connector.simulate.run import drive
+from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.stages import BareScheduler, Stage
+from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.semconv import Kind
+
+START_NS = 1_764_720_000_000_000_000
+S = 10**9
+FLUSH_STEPS = 200
+RESTS_STEPS = 60
+"""An id rests so long before it is used again: vLLM's OffloadingConnector remembers one until its stores have ended."""
+CONNECTORS = (
+    "OffloadConnector",
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "ExampleConnector",
+    "MultiConnector",
+)
+"""Those that can be run on the bare scheduler with nothing but vLLM."""
+SYNCHRONOUS = {"OffloadConnector", "ExampleConnector"}
+"""Whose loads end within their step: only with these does vLLM allow a reset while requests run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the recorders of one life of an engine have recorded.
+
+    Attributes:
+        name: what it was: connector, profile, seed.
+        events: of all recorders, by time.
+        scheduler: the recorder of the scheduler's process.
+        error: what the engine died of; None if it lived.
+    """
+
+    name: str
+    events: tuple[Event, ...]
+    scheduler: str
+    error: str | None = None
+
+    @property
+    def last_ns(self) -> int:
+        """The time of the last event."""
+        return max(event.end_ns for event in self.events)
+
+
+def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine: str = "engine") -> Run:
+    """A run of a correct connector. The seed draws its settings, its level (which may change in the middle), how long steps
+    take, and whether request ids are used again after their end."""
+    rng = random.Random(f"{connector}/{profile}/{seed}")
+    subject = Subject(
+        connector,
+        varied(connector, rng),
+        beside=profile == "multi" and connector != "MultiConnector",
+        may_reset_running=connector in SYNCHRONOUS and profile != "multi",
+    )
+    return play(
+        allowed(scenario_of(profile, seed), subject),
+        subject.configuration(),
+        rng,
+        name=f"{connector}/{profile}/{seed}",
+        workers=workers,
+        engine=engine,
+        levels=rng.choice([(Level.DETAILED,), (Level.DETAILED,), (Level.BASIC,), (Level.BASIC, Level.DETAILED) * 2]),
+        uses_ids_again=rng.random() < 0.3,
+    )
+
+
+def faulty(fault: str, connector: str, profile: str, seed: int, *, settings: Mapping[str, Any] | None = None) -> Run:
+    """A run with a known bug, at level `detailed`. Its engine lives on for ten minutes of recorded time, unless it dies."""
+    rng = random.Random(f"{fault}/{connector}/{profile}/{seed}")
+    extra = varied(connector, rng) if settings is None else settings
+    subject = Subject(f"Faulty:{fault}:{connector}", extra, beside=fault == "unselected-load", may_reset_running=False)
+    return play(
+        allowed(scenario_of(profile, seed), subject),
+        subject.configuration(),
+        rng,
+        name=f"{fault}/{profile}/{seed}",
+        levels=(Level.DETAILED,),
+        lives_on_s=900,
+        step_s=40.0 if fault == "stalled-tier" else None,
+        salts=fault == "key-collision",
+        hands_on=fault == "refused-handoff",
+    )
+
+
+def play(
+    scenario: Scenario,
+    configuration: dict[str, Any],
+    rng: random.Random,
+    *,
+    name: str = "",
+    workers: int = 1,
+    engine: str = "engine",
+    levels: Sequence[Level] = (Level.DETAILED,),
+    uses_ids_again: bool = False,
+    lives_on_s: int = 12,
+    step_s: float | None = None,
+    idle_s: float | None = None,
+    salts: bool = False,
+    hands_on: bool = False,
+) -> Run:
+    """Play a scenario on vLLM's scheduler.
+
+    Args:
+        workers: so many, where the connector's workers can run here.
+        levels: taken one after the other.
+        uses_ids_again: some requests get the id of one that has ended.
+        lives_on_s: how long the engine gives signs of life afterwards.
+        step_s, idle_s: how long a step takes, and an idle one at most; drawn where they are not given.
+        salts: each second request has another cache salt.
+        hands_on: requests are to be handed on to another engine.
+    """
+    error = None
+    configuration = copy.deepcopy(configuration) | {"engine_id": engine}
+    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
+        stage = BareScheduler(
+            Path(folder),
+            configuration,
+            num_blocks=scenario.num_blocks,
+            block_size=scenario.block_size,
+            seed=scenario.seed,
+            drafts=scenario.drafts,
+            workers=scenario.workers,
+            **scenario.settings,
+        )
+        (mine,) = recorder.recorders()
+        timed = _Timed(stage, rng, step_s=step_s, idle_s=idle_s, uses_ids_again=uses_ids_again)
+        timed.salts, timed.hands_on = salts, hands_on
+        timed.workers = [_Worker(stage, rank) for rank in range(workers)]
+        recorders = [mine, *(each for worker in timed.workers for each in worker.recorders)]
+        changes = {n * 60: level for n, level in enumerate(levels)}
+
+        def on_step(steps: int) -> None:
+            if (level := changes.get(steps)) is not None:
+                mine.level.set(level, None)
+            if steps % FLUSH_STEPS == 0:
+                _flush(recorders)
+
+        on_step(0)
+        try:
+            drive(scenario, cast(Stage, timed), on_step)
+        except Exception as died:  # a faulty connector may kill the engine in any way
+            error = f"{type(died).__name__}: {died}"
+        _flush(recorders)
+        for each in recorders[1:]:
+            each.close()
+    is_old = rng.random() < 0.2  # a recorder that does not name the launch of its engine
+    events: list[Event] = []
+    end_ns = timed.end_ns + (0 if error else lives_on_s * S)
+    for exporter in exporters:
+        recorded = [structs.replace(e, launch=None) if is_old else e for e in exporter.events()]
+        events += _as_recorded(recorded, timed, end_ns, counts_steps=recorded[0].recorder == mine.id)
+    events.sort(key=lambda event: event.end_ns)
+    return Run(name=name, events=tuple(events), scheduler=mine.id, error=error)
+
+
+class _Timed:
+    """A stage whose steps take made-up time, with the workers that run in its steps."""
+
+    def __init__(
+        self,
+        stage: BareScheduler,
+        rng: random.Random,
+        *,
+        step_s: float | None,
+        idle_s: float | None,
+        uses_ids_again: bool,
+    ) -> None:
+        self.scheduler = stage.scheduler
+        self.salts = self.hands_on = False
+        self.workers: list[_Worker] = []
+        self._added = 0
+        self._stage = stage
+        self._rng = rng
+        self._step_s = rng.choice([0.005, 0.02, 0.08]) if step_s is None else step_s
+        self._idle_s = rng.choice([0.0, 0.0, 10.0, 120.0]) if idle_s is None else idle_s
+        self._real = [time.time_ns()]
+        self._made_up = [START_NS]
+        self._names: dict[str, str] | None = {} if uses_ids_again else None
+        self._seen: dict[str, int] = {}
+        """The last step in which the engine knew an id."""
+
+    @property
+    def steps(self) -> int:
+        return self._stage.steps
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the last step, in recorded time."""
+        return self._made_up[-1]
+
+    def add(self, request_id: str, *arguments: Any, **options: Any) -> Any:
+        if self._names is not None:
+            free = [name for name, step in self._seen.items() if step < self.steps - RESTS_STEPS]
+            self._names[request_id] = self._rng.choice(free) if free and self._rng.random() < 0.5 else request_id
+            request_id = self._names[request_id]
+            self._seen[request_id] = self.steps
+        if self.salts:
+            self._added += 1
+            options["salt"] = f"caller-{self._added % 2}"
+        request = self._stage.add(request_id, *arguments, **options)
+        if self.hands_on:
+            request.kv_transfer_params = {"do_remote_decode": True}
+        return request
+
+    def abort(self, request_id: str) -> None:
+        self._stage.abort(request_id if self._names is None else self._names[request_id])
+
+    def step(self) -> int:
+        idle = not self.scheduler.requests
+        took_s = self._step_s * self._rng.uniform(0.5, 2)
+        if idle and self._rng.random() < 0.2:
+            took_s += self._rng.random() * self._idle_s
+        try:
+            return self._stage.step(self._run_workers)
+        finally:
+            self._seen.update(dict.fromkeys(self.scheduler.requests, self.steps))
+            self._real.append(time.time_ns())
+            self._made_up.append(self._made_up[-1] + int(took_s * S))
+
+    def moved(self, at_ns: int) -> int:
+        """A moment of the run in recorded time."""
+        step = max(1, min(bisect_right(self._real, at_ns), len(self._real) - 1))
+        begun, ended = self._real[step - 1], self._real[step]
+        share = min(1.0, max(0.0, (at_ns - begun) / max(1, ended - begun)))
+        return self._made_up[step - 1] + int(share * (self._made_up[step] - self._made_up[step - 1]))
+
+    def steps_until(self, at_ns: int) -> int:
+        """How many steps had begun by a moment of recorded time."""
+        return min(bisect_right(self._made_up, at_ns), len(self._made_up) - 1)
+
+    def _run_workers(self, output: Any) -> None:
+        for worker in self.workers:
+            worker.run(output.kv_connector_metadata)
+
+
+class _Worker:
+    """A worker's process: the worker's side of each OffloadConnector of the engine, and a recorder of its own. What it copies
+    is nothing, since there is no KV. Workers of other connectors record nothing, or refuse to run on a CPU."""
+
+    def __init__(self, stage: BareScheduler, rank: int) -> None:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+        self.recorders: list[Recorder] = []
+        self._sides: list[tuple[int | None, Any]] = []
+        connector: Any = stage.scheduler.connector
+        children = enumerate(connector._connectors) if hasattr(connector, "_connectors") else [(None, connector)]
+        with _another_process():
+            for place, child in children:
+                if not hasattr(child, "load_chunks"):
+                    continue
+                config = copy.copy(child._vllm_config)
+                config.parallel_config = copy.copy(config.parallel_config)
+                config.parallel_config.rank = rank
+                cls: Any = type(child)
+                side = cls(config, KVConnectorRole.WORKER, child._kv_cache_config)
+                side._memory.load = side._memory.store = lambda copies: None
+                self._sides.append((place, side))
+            self.recorders = recorder.recorders()
+
+    def run(self, plan: Any) -> None:
+        for place, side in self._sides:
+            side.bind_connector_metadata(plan if place is None else plan.metadata[place])
+            side.start_load_kv(None)
+            side.wait_for_save()
+            side.clear_connector_metadata()
+
+
+@contextmanager
+def _another_process() -> Iterator[None]:
+    """Connectors that are made inside get a recorder of their own."""
+    with patch.dict(recorder._recorders, clear=True):
+        yield
+
+
+def _flush(recorders: Sequence[Recorder]) -> None:
+    for each in recorders:
+        if not each.flush(60.0) or each.dropped:
+            raise RuntimeError(f"{each.dropped} events were dropped")
+
+
+def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_steps: bool) -> list[Event]:
+    """One recorder's events in recorded time, with the signs of life that it would have given then: the first at once, then
+    one every five seconds, and a goodbye. The scheduler's says how many steps there were."""
+    assert [event.sequence for event in events] == list(range(len(events))), "the run itself has gaps"
+    alive = next(event for event in events if isinstance(event, Heartbeat))
+    beat_ns, recorded = START_NS, list[Event]()
+
+    def beat(at_ns: int, *, closed: bool = False) -> None:
+        number = len(recorded)
+        span_id = hashlib.blake2b(f"{alive.recorder}/{number}".encode(), digest_size=8).hexdigest()
+        recorded.append(
+            structs.replace(
+                alive,
+                sequence=number,
+                start_ns=at_ns,
+                end_ns=at_ns,
+                span_id=span_id,
+                recorder_recorded=number,
+                recorder_dropped=0,
+                recorder_closed=closed,
+                scheduler_step=timed.steps_until(at_ns) if counts_steps else None,
+            )
+        )
+
+    for event in events:
+        if event.kind is Kind.HEARTBEAT:
+            continue
+        start_ns, at_ns = timed.moved(event.start_ns), timed.moved(event.end_ns)
+        while beat_ns <= at_ns:
+            beat(beat_ns)
+            beat_ns += int(HEARTBEAT_S * S)
+        recorded.append(structs.replace(event, sequence=len(recorded), start_ns=start_ns, end_ns=at_ns))
+    while beat_ns <= end_ns:
+        beat(beat_ns)
+        beat_ns += int(HEARTBEAT_S * S)
+    beat(end_ns, closed=True)
+    return recorded

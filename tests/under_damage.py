@@ -1,0 +1,312 @@
+"""What is measured with damaged histories: false drifts, faults that are still found, and how long a loss lasts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import recorded_runs
+from damages import Batch, Delivery, S, by_recorder, lives, sent
+from msgspec import structs
+from recorded_runs import CONNECTORS, Run
+from sidecars import FORGET_NS, Name, live, moments
+
+from kvtrail.connector.settings import Level
+from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.scenario import Arrival, Scenario
+from kvtrail.tracer.detect.detector import GRACE_NS, Detector
+from kvtrail.tracer.detect.rules import DeadlineRule, EngineRule, Rule, all_rules
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Finding, Verdict
+
+HONEST_FAULTS = {"ExampleConnector": "over-report"}
+"""What is found in a connector of vLLM's as it is (docs/findings.md)."""
+OFFLOADING = {
+    "store-under-load",
+    "poll-starvation",
+    "block-reuse",
+    "load-store-overlap",
+    "stray-completion",
+    "stuck-load",
+    "stuck-promotion",
+}
+"""Faults of asynchronous transfers, for vLLM's OffloadingConnector; the others are for ours."""
+BEST_PROFILE = {
+    "idle-preemption": "preemption-storm",
+    "retried-lookup": "retry",
+    "evicted-hit": "retry",
+    "store-gap": "retry",
+    "reset-hit": "reset",
+    "load-store-overlap": "chunked-prefill",
+    "stray-completion": "async",
+    "failed-load-resume": "async",
+    "plan-blocks": "mixed",
+    "load-range": "mixed",
+    "full-hit": "mixed",
+    "under-report": "mixed",
+    "rank-disagreement": "mixed",
+}
+"""The profile that brings out a fault best, where `abort` does not."""
+MOST_SEEDS = 30
+
+
+@cache
+def healthy_runs(seeds: int, first: int = 0) -> tuple[Run, ...]:
+    """Healthy runs of every connector with every profile; some engines have two workers, some none that is recorded."""
+    runs = tuple(
+        recorded_runs.healthy(connector, profile, seed, workers=(1, 2, 0)[seed % 3])
+        for seed in range(first, first + seeds)
+        for connector in CONNECTORS
+        for profile in PROFILES
+    )
+    assert not [run for run in runs if run.error], [f"{run.name}: {run.error}" for run in runs if run.error]
+    return runs
+
+
+def healthy_history(runs: Sequence[Run], seed: object) -> tuple[str, list[Event]]:
+    """A history of healthy runs: one, or two lives of an engine that uses the same ids, or two engines at the same time."""
+    rng = random.Random(f"history/{seed}")
+    first = rng.choice(runs)
+    kind = rng.choice(["one", "one", "lives", "engines"])
+    if kind == "one":
+        return first.name, list(first.events)
+    profile = first.name.split("/")[1]
+    second = rng.choice([run for run in runs if run is not first and run.name.split("/")[1] == profile])
+    name = f"{first.name} and {second.name} as two {kind}"
+    if kind == "lives":
+        return name, lives(first.events, second.events)
+    return name, [*first.events, *as_engine("another", second.events)]
+
+
+def as_engine(engine: str, events: Iterable[Event]) -> list[Event]:
+    """The events as those of another engine, with recorders and traces of its own."""
+
+    def renamed(text: str) -> str:
+        return f"{int(text, 16) ^ 0xFFFF:0{len(text)}x}"
+
+    return [
+        structs.replace(
+            event,
+            engine=engine,
+            recorder=renamed(event.recorder),
+            trace_id=renamed(event.trace_id),
+            span_id=renamed(event.span_id),
+        )
+        for event in events
+    ]
+
+
+def known_faults(name: str, found: Iterable[Name]) -> set[Name]:
+    """Of what is found in a healthy history as it was recorded: the true findings in connectors of vLLM's. There may be no
+    others.
+
+    Raises:
+        AssertionError: a rule accuses a history that nothing has happened to.
+    """
+    allowed = {rule for connector, rule in HONEST_FAULTS.items() if connector in name}
+    wrong = {each for each in found if each[0] not in allowed}
+    assert not wrong, f"{name}, undamaged: {sorted(wrong)}"
+    return set(found)
+
+
+@dataclass
+class Caught:
+    """How many findings of a rule should still be made, and how many are.
+
+    Attributes:
+        whole: those for which everything arrived that the rule needs; `whole_found` of them were made.
+        seen: those whose witnesses arrived; `seen_found` of them were made.
+    """
+
+    whole: int = 0
+    whole_found: int = 0
+    seen: int = 0
+    seen_found: int = 0
+
+    def add(self, other: Caught) -> None:
+        self.whole += other.whole
+        self.whole_found += other.whole_found
+        self.seen += other.seen
+        self.seen_found += other.seen_found
+
+
+def faulty_runs(fault: str, count: int) -> Iterator[tuple[Run, dict[Name, Finding]]]:
+    """Runs with a fault that show it as they were recorded, each with its findings; fewer than `count` if it is hard to bring
+    out."""
+    connector = "OffloadingConnector" if fault in OFFLOADING else "OffloadConnector"
+    for seed in range(MOST_SEEDS):
+        run = recorded_runs.faulty(fault, connector, BEST_PROFILE.get(fault, "abort"), seed)
+        found = live(sent(run.events)).found
+        if any(rule == fault for rule, _, _ in found):
+            yield run, found
+            count -= 1
+            if not count:
+                return
+
+
+def caught(run: Run, found: Mapping[Name, Finding], delivery: Delivery) -> dict[str, Caught]:
+    """Which findings of a run are made again after damage, by rule."""
+    again = {(rule, request) for rule, request, _ in live(delivery).found}
+    arrived = in_time(delivery)
+    only_sampled = any(event.sampled_only for batch in delivery.batches for event in batch.events)
+    rules = {rule.id: rule for rule in all_rules()}
+    result: defaultdict[str, Caught] = defaultdict(Caught)
+    for (name, request, _), finding in found.items():
+        rule = rules[name]
+        if only_sampled and isinstance(rule, EngineRule):
+            continue  # it says so
+        witnesses = {(each.kind, each.span_id) for each in finding.witness}
+        lives_seen = {arrived.get(each) for each in witnesses}
+        if None in lives_seen or len(lives_seen) > 1:
+            continue
+        made = (name, request) in again
+        result[name].add(Caught(seen=1, seen_found=made))
+        if {arrived.get(each) for each in needed(rule, finding, run.events)} <= lives_seen:
+            result[name].add(Caught(whole=1, whole_found=made))
+    return result
+
+
+def needed(rule: Rule, finding: Finding, events: Sequence[Event]) -> set[tuple[str, str]]:
+    """What a rule needs for a finding, as its documentation has it: its one witness; every event of the request; every event
+    of the engine before; or, where something did not happen in time, every event of the recorder in that time."""
+    witnesses = {(each.kind, each.span_id) for each in finding.witness}
+    seen = [event for event in events if (event.kind, event.span_id) in witnesses]
+    last = max(seen, key=lambda event: event.end_ns)
+    if not rule.needs_history and len(witnesses) == 1:
+        return witnesses
+    if isinstance(rule, EngineRule):
+        needs = (event for event in events if event.recorder == last.recorder and event.sequence <= last.sequence)
+    elif isinstance(rule, DeadlineRule):
+        until_ns = last.end_ns + int((rule.after_s + 20) * S)
+        needs = (
+            event
+            for event in events
+            if event.request == last.request
+            or (event.recorder == last.recorder and last.end_ns <= event.end_ns <= until_ns)
+        )
+    else:
+        needs = (event for event in events if event.request == last.request)
+    return witnesses | {(event.kind, event.span_id) for event in needs}
+
+
+def in_time(delivery: Delivery) -> dict[tuple[str, str], int]:
+    """The events that came before the sidecar gave them up, each with the life of the sidecar that got it."""
+    first: dict[tuple[str, int, str], tuple[int, Event]] = {}
+    for batch in delivery.in_order():
+        for event in batch.events:
+            first.setdefault((event.recorder, event.sequence, event.span_id), (batch.at_ns, event))
+    found: dict[tuple[str, str], int] = {}
+    soonest: dict[str, int] = {}
+    for (recorder, _, _), (at_ns, event) in sorted(first.items(), key=lambda item: -item[0][1]):
+        if at_ns < soonest.get(recorder, at_ns) + GRACE_NS - S:
+            found[event.kind, event.span_id] = sum(at_ns >= restart for restart in delivery.restarts)
+        soonest[recorder] = min(at_ns, soonest.get(recorder, at_ns))
+    return found
+
+
+# How long a loss lasts.
+
+
+@cache
+def a_day(requests: int = 20_000) -> Run:
+    """A day of an engine: bursts of requests with shared prefixes, whose chunks stay in the store or are evicted from it."""
+    rng = random.Random("a day")
+    heads = [(f"head-{number}", 32 * rng.randrange(2, 8)) for number in range(30)]
+    arrivals = tuple(
+        Arrival(
+            f"chat-{number}",
+            (rng.choice(heads), (f"tail-{number}", rng.randrange(1, 100))),
+            rng.randrange(1, 4),
+            number // 10 * 12,
+        )
+        for number in range(requests)
+    )
+    scenario = Scenario(arrivals=arrivals, num_blocks=100, settings={"max_num_batched_tokens": 512}, most_steps=10**9)
+    steps = requests / 10 * 12
+    configuration = Subject("OffloadConnector", {"cpu_bytes_to_use": 12_000_000, "chunk_size": 32})
+    return recorded_runs.play(
+        scenario, configuration.configuration(), rng, name="a day", levels=(Level.DETAILED,), idle_s=86_400 / steps * 18
+    )
+
+
+def unknown_shares(
+    events: Iterable[Event], *, lost: Callable[[Event], bool], from_ns: int
+) -> dict[str, tuple[int, int]]:
+    """Of each rule, its judgements after a moment of the recorded time, and how many of these are `unknown`, when some events
+    are lost."""
+    delivery = sent(event for event in events if not lost(event))
+    detector = Detector()
+    before: Counter[tuple[str, Verdict]] | None = None
+    for moment_ns, batch in moments(delivery.in_order()):
+        if before is None and moment_ns >= from_ns:
+            before = detector.verdicts
+        if batch is not None:
+            detector.feed(batch.events, at_ns=moment_ns)
+        else:
+            detector.settle(before_ns=moment_ns - GRACE_NS)
+            detector.tick()
+            detector.forget_finished(before_ns=moment_ns - FORGET_NS)
+    after = detector.verdicts - (before or Counter())
+    totals: Counter[str] = Counter()
+    for (rule, _), count in after.items():
+        totals[rule] += count
+    return {rule: (total, after[rule, Verdict.UNKNOWN]) for rule, total in totals.items()}
+
+
+# Small histories that show a false drift.
+
+
+def shrunk(delivery: Delivery, shows: Callable[[Delivery], bool]) -> Delivery:
+    """The smallest delivery that still shows it. Whatever is left out is lost, which may happen to any history."""
+    for tried in (replace(delivery, restarts=()), _merged(delivery)):
+        if shows(tried):
+            delivery = tried
+    parts = 2
+    while (total := sum(len(batch.events) for batch in delivery.batches)) > 1:
+        size = max(1, total // parts)
+        for first in range(0, total, size):
+            tried = _cut(delivery, first, first + size)
+            if tried.batches and shows(tried):
+                delivery, parts = tried, max(2, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(total, parts * 2)
+    return delivery
+
+
+def _cut(delivery: Delivery, first: int, last: int) -> Delivery:
+    """The delivery without the events in [first, last), counted as they arrive."""
+    batches, number = [], 0
+    for batch in delivery.in_order():
+        kept = tuple(e for place, e in enumerate(batch.events, number) if not first <= place < last)
+        number += len(batch.events)
+        if kept:
+            batches.append(Batch(batch.at_ns, kept))
+    return replace(delivery, batches=tuple(batches))
+
+
+def _merged(delivery: Delivery) -> Delivery:
+    """The delivery with each event once, in the order of its recorder's numbers."""
+    events = {(e.recorder, e.sequence, e.span_id): e for events in by_recorder(delivery).values() for e in events}
+    return replace(sent(events.values()), damages=delivery.damages)
+
+
+def told(delivery: Delivery) -> str:
+    """A small delivery in words: each event with its number, its times and what it says."""
+    lines = [f"{', '.join(delivery.damages)}; restarts: {list(delivery.restarts)}"]
+    start_ns = min((batch.at_ns for batch in delivery.batches), default=0)
+    for batch in delivery.in_order():
+        for event in batch.events:
+            said = {name: value for name, value in event.numbers().items() if value is not False}
+            lines.append(
+                f"  at {(batch.at_ns - start_ns) / 1e9:.1f} s: {event.recorder[:4]} #{event.sequence} {event.kind}"
+                f" {event.request or ''}.{event.request_sequence} epoch {event.epoch} at"
+                f" {(event.end_ns - recorded_runs.START_NS) / 1e9:.2f} s {said}"
+            )
+    return "\n".join(lines)
