@@ -37,7 +37,7 @@ INNOCENT = "loaded-asynchronously"
 INNOCENT_BYTES = b"innocent-"
 """Begins the names of innocent engines."""
 HISTORIES_A_BATCH = 20
-BATCHES_A_LIFE = 25
+BATCHES_A_LIFE = 60
 """Batches between two starts of the sidecar."""
 LIVES = 3
 """Starts of the sidecar with one store."""
@@ -269,7 +269,7 @@ def renamed(recording: ResourceSpans, of: str, at_ns: int) -> ResourceSpans:
 def changed(dice: random.Random, spans: ResourceSpans) -> int:
     """Change some of the spans, by one or two things each; returns how many."""
     every = list(spans.scope_spans[0].spans)
-    held = dice.sample(every, k=min(dice.choice((1, 2, 5, 10)), len(every)))
+    held = dice.sample(every, k=min(dice.choice((1, 5, 10, 20)), len(every)))
     for span in held:
         for change in dice.sample(CHANGES, k=dice.choice((1, 1, 2))):
             if span in spans.scope_spans[0].spans:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
@@ -40,6 +40,8 @@ SHOW_SILENT_NS = 3600 * 10**9
 """How long an engine that has fallen silent stays in the metrics."""
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
+MOST_SHORTENED = 100_000
+"""Requests of which only the account is kept, and that are remembered in case something of them comes late."""
 MOST_TOLD = 1_000
 """Kinds of malformed spans that are remembered; each is told once."""
 
@@ -80,6 +82,10 @@ class Pipeline:
         self._shown: dict[str, EngineState] = {}
         """The engines in the metrics."""
         self._told: set[tuple[str, str]] = set()
+        self._unsampled: set[tuple[str, str]] = set()
+        """Requests that the sampler left out."""
+        self._shortened: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Requests whose spans were dropped: what comes late of one must not replace its account, which is final."""
         self._read_back(writer.open_spans)
         self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
         metrics.watch_checks(self.checks, self.unknown)
@@ -146,6 +152,8 @@ class Pipeline:
                 self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
             if self._dirty or self.savings.cells:
                 self._commit([])
+            with self.errors.caught(Where.TIDY):
+                self._drop_unsampled(before_ns=now_ns - FORGET_FINISHED_NS)
             with self.errors.caught(Where.TIDY):
                 if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
@@ -225,6 +233,10 @@ class Pipeline:
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Enter an event into phases and savings. If it was read back, its sums are stored already."""
+        if event.sampled is False:
+            self._unsampled.add((event.engine, account.request))
+            if isinstance(event, RequestStart):  # the id is used again
+                self._shortened.pop((event.engine, account.request), None)
         try:
             account.phases.enter(event)
         except Exception as error:
@@ -255,7 +267,7 @@ class Pipeline:
         accounts: list[dict[str, Any]] = []
         lanes: list[Lane] = []
         for key in self._dirty:
-            if (account := self.detector.accounts.get(key)) is not None:
+            if key not in self._shortened and (account := self.detector.accounts.get(key)) is not None:
                 findings = len(self.detector.findings.get(key, ()))
                 verdict = self.detector.verdict(account)
                 why = self.detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
@@ -309,6 +321,22 @@ class Pipeline:
         dropped = recorder.count(event, heard_ns=now_ns, at_ns=time.monotonic_ns())
         if dropped is not None:
             self._metrics.count_lost(event.engine, dropped=dropped)
+
+    def _drop_unsampled(self, *, before_ns: int) -> None:
+        """Of requests that the sampler left out, and that are well, keep the account and not every span. Called when the
+        detector is about to forget them."""
+        if not self._unsampled:
+            return
+        leaving = self._unsampled.intersection(self.detector.over(before_ns=before_ns))
+        accounts = self.detector.accounts
+        well = [key for key in leaving if self.detector.verdict(accounts[key]) is Verdict.OK]
+        if well:
+            self._writer.drop_spans(well)
+            self._shortened.update(dict.fromkeys(well))
+            while len(self._shortened) > MOST_SHORTENED:
+                self._shortened.popitem(last=False)
+        self._unsampled -= leaving
+        self._unsampled &= accounts.keys()
 
     def _forget_recorders(self, gone: Iterable[RecorderState]) -> None:
         """Drop all that is held of recorders that have ended; what requests they left open is abandoned."""

@@ -86,6 +86,9 @@ class Writer(Protocol):
     def prune(self, *, before_ns: int) -> int:
         """Drop spans, requests and sums older than `before_ns`; returns the number of spans. Findings stay."""
 
+    def drop_spans(self, requests: Iterable[tuple[str, str]]) -> None:
+        """Drop the spans of requests, by engine and id; their accounts, lanes, sums and findings stay."""
+
     def close(self) -> None: ...
 
 

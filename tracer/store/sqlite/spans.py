@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.model import semconv
@@ -15,6 +16,7 @@ GEN_AI_REQUEST_ID = "gen_ai.request.id"
 """The attribute with which vLLM's `llm_request` names its request, by the external id, even in another trace."""
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE IF NOT EXISTS resource_uses (resource INTEGER PRIMARY KEY, last_ns INTEGER NOT NULL)",
     """CREATE TABLE IF NOT EXISTS spans (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     span_id TEXT NOT NULL, trace_id TEXT NOT NULL, parent_id TEXT NOT NULL,
@@ -29,7 +31,11 @@ SCHEMA = (
     "CREATE INDEX IF NOT EXISTS spans_by_time ON spans (end_ns)",
 )
 _FIELDS = ("span_id", "trace_id", "parent_id", "name", "scope", "start_ns", "end_ns", "error")
-COLUMNS = f"{', '.join(_FIELDS)}, attributes, events, (SELECT body FROM resources WHERE id = resource)"
+COLUMNS = (
+    f"{', '.join(_FIELDS)}, attributes, events, coalesce((SELECT body FROM resources WHERE id = resource), '{{}}')"
+)
+_NOTE_USE_NS = 60 * 10**9
+"""How often it is noted that a resource is in use."""
 _SUMMED = {"returned": semconv.RETURNED.key, "count_tokens": semconv.COUNT.key, "bytes": semconv.BYTES.key}
 _ENGINE_FIELDS = {
     "model": semconv.MODEL.key,
@@ -39,9 +45,39 @@ _ENGINE_FIELDS = {
 }
 
 
-def put(db: sqlite3.Connection, spans: Iterable[tuple[Span, Event | None]], resources: dict[str, int]) -> None:
-    """Store spans within the open transaction; those that are stored already stay as they are. `resources` are the numbers
-    of resources by their text, and may not outlive a transaction that is rolled back."""
+class Resources:
+    """The numbers of the resources that are stored, and when they were used last."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._used_ns: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forget what is known of them: a transaction was rolled back, or some were dropped."""
+        self._numbers.clear()
+        self._used_ns.clear()
+
+    def number(self, db: sqlite3.Connection, resource: Mapping[str, Any]) -> int:
+        """The number of a resource that is in use, within the open transaction."""
+        body, now_ns = to_text(resource), time.time_ns()
+        number = self._numbers.get(body)
+        if number is None:
+            db.execute("INSERT OR IGNORE INTO resources (body) VALUES (?)", (body,))
+            (number,) = db.execute("SELECT id FROM resources WHERE body = ?", (body,)).fetchone()
+            self._numbers[body] = number
+        if now_ns - self._used_ns.get(number, 0) > _NOTE_USE_NS:
+            db.execute("INSERT OR REPLACE INTO resource_uses (resource, last_ns) VALUES (?, ?)", (number, now_ns))
+            self._used_ns[number] = now_ns
+        return number
+
+
+def note_uses(db: sqlite3.Connection) -> None:
+    """Take the resources of an older store, which did not note it, for being in use."""
+    db.execute("INSERT OR IGNORE INTO resource_uses SELECT id, ? FROM resources", (time.time_ns(),))
+
+
+def put(db: sqlite3.Connection, spans: Iterable[tuple[Span, Event | None]], resources: Resources) -> None:
+    """Store spans within the open transaction; those that are stored already stay as they are."""
     numbers: dict[int, int] = {}  # by identity: spans of a batch share their resource objects
 
     def row(span: Span, event: Event | None) -> tuple[Any, ...]:
@@ -51,7 +87,7 @@ def put(db: sqlite3.Connection, spans: Iterable[tuple[Span, Event | None]], reso
             whose = (event.engine, event.request, None)
         number = numbers.get(id(span.resource))
         if number is None:
-            number = numbers[id(span.resource)] = _resource(db, span, resources)
+            number = numbers[id(span.resource)] = resources.number(db, span.resource)
         return (
             span.span_id, span.trace_id, span.parent_id, span.name, span.scope, span.start_ns, span.end_ns, *whose,
             span.error, number, to_text(span.attributes), to_text(span.events),
@@ -64,23 +100,22 @@ def put(db: sqlite3.Connection, spans: Iterable[tuple[Span, Event | None]], reso
     )
 
 
-def _resource(db: sqlite3.Connection, span: Span, resources: dict[str, int]) -> int:
-    body = to_text(span.resource)
-    number = resources.get(body)
-    if number is None:
-        db.execute("INSERT OR IGNORE INTO resources (body) VALUES (?)", (body,))
-        (number,) = db.execute("SELECT id FROM resources WHERE body = ?", (body,)).fetchone()
-        resources[body] = int(number)
-    return int(number)
-
-
 def prune(db: sqlite3.Connection, *, before_ns: int) -> int:
-    """Drop the spans that ended before, unless their request lasted longer; returns how many."""
+    """Drop the spans that ended before, unless their request lasted longer; returns how many. Resources are dropped when they
+    have been unused for twice as long: by then, none of their spans is left."""
+    unused_ns = max(0, 2 * before_ns - time.time_ns())
+    db.execute("DELETE FROM resources WHERE id IN (SELECT resource FROM resource_uses WHERE last_ns < ?)", (unused_ns,))
+    db.execute("DELETE FROM resource_uses WHERE last_ns < ?", (unused_ns,))
     return db.execute(
         "DELETE FROM spans WHERE end_ns < ? AND NOT EXISTS (SELECT 1 FROM requests r WHERE r.request = spans.request"
         " AND r.engine = spans.engine AND r.last_ns >= ?)",
         (before_ns, before_ns),
     ).rowcount
+
+
+def drop(db: sqlite3.Connection, requests: Iterable[tuple[str, str]]) -> None:
+    """Drop the spans of requests, by engine and id, within the open transaction."""
+    db.executemany("DELETE FROM spans WHERE engine = ? AND request = ?", requests)
 
 
 class SpanReader(Database):

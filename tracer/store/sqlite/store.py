@@ -37,7 +37,7 @@ class SqliteWriter:
     def __init__(self, path: Path) -> None:
         """Raises StoreError if the file cannot be opened, is not a database, or was written by a newer kvtrail."""
         self.path = path
-        self._resources: dict[str, int] = {}
+        self._resources = spans.Resources()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = path.with_name(f"{path.name}.lock").open("w")
@@ -115,7 +115,12 @@ class SqliteWriter:
             lanes.prune(self._db, before_ns=before_ns)
             requests.prune(self._db, before_ns=before_ns)
             savings.prune(self._db, before_ns=before_ns)
+        self._resources.clear()  # some may have been dropped
         return dropped
+
+    def drop_spans(self, requests: Iterable[tuple[str, str]]) -> None:
+        with self._transaction():
+            spans.drop(self._db, requests)
 
     def close(self) -> None:
         self._db.close()
@@ -134,6 +139,7 @@ class SqliteWriter:
         for table in (spans, requests, findings, savings, lanes):
             for statement in table.SCHEMA:
                 self._db.execute(statement)
+        spans.note_uses(self._db)
         self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextmanager
