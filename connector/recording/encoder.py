@@ -67,6 +67,8 @@ class _Integers(dict[int, bytes]):
     """A number -> its bytes as an element of an array."""
 
     def __missing__(self, number: int) -> bytes:
+        if type(number) is not int:  # True is the same key as 1, but not the same bytes
+            raise TypeError(f"{number!r} is no number")
         if len(self) >= _REMEMBERED:
             self.clear()
         encoded = self[number] = field(1, _any_value(number))

@@ -29,6 +29,8 @@ GRACE_S = 5.0
 """How long the last batches and the goodbye may take after the engine has ended."""
 _HEARTBEAT = Kind.HEARTBEAT.value
 _CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
+TORN = "torn"
+"""In place of a frame: the pipe ended in the middle of one."""
 _AT_ONCE = 1 << 16
 """Bytes read from the pipe at once."""
 
@@ -54,7 +56,11 @@ def main(engine_pid: int) -> None:
     last: EventTuple | None = None
     heartbeat: EventTuple | None = None
     unsent: list[EventTuple] = []
+    torn = 0
     for events in frames:
+        if events == TORN:
+            torn = 1
+            continue
         sent = UNREADABLE
         with suppress(Exception):
             sent = SENT if exporter.send(events) else NOT_SENT
@@ -65,7 +71,7 @@ def main(engine_pid: int) -> None:
     if unsent:
         exporter.send(unsent)  # the engine cannot send it again
     if last is not None and heartbeat is not None and not (last is heartbeat and heartbeat[-1][_CLOSED]):
-        exporter.send([_goodbye(last, heartbeat)])
+        exporter.send([_goodbye(last, heartbeat, torn)])
     exporter.close()
 
 
@@ -74,12 +80,13 @@ def _answer(answers: int, answer: bytes) -> None:
         os.write(answers, answer)
 
 
-def _goodbye(last: EventTuple, heartbeat: EventTuple) -> EventTuple:
-    """The heartbeat that the engine did not live to send, numbered as its next event."""
+def _goodbye(last: EventTuple, heartbeat: EventTuple, torn: int) -> EventTuple:
+    """The heartbeat that the engine did not live to send, numbered as its next event; or, with `torn` 1, as the one after it:
+    something is missing before."""
     kind, source, identity, _, number, epoch, *_, values = heartbeat
     now_ns = monotonic_ns()  # the same clock in all processes of a machine
     values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
-    sequence = sequence_of(last) + numbers_of(last)
+    sequence = sequence_of(last) + numbers_of(last) + torn
     return (kind, source, identity, sequence, number + 1, epoch, now_ns, now_ns, None, values)
 
 
@@ -101,7 +108,7 @@ def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:
 
 
 def _frames(chunks: Iterator[bytes]) -> Iterator[Any]:
-    """The whole frames in a stream of bytes."""
+    """The whole frames in a stream of bytes, and whether its end is torn."""
     held = bytearray()
     for chunk in chunks:
         held += chunk
@@ -111,6 +118,8 @@ def _frames(chunks: Iterator[bytes]) -> Iterator[Any]:
                 break
             yield marshal.loads(held[LENGTH.size : end])
             del held[:end]
+    if held:
+        yield TORN
 
 
 def _chunks(pipe: int, engine_pid: int) -> Iterator[bytes]:

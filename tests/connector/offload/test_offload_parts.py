@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
-from kvtrail.connector.settings import Guard, Settings
+from kvtrail.connector.settings import Guard, Settings, Unsampled
 
 
 def test_the_defaults() -> None:
@@ -52,3 +52,5 @@ def test_settings_come_from_the_configuration_then_the_environment() -> None:
     assert Settings.read(None, {}).guard is Guard.OBSERVE
     assert Settings.read(None, environ).guard is Guard.HEAL
     assert Settings.read({"guard": "raise"}, environ).guard is Guard.RAISE
+    assert Settings.read(None, {}).unsampled is Unsampled.RECORD
+    assert Settings.read(None, {"KVTRAIL_UNSAMPLED": "drop"}).unsampled is Unsampled.DROP

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from history import history
 from hypothesis import given
@@ -41,6 +43,22 @@ def test_a_story_survives_the_wire() -> None:
         assert {k: v for k, v in asdict(before).items() if k not in LOST} == {
             k: v for k, v in asdict(after).items() if k not in LOST
         }
+
+
+def test_true_in_a_list_of_numbers_spoils_no_other_list() -> None:
+    """True, 1 and 1.0 are one key of a dictionary, and three values on the wire."""
+    encoder = Encoder({}, 1, 0)
+
+    def block_ids(*blocks: Any) -> Any:
+        values = (blocks,)
+        event = (Kind.LOAD_ERROR.value, b"", (b"r" * 24, b"", "r", True), 0, 0, 0, 0, 0, None, values)
+        (span,) = protobuf.spans(next(encoder.requests([event], 1)))
+        return span.attributes["kvtrail.blocks.ids"]
+
+    for odd in (True, 1.0):
+        with pytest.raises(TypeError):
+            block_ids(777, odd)
+    assert [type(block) for block in block_ids(777, 1)] == [int, int]
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 127, 128, 16_383, 16_384, 16_385, 2**21, 2**21 - 1, 2**35 + 12_345])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 from memory import a_request, record
 from processes import SLOW_S, Tracer, until
 
+from kvtrail.connector.recording import export_process
 from kvtrail.connector.recording import exporter as exporter_module
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter, from_environment
 from kvtrail.connector.recording.recorder import Recorder
@@ -220,6 +222,18 @@ def test_an_export_process_that_died_late_is_replaced_soon(monkeypatch: pytest.M
         pids.append(exporter.pid)
     assert len(set(pids)) == 4
     exporter.close()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5])
+def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodbye(cut: int) -> None:
+    """What an engine was handing over when it was killed is lost, and the tracer learns that something is."""
+    beat = ("kv.recorder", b"", (b"r" * 24, b"", "", True), 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None))
+    body = marshal.dumps([beat])
+    frame = exporter_module.LENGTH.pack(len(body)) + body
+    stream = frame + frame[:-cut] if cut else frame * 2
+    read = list(export_process._frames(iter([stream[:9], stream[9:]])))
+    assert read == [[beat], export_process.TORN if cut else [beat]]
+    assert export_process._goodbye(beat, beat, cut > 0)[3] == (9 if cut else 8)
 
 
 def test_without_processes_the_thread_encodes_and_sends(monkeypatch: pytest.MonkeyPatch) -> None:
