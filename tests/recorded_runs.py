@@ -315,6 +315,9 @@ def _flush(recorders: Sequence[Recorder]) -> None:
 def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_steps: bool) -> list[Event]:
     """One recorder's events in recorded time, with the signs of life that it would have given then: the first at once, then
     one every five seconds, and a goodbye. The scheduler's says how many steps there were."""
+    events = sorted(
+        events, key=lambda event: event.sequence
+    )  # two threads record: a sign of life may be numbered first
     assert [event.sequence for event in events] == list(range(len(events))), "the run itself has gaps"
     alive = next(event for event in events if isinstance(event, Heartbeat))
     beat_ns, recorded = START_NS, list[Event]()
