@@ -10,6 +10,7 @@ import click
 
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.simulate.check.profiles import PROFILES
+from kvtrail.tracer.commands.options import INCONCLUSIVE
 from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
@@ -28,13 +29,20 @@ if TYPE_CHECKING:
 )
 @click.option("--seed", default=0, show_default=True, help="The first seed; the same seed gives the same workloads.")
 @click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    help="Stop after so many scheduling steps. [default: 20000, if neither --runs nor --time is given]",
+)
+@click.option("--runs", type=click.IntRange(min=1), help="Stop after so many workloads.")
+@click.option(
     "--time",
     "seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many seconds. [default: 60, if neither steps nor trials are given]",
+    help="Stop after so many seconds; on a busy machine that is less.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Stop after so many scheduling steps.")
-@click.option("--trials", type=click.IntRange(min=1), help="Stop after so many workloads.")
+@click.option(
+    "--fake-workers", is_flag=True, help="Do not run the connector's own workers, even if they would run on this CPU."
+)
 @click.option("--first", is_flag=True, help="Stop at the first failure.")
 @click.option(
     "-o",
@@ -52,35 +60,38 @@ def check(
     config: dict[str, Any] | None,
     profiles: tuple[str, ...],
     seed: int,
-    seconds: float | None,
     steps: int | None,
-    trials: int | None,
+    runs: int | None,
+    seconds: float | None,
+    fake_workers: bool,
     first: bool,
     output: Path,
     as_json: bool,
 ) -> None:
-    """Torture a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules and vLLM's own
-    assertions as the judge. No GPU, no model, no worker: those are fakes, and end transfers early, late, out of order or with
-    errors.
+    """Torture a connector: random but reproducible workloads on vLLM's real scheduler, with kvtrail's rules, vLLM's own
+    assertions and what is left in the end as the judge. No GPU and no model: the model is a fake. The connector's own workers
+    run if they can on a CPU; else fakes end transfers early, late, out of order or with errors.
 
     CONNECTOR is a name that vLLM knows (OffloadingConnector), or module:Class for one of your own.
 
-    A failure is shrunk, explained, and written down as a trace and as a test.
+    A failure is shrunk, explained, and written down as a trace and as a test. One that does not always appear is called
+    flaky.
 
-    Exit code 0: nothing found; 1: failures; 2: the connector cannot be run.
+    Exit code 0: nothing found; 1: failures; 2: the connector cannot be run; 3: nothing found, but inconclusive: no lookup
+    hit, profiles not reached, too few steps or hits, or a probe that failed.
 
-    Example: kvtrail check OffloadingConnector --time 60
+    Example: kvtrail check OffloadingConnector
 
     Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
     """
     vllm_ready("kvtrail check")
     from kvtrail.connector.simulate.check import report
-    from kvtrail.connector.simulate.check.session import NothingRecorded
+    from kvtrail.connector.simulate.check.session import STEPS, NothingRecorded
     from kvtrail.connector.simulate.check.session import check as torture
     from kvtrail.connector.simulate.run import Unbuildable
 
-    if seconds is None and steps is None and trials is None:
-        seconds = 60.0
+    if seconds is None and steps is None and runs is None:
+        steps = STEPS
     latest: list[Checked] = []
     interrupted = False
     try:
@@ -88,9 +99,9 @@ def check(
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
-                of = "" if seconds is None else f" of {seconds:.0f}"
+                of = "" if steps is None else f" of {steps:,}"
                 say(
-                    f"{checked.seconds:.0f}{of} s, {checked.steps.total():,} steps, {len(checked.found)} failures; {doing}"
+                    f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {len(checked.found)} failures; {doing}"
                 )
 
             checked = torture(
@@ -100,7 +111,8 @@ def check(
                 seed=seed,
                 seconds=seconds,
                 steps=steps,
-                trials=trials,
+                runs=runs,
+                fake_workers=fake_workers,
                 stop_at_first=first,
                 on_progress=on_progress,
             )
@@ -118,4 +130,4 @@ def check(
     if interrupted:
         click.echo("Interrupted; this is what was seen until then.", err=True)
         context.exit(130)
-    context.exit(1 if checked.found else 0)
+    context.exit(1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0)

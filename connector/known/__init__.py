@@ -12,11 +12,14 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from kvtrail.tracer.model import capabilities
 from kvtrail.tracer.model.capabilities import Capability
 
+PROBES = "kvtrail.probes"
+"""Entry points of probes, by the name of a connector's class."""
 UNTRACED = "Untraced"
 """Prefix of the class names of kvtrail's own connectors; the traced class has the name without it."""
 
@@ -30,6 +33,7 @@ class KnownConnector:
         classes: class names, as vLLM's registry or the connector's own package has them. Subclasses are recognized too.
         capabilities: what rules may rely on in its spans.
         compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
+        other_writers: whether its lookups may find what no request of this engine has computed.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         check_children: the connectors of which `kvtrail check` makes two its children.
     """
@@ -38,6 +42,7 @@ class KnownConnector:
     classes: tuple[str, ...]
     capabilities: frozenset[Capability] = frozenset()
     compared_by_name: bool = False
+    other_writers: bool = False
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
 
@@ -69,9 +74,30 @@ def by_class(cls: type) -> KnownConnector | None:
 
 @cache
 def part_of(cls: type, module: str) -> Any:
-    """A part of what is known of a class; None where the class is unknown or its folder has no such part."""
+    """A part of what is known of a class: `probe`, `fake` or `environment`. What its author declares comes first: the
+    attribute `kvtrail_probe` (or `kvtrail_fake`, `kvtrail_environment`), a class or its name as `module:Class`; then, for a
+    probe, an entry point of the group `kvtrail.probes` that is named like the class or one of its bases; then the folder
+    of a known connector. None where nobody declares one.
+
+    Raises:
+        ImportError, AttributeError: what its author declares cannot be imported.
+    """
+    own = getattr(cls, f"kvtrail_{module}", None)
+    if own is not None:
+        return pkgutil.resolve_name(own) if isinstance(own, str) else own
+    if module == "probe":
+        declared = {each.name: each for each in entry_points(group=PROBES)}
+        if entry := next((declared[base.__name__] for base in cls.__mro__ if base.__name__ in declared), None):
+            return entry.load()
     known = by_class(cls)
     return None if known is None else known.part(module)
+
+
+def has_other_writers(cls: type) -> bool:
+    """Whether a connector's lookups may find what no request of this engine has computed: as its class says in the attribute
+    `kvtrail_other_writers`, or as is known of it."""
+    known = by_class(cls)
+    return bool(getattr(cls, "kvtrail_other_writers", known is not None and known.other_writers))
 
 
 def plain_name(cls: type) -> str:

@@ -84,6 +84,14 @@ class Fake:
         """What the workers report about the jobs that ended in a step, or None."""
         return None
 
+    def reports_sends(self, connector: Any) -> bool:
+        """Whether the workers of such a connector ever report that kept blocks were sent; vLLM's base class never does."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
+
+        cls = type(connector)
+        asked = ("get_finished", "get_transfer_results")
+        return any(getattr(cls, name, None) is not getattr(Base, name, None) for name in asked)
+
 
 class Chunks:
     """A store of chunks of `size` tokens: which prefixes it holds, and no KV. Nothing is ever evicted."""

@@ -5,11 +5,17 @@ A connector without a probe is traced all the same; what only a probe can see is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvtrail.connector.known import part_of
 from kvtrail.tracer.model.semconv import Kind
+
+logger = logging.getLogger("vllm.kvtrail")
+
+NO_PROBE = "it has none"
+"""Why nothing is seen of a connector for which nobody has written a probe."""
 
 
 class Moved(NamedTuple):
@@ -110,6 +116,11 @@ class Probe:
         """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""
         return ()
 
+    def temporary(self, connector: Any) -> Mapping[str, int]:
+        """On the scheduler's side, asked by `kvtrail check` when no request is left: pins, leases, kept blocks, pending jobs,
+        whatever must be 0 then, by name."""
+        return {}
+
     def loads(self, connector: Any) -> Sequence[Moved]:
         """On a worker, after its `load_call`: what this step loaded."""
         return ()
@@ -120,6 +131,11 @@ class Probe:
 
 
 def probe_for(cls: type) -> Probe:
-    """A probe that knows this class, for one connector object; or one that sees nothing."""
-    probe: Probe = (part_of(cls, "probe") or Probe)()
+    """A probe that knows this class, for one connector object; or one that sees nothing. One that cannot be imported or made
+    is logged and sees nothing: the engine goes on."""
+    try:
+        probe: Probe = (part_of(cls, "probe") or Probe)()
+    except Exception:
+        logger.exception("kvtrail: the probe of %s cannot be loaded", cls.__name__)
+        return Probe()
     return probe

@@ -12,14 +12,17 @@ the chunks before it. A prefix is used as a whole, its head last, and whatever i
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
+
+STEPS_AHEAD = 2
+"""Steps that may be planned before it is known that a load has failed: vLLM schedules one ahead."""
 
 
 class ChunkIndex:
@@ -72,6 +75,13 @@ class ChunkIndex:
         """From now on the chunks that this step has used may be evicted."""
         self._in_step.clear()
 
+    def discard(self, key: bytes) -> bool:
+        """Forget a chunk; returns whether it was held."""
+        slot = self._slot.pop(key, None)
+        if slot is not None:
+            self._free.append(slot)
+        return slot is not None
+
     def clear(self) -> None:
         """Forget all chunks."""
         self._free.extend(self._slot.values())
@@ -110,6 +120,8 @@ class OffloadScheduler:
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
         self._evicted: list[tuple[str, int, int]] = []
+        self._recent: deque[dict[str, list[tuple[int, bytes]]]] = deque(maxlen=STEPS_AHEAD)
+        """The chunks that the latest steps stored, by request: where each ends, and its key."""
         self._last: Any = None
         self.last_matched = 0
         """Length of the stored prefix that the last lookup found."""
@@ -170,6 +182,7 @@ class OffloadScheduler:
         """Plan the stores of this step, and return its plan."""
         computed_before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         running = scheduler_output.scheduled_cached_reqs
+        self._recent.append({})
         computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             computed = computed_before[request_id] + (0 if self._drafts else scheduled)
@@ -177,6 +190,21 @@ class OffloadScheduler:
         self._index.end_step()
         plan, self._plan = self._plan, OffloadPlan()
         return plan
+
+    def load_failed(self, blocks: Collection[int], tables: Callable[[str], Sequence[Sequence[int]]]) -> None:
+        """Blocks could not be loaded. What the latest steps stored from them on, of any request that holds one, was computed
+        of garbage: forget it, and store it again when it is computed again. `tables` gives a request's blocks."""
+        size, block = self._config.chunk_size, self._config.block_size
+        for stored in self._recent:
+            for request_id, chunks in stored.items():
+                tracked, (table,) = self._tracked.get(request_id), tables(request_id)
+                bad = next((n for n, each in enumerate(table) if each in blocks), None)
+                if tracked is None or bad is None:
+                    continue
+                for end, key in chunks:
+                    if end > bad * block and self._index.discard(key):
+                        self._evicted.append((short(key), size, self._config.chunk_bytes))
+                tracked.stored = min(tracked.stored, bad * block // size * size)
 
     def finished(self, request: Any) -> None:
         """Forget a request; its chunks stay."""
@@ -234,6 +262,7 @@ class OffloadScheduler:
             for n in range(before, len(slots)):
                 blocks = tuple(block_ids[n * size // block : (n + 1) * size // block])
                 self._plan.stores.append(Copy(request.request_id, n * size, size, slots[n], 0, blocks, short(keys[n])))
+                self._recent[-1].setdefault(request.request_id, []).append(((n + 1) * size, keys[n]))
         tracked.stored, tracked.refused = len(slots) * size, 0
         if len(slots) < len(keys):
             tracked.refused = computed

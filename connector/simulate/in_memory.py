@@ -45,7 +45,7 @@ class InMemoryExporter:
 
     def seal(self, *, later_s: int) -> None:
         """End the history with signs of life for `later_s` seconds after the last event, instead of the recorder's own end:
-        what is still awaited then is overdue."""
+        what is still awaited then is overdue. With 0 it ends there, as that of an engine that has died."""
         self._sealed = True
         if not self._held:
             return

@@ -17,8 +17,8 @@ from kvtrail.connector.simulate.redrive.redrive import Redriven, redrive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.replay.history import History
 
-SHRINK_S = 60.0
-"""Seconds for shrinking a recorded workload."""
+SHRINK_TRIES = 500
+"""Runs for shrinking a recorded workload."""
 VARIABLE = "KVTRAIL_CONNECTOR"
 """The environment variable in which the written test finds another connector's name."""
 _WIDTH = 116
@@ -48,11 +48,13 @@ CONFIGURATION = json.loads({extra})
 """Its kv_connector_extra_config."""
 BESIDE = {beside}
 """Whether it is the second child of a MultiConnector."""
+OWN_WORKERS = {own_workers}
+"""Whether its own worker side runs."""
 SCENARIO = {scenario}
 
 
 def test_{name}():
-    subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE)
+    subject = Subject(os.environ.get("{variable}", CONNECTOR), CONFIGURATION, beside=BESIDE, own_workers=OWN_WORKERS)
     played, failures = run(subject, Scenario.from_dict(SCENARIO))
     assert played.events, "nothing was recorded"
     assert not failures, "\\n\\n".join(f"{{each.id}}\\n{{each.text}}" for each in failures)
@@ -86,7 +88,7 @@ def regression(
     config: Mapping[str, Any] | None = None,
     recorder: str | None = None,
     rule: str | None = None,
-    shrink_seconds: float = SHRINK_S,
+    shrink_tries: int | None = SHRINK_TRIES,
     on_try: Callable[[Scenario], None] = lambda smallest: None,
 ) -> Regression:
     """Make a test of a recorded fault: drive the recording again, shrink the workload, and write it as a pytest file.
@@ -103,9 +105,9 @@ def regression(
     failure = _chosen(failures(driven.played), driven, rule)
 
     original = driven.workload.scenario
-    scenario, _, failure = shrunk(failure, subject, original, seconds=shrink_seconds, on_try=on_try)
-    source = as_pytest(scenario, connector=subject, failure=failure)
-    return Regression(source=source, failure=failure, scenario=scenario, original=original)
+    small = shrunk(failure, driven.played, subject, original, tries=shrink_tries, on_try=on_try)
+    source = as_pytest(small.scenario, connector=subject, failure=small.failure)
+    return Regression(source=source, failure=small.failure, scenario=small.scenario, original=original)
 
 
 def _chosen(found: list[Failure], driven: Redriven, rule: str | None) -> Failure:
@@ -132,6 +134,7 @@ def as_pytest(scenario: Scenario, *, connector: Subject, failure: Failure) -> st
         connector=repr(connector.name),
         extra=repr(json.dumps(dict(connector.extra), sort_keys=True)),
         beside=connector.beside,
+        own_workers=connector.own_workers,
         scenario=pprint.pformat(scenario.as_dict(), width=_WIDTH, sort_dicts=False),
         name=slug(failure.what).replace("-", "_"),
     )

@@ -5,24 +5,32 @@ from __future__ import annotations
 import copy
 import secrets
 import tempfile
+import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
-from kvtrail.connector.simulate.scenario import Scenario, tokens
+from kvtrail.connector.simulate.observer import Observation, Observer
+from kvtrail.connector.simulate.own_worker import OwnWorker
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
+from kvtrail.connector.tracing import traced
+from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.detect.rules import DeadlineRule, all_rules
+from kvtrail.tracer.model.events import Event, Lookup
 from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
 from kvtrail.tracer.model.spans import Span
 
-MUCH_LATER_S = 3600
+MUCH_LATER_S = 60 + int(max(rule.after_s for rule in all_rules() if isinstance(rule, DeadlineRule)))
 """Seconds after the last step of a scenario at which it is judged: what is still awaited then is overdue."""
 FLUSH_STEPS = 200
 """Steps after which the recorder is flushed, so that its ring does not overflow."""
@@ -30,6 +38,9 @@ DRAIN_STEPS = 12
 """Idle steps at the end, beyond those that transfers in flight may take."""
 STALLED_STEPS = 300
 """After so many steps in which nothing was scheduled although requests wait, they count as never ending."""
+PATIENT_STEPS = 100
+"""After so many of them, each further one waits for a moment."""
+PATIENCE_S = 0.005
 
 
 class Unbuildable(ValueError):
@@ -44,19 +55,31 @@ class Played:
         exporters: of each recorder, for its spans.
         events: all events, in the order of their recorders.
         findings: the worst first, then by time.
-        checks: how often each rule gave each verdict.
+        checks: how often each rule gave each verdict, to the connector under test.
+        observations: what was wrong that no event shows; only if the run was observed.
         error: what the engine died of, `TypeName: text`; None if it lived.
+        traceback: where it died, innermost call last.
         steps: scheduling steps.
-        unfinished: requests that had not ended when the run did, although the engine lived.
+        unfinished: requests that had not ended when the run did, and what each of them waits for, by id.
+        lookups: of the connector under test.
+        loads_read: loads whose bytes were looked at, where the connector's own workers ran.
+        loads_copied: whether any of them had written anything.
+        unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
     """
 
     exporters: Sequence[in_memory.InMemoryExporter]
     events: Sequence[Event]
     findings: Sequence[Finding]
     checks: Mapping[tuple[str, Verdict], int]
+    observations: Sequence[Observation]
     error: str | None
+    traceback: str
     steps: int
-    unfinished: Sequence[str]
+    unfinished: Mapping[str, str]
+    lookups: Sequence[Lookup]
+    loads_read: int
+    loads_copied: bool
+    unprobed: str | None
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -69,6 +92,9 @@ def play(
     connector: Mapping[str, Any] | None,
     *,
     whole_engine: bool = False,
+    own_workers: bool = False,
+    child: int = 0,
+    observed: bool = False,
     on_step: Callable[[int], None] = lambda steps: None,
 ) -> Played:
     """Run a scenario with a connector, and judge what it records.
@@ -76,38 +102,66 @@ def play(
     Args:
         connector: vLLM's `kv_transfer_config`; without one nothing is recorded.
         whole_engine: run vLLM's CPU engine, with a model and the connector's workers, instead of the bare scheduler.
+        own_workers: on the bare scheduler, run the connector's own worker side on KV caches in memory.
+        child: the connector under test: 0 for the whole, n for the n-th child of a MultiConnector.
+        observed: also judge by what was computed, and by what is left in the end; that takes some more requests.
         on_step: called with the number of steps so far.
 
     Raises:
         Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
-        stage = _build(Path(folder), scenario, connector, WholeEngine if whole_engine else BareScheduler)
-        error = None
+        build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers)
+        stage = _build(Path(folder), scenario, connector, build)
+        observer, tested, error, trace = None, None, None, ""
+
+        def more(arrivals: Sequence[Arrival]) -> None:
+            drive(
+                replace(scenario, arrivals=tuple(arrivals), aborts=(), resets=(), most_steps=stage.steps + 2000), stage
+            )
+            for _ in range(DRAIN_STEPS + 2 * scenario.workers.latest_steps):
+                stage.step()
+
+        if isinstance(stage, BareScheduler) and stage.connectors:
+            tested = getattr(stage.connectors[child], "_kvtrail", None)
+            if observed and tested is not None:
+                observer = Observer(stage, stage.connectors[child])
         try:
             drive(scenario, stage, on_step)
+            if observer is not None and not stage.scheduler.has_unfinished_requests():
+                observer.rest(more)
         except Exception as died:  # an engine may die of anything
-            error = f"{type(died).__name__}: {died}"
+            error, trace = f"{type(died).__name__}: {died}", where(died)
         in_memory.flush()
         for each in exporters:
-            each.seal(later_s=MUCH_LATER_S)
-        unfinished = [r for r, request in stage.scheduler.requests.items() if not request.is_finished()]
+            each.seal(later_s=MUCH_LATER_S if error is None else 0)
+        unfinished = {r: _state(stage, request) for r, request in stage.scheduler.requests.items()}
+        worker = stage.worker if isinstance(stage, BareScheduler) and isinstance(stage.worker, OwnWorker) else None
+        unprobed = None if tested is None else tested.unprobed
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()
     events = [event for each in exporters for event in each.events()]
     if whole_engine:
         for event in events:
             event.request = event.external  # the engine appends a suffix to the scenario's ids
-    detector = judged(events)
+    schedulers = list(dict.fromkeys(event.connector_id for event in events if event.role == SCHEDULER))
+    alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
+    detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
     return Played(
         exporters=exporters,
         events=events,
         findings=by_weight(found),
-        checks=Counter(detector.verdicts),
+        checks=checks,
+        observations=() if observer is None else tuple(observer.seen.values()),
         error=error,
+        traceback=trace,
         steps=stage.steps,
-        unfinished=unfinished,
+        unfinished={r: state for r, state in unfinished.items() if state},
+        lookups=[e for e in events if isinstance(e, Lookup) and alone in (None, e.connector_id)],
+        loads_read=0 if worker is None else worker.loaded,
+        loads_copied=worker is not None and worker.copied,
+        unprobed=unprobed,
     )
 
 
@@ -116,23 +170,40 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
     arrivals = sorted(scenario.arrivals, key=lambda a: a.at_step)[::-1]  # the next one last
     aborts = sorted(scenario.aborts, key=lambda a: a.at_step)[::-1]
     resets = sorted(scenario.resets, key=lambda r: r.at_step)[::-1]
+    due: tuple[list[CachesReset], list[Abort]] = ([], [])
+    live: dict[str, int] = {}
+    """When each request was last known to vLLM."""
+    quiet = 2 + 2 * scenario.workers.latest_steps
     idle = stalled = 0
     drained = DRAIN_STEPS + 2 * scenario.workers.latest_steps  # a store, and then the report that blocks are free
     while stage.steps < scenario.most_steps and idle < drained and stalled < STALLED_STEPS:
         while resets and resets[-1].at_step <= stage.steps:
-            reset, scheduler = resets.pop(), stage.scheduler
-            if reset.prefix_cache:
-                scheduler.reset_prefix_cache(reset_running_requests=reset.running, reset_connector=reset.connector)
-            else:
-                scheduler.reset_connector_cache()
-        while arrivals and arrivals[-1].at_step <= stage.steps:
-            each = arrivals.pop()
-            prompt, output = tokens(each.prompt), tokens(each.output)
-            stage.add(each.id, prompt, each.max_tokens, priority=each.priority, output=output)
+            due[0].append(resets.pop())
+        live.update(dict.fromkeys(stage.scheduler.requests, stage.steps))
+        taken = {name for name, step in live.items() if stage.steps - step <= quiet}
+        was_reset = False
+        for reset in tuple(due[0]):
+            if not (was_reset and reset.when) and _happens(
+                reset, stage, taken
+            ):  # nobody resets twice for the same reason
+                was_reset = True
+                due[0].remove(reset)
+        for number in range(len(arrivals) - 1, -1, -1):
+            if arrivals[number].at_step > stage.steps:
+                break
+            if arrivals[number].id not in taken:  # else its id, or a transfer of it, is in use: it comes later
+                each = arrivals.pop(number)
+                taken.add(each.id)
+                live[each.id] = stage.steps
+                stage.arrive(each)
         while aborts and aborts[-1].at_step <= stage.steps:
-            stage.abort(aborts.pop().id)
+            due[1].append(aborts.pop())
+        due[1][:] = [each for each in due[1] if not _happens(each, stage, taken)]
         ran = stage.step()
-        stalled = 0 if ran or arrivals or aborts or resets else stalled + 1
+        coming = aborts or resets or (arrivals and arrivals[0].at_step > stage.steps)
+        stalled = 0 if ran or coming else stalled + 1
+        if stalled > PATIENT_STEPS:
+            time.sleep(PATIENCE_S)  # a connector may copy in a thread of its own
         on_step(stage.steps)
         if stage.steps % FLUSH_STEPS == 0:
             in_memory.flush()
@@ -142,20 +213,68 @@ def drive(scenario: Scenario, stage: Stage, on_step: Callable[[int], None] = lam
             return
 
 
+def _happens(each: Abort | CachesReset, stage: Stage, ids: Iterable[str]) -> bool:
+    """Abort or reset, if it is time; returns whether it was."""
+    asked = (each.id,) if isinstance(each, Abort) else ids
+    if each.when is not None and not any(stage.is_in(request_id, each.when) for request_id in asked):
+        return False
+    if isinstance(each, Abort):
+        stage.abort(each.id)
+    elif each.prefix_cache:
+        stage.scheduler.reset_prefix_cache(reset_running_requests=each.running, reset_connector=each.connector)
+    else:
+        stage.scheduler.reset_connector_cache()
+    return True
+
+
+def where(died: BaseException) -> str:
+    """The traceback of an error, without the calls of the simulator and of the tracing around it."""
+    frames = traceback.extract_tb(died.__traceback__)
+    ours = tuple(str(Path(file).parent) for file in (__file__, traced.__file__))
+    shown = [frame for frame in frames if not frame.filename.startswith(ours)]
+    return "".join([*traceback.format_list(shown or frames), *traceback.format_exception_only(died)]).rstrip()
+
+
+def _state(stage: Stage, request: Any) -> str:
+    """What a request that has not ended waits for; empty if it has ended."""
+    if request.is_finished():
+        return ""
+    held = sum(map(len, stage.scheduler.kv_cache_manager.get_block_ids(request.request_id)))
+    text = f"{request.status.name}, {request.num_computed_tokens} of {request.num_tokens} tokens computed, {held} blocks held"
+    calls = stage.calls if isinstance(stage, BareScheduler) else None
+    if calls is not None and (answer := calls.answers.get(request.request_id)):
+        tokens, how = answer
+        said = "'ask me later'" if tokens is None else f"{tokens} tokens{', asynchronously' if how else ''}"
+        text += f"; its last lookup was answered {said}"
+    if calls is not None and (load := calls.loads.get(request.request_id)):
+        text += f"; its last load was of tokens {load.start} to {load.end}"
+    return f"{text}; preempted {request.num_preemptions} times" if request.num_preemptions else text
+
+
 def judged(events: Iterable[Event]) -> Detector:
     """The detector after a whole history."""
+    return judged_alone(events, None)[0]
+
+
+def judged_alone(events: Iterable[Event], connector_id: str | None) -> tuple[Detector, Counter[tuple[str, Verdict]]]:
+    """The detector after a whole history, and how often each rule gave each verdict to one connector; None means to all."""
     detector = Detector()
-    detector.feed(events)
+    others: Counter[tuple[str, Verdict]] = Counter()
+    for is_other, some in groupby(events, lambda event: connector_id not in (None, "", event.connector_id)):
+        before = Counter(detector.verdicts) if is_other else None
+        detector.feed(some)
+        if before is not None:
+            others += Counter(detector.verdicts) - before
     detector.settle()
     detector.tick()
-    return detector
+    return detector, Counter(detector.verdicts) - others
 
 
 def _build(
     folder: Path,
     scenario: Scenario,
     connector: Mapping[str, Any] | None,
-    stage: type[BareScheduler] | type[WholeEngine],
+    stage: Callable[..., Stage],
 ) -> Stage:
     try:
         if connector is not None and connector.get("kv_connector_module_path") == "kvtrail.connector":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from typing import Any, Self
 
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE, VOCABULARY
@@ -24,12 +25,13 @@ class Arrival:
     """A request.
 
     Attributes:
-        id: unique in its scenario.
+        id: an id that was used before is used again once the earlier request has left.
         prompt: its segments.
         max_tokens: how many tokens it generates.
         at_step: it arrives before this scheduling step.
         priority: smaller goes first, if the scheduler's policy is `priority`.
         output: what it generates; further tokens are drawn at random.
+        salt, adapter: equal tokens with another cache salt or another LoRA adapter have other KV.
     """
 
     id: str
@@ -38,6 +40,8 @@ class Arrival:
     at_step: int = 0
     priority: int = 0
     output: tuple[Segment, ...] = ()
+    salt: str = ""
+    adapter: str = ""
 
     @property
     def length(self) -> int:
@@ -45,24 +49,39 @@ class Arrival:
         return sum(count for _, count in self.prompt)
 
 
+class When(StrEnum):
+    """A state of a request for which an abort or a reset waits."""
+
+    MATCHED = "matched"
+    """It waits, and its last lookup found tokens."""
+    LOADING = "loading"
+    """Its asynchronous load is under way."""
+    PREEMPTED = "preempted"
+    FAILED = "failed"
+    """A load of it between steps has failed. Of a load within a step vLLM 0.32 keeps the failed blocks in its prefix cache
+    until the request computes them, so whoever aborts it before that breaks others, whatever the connector does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A request is aborted before a step."""
+    """A request is aborted before a step, or, with `when`, before the first one from then on at which it is in that state."""
 
     id: str
     at_step: int
+    when: When | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CachesReset:
     """vLLM's prefix cache is reset before a step. `running` preempts running requests for it; `connector` resets the
     connector's cache as well; with neither, nothing happens while a request holds blocks. Without `prefix_cache` only the
-    connector's cache is reset."""
+    connector's cache is reset. With `when`, it waits from then on until some request is in that state."""
 
     at_step: int
     running: bool = False
     connector: bool = False
     prefix_cache: bool = True
+    when: When | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +151,11 @@ class Scenario:
         try:
             known = dict(data)
             known["arrivals"] = tuple(_arrival(each) for each in known["arrivals"])
-            known["aborts"] = tuple(Abort(**each) for each in known.get("aborts", ()))
-            known["resets"] = tuple(CachesReset(**each) for each in known.get("resets", ()))
+            known["aborts"] = tuple(Abort(**_timed(each)) for each in known.get("aborts", ()))
+            known["resets"] = tuple(CachesReset(**_timed(each)) for each in known.get("resets", ()))
             known["workers"] = _workers(known.get("workers", {}))
             return cls(**known)
-        except (TypeError, KeyError) as wrong:
+        except (TypeError, KeyError, ValueError) as wrong:
             raise ValueError(f"not a scenario: {wrong}") from wrong
 
 
@@ -156,6 +175,10 @@ def _arrival(data: Mapping[str, Any]) -> Arrival:
     return Arrival(**known)
 
 
+def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**data, "when": When(data["when"])} if "when" in data else dict(data)
+
+
 def _workers(data: Mapping[str, Any]) -> Workers:
     return Workers(**{**data, "ends": tuple((str(what), int(step)) for what, step in data.get("ends", ()))})
 
@@ -171,5 +194,7 @@ def _sparse(thing: Any) -> dict[str, Any]:
             if value != Workers():
                 kept[each.name] = {name: each for name, each in asdict(value).items() if each or name == "latest_steps"}
         elif value != each.default and value not in ((), {}):
-            kept[each.name] = dict(value) if isinstance(value, Mapping) else value
+            kept[each.name] = (
+                dict(value) if isinstance(value, Mapping) else str(value) if isinstance(value, When) else value
+            )
     return kept

@@ -5,7 +5,6 @@ Delta debugging over the lists of a scenario, then over its numbers. Every candi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,26 +15,29 @@ Fails = Callable[[Scenario], bool]
 
 
 def shrink(
-    scenario: Scenario, fails: Fails, *, seconds: float, on_try: Callable[[Scenario], None] = lambda smallest: None
+    scenario: Scenario, fails: Fails, *, tries: int | None, on_try: Callable[[Scenario], None] = lambda smallest: None
 ) -> Scenario:
-    """The smallest scenario found in `seconds` for which `fails` holds, as it does for the given one.
+    """The smallest scenario found in so many tries for which `fails` holds, as it does for the given one; None sets no limit.
 
     `on_try` is called with the smallest so far, before each try.
     """
-    until = time.monotonic() + seconds
-    smallest = scenario
+    smallest, tried = scenario, 0
 
     def fails_in_time(candidate: Scenario) -> bool:
-        if time.monotonic() > until:
+        nonlocal tried
+        if tries is not None and tried >= tries:
             return False
+        tried += 1
         on_try(smallest)
         return fails(candidate)
 
+    if tries == 0:
+        return scenario
     while True:
         before = smallest
         for part in (_fewer_arrivals, _fewer_happenings, _simpler_world, _shorter, _sooner):
             smallest = part(smallest, fails_in_time)
-        if smallest == before or time.monotonic() > until:
+        if smallest == before or tried == tries:
             return _plain_names(smallest, fails)
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 from kvtrail.connector.known.fake import fake_for
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.connector.simulate.calls import Calls
+from kvtrail.connector.simulate.own_worker import OwnWorker
+from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
 
 
@@ -26,6 +28,10 @@ class BareScheduler:
     Attributes:
         scheduler: vLLM's.
         steps: scheduling steps so far.
+        calls: what the scheduler and the connector say to each other; None without a connector.
+        worker: what stands for the connector's workers.
+        connectors: the connector and, if it has any, its children.
+        observers: called after each step with vLLM's output and the workers' report.
     """
 
     def __init__(
@@ -33,6 +39,7 @@ class BareScheduler:
         folder: Path,
         connector: Mapping[str, Any] | None = None,
         *,
+        own_workers: bool = False,
         num_blocks: int = 64,
         block_size: int = tiny_model.BLOCK_SIZE,
         seed: int = 0,
@@ -44,6 +51,7 @@ class BareScheduler:
         Args:
             folder: for the model's configuration and what a fake backend stores.
             connector: a `kv_transfer_config`; None runs without a connector.
+            own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
             drafts: speculative tokens per step; a random part of them is rejected.
             workers: how the fake workers behave.
             overrides: vLLM engine arguments.
@@ -68,10 +76,11 @@ class BareScheduler:
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
         self.steps = 0
+        kv_cache = tiny_model.kv_cache(num_blocks, block_size)
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
-                tiny_model.kv_cache(num_blocks, block_size),
+                kv_cache,
                 StructuredOutputManager(config),
                 block_size=block_size,
                 hash_block_size=block_size,
@@ -82,8 +91,23 @@ class BareScheduler:
         self._hasher = get_request_block_hasher(block_size, hash_function)
         self._seed = seed
         self._drafts = drafts
-        self._worker = None if fake is None else FakeWorker(self.scheduler, workers, fake, block_size=block_size)
+        self.observers: list[Callable[[Any, Any], None]] = []
+        self.connectors: Sequence[Any] = ()
+        self.calls: Calls | None = None
+        self.worker: FakeWorker | None = None
+        if fake is not None:
+            self.connectors = fake.connectors(self.scheduler.connector)
+            self.calls = Calls(self.scheduler.connector, block_size)
+            if own_workers:
+                self.worker = OwnWorker(self.scheduler, workers, fake, self.calls, config=config, kv_cache=kv_cache)
+            else:
+                self.worker = FakeWorker(self.scheduler, workers, fake, self.calls)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
+
+    def arrive(self, arrival: Arrival) -> None:
+        """Add a request of a scenario."""
+        more = {"salt": arrival.salt, "adapter": arrival.adapter, "output": tokens(arrival.output)}
+        self.add(arrival.id, tokens(arrival.prompt), arrival.max_tokens, priority=arrival.priority, **more)  # type: ignore[arg-type]
 
     def add(
         self,
@@ -94,11 +118,17 @@ class BareScheduler:
         priority: int = 0,
         output: Sequence[int] = (),
         salt: str | None = None,
+        adapter: str = "",
     ) -> Any:
-        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object.
-        `salt` is its cache salt."""
+        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object."""
         request = tiny_model.request(
-            request_id, prompt, max_tokens, priority=priority, block_hasher=self._hasher, salt=salt
+            request_id,
+            prompt,
+            max_tokens,
+            priority=priority,
+            block_hasher=self._hasher,
+            salt=salt,
+            adapter=adapter,
         )
         self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)
@@ -109,6 +139,24 @@ class BareScheduler:
         from vllm.v1.request import RequestStatus
 
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def is_in(self, request_id: str, when: When) -> bool:
+        """Whether a request that has not ended is in a state."""
+        from vllm.v1.request import RequestStatus
+
+        request = self.scheduler.requests.get(request_id)
+        if request is None or request.is_finished() or self.calls is None:
+            return False
+        waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        match when:
+            case When.MATCHED:
+                return waits and bool(self.calls.answers.get(request_id, (0, False))[0])
+            case When.LOADING:
+                return bool(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
+            case When.PREEMPTED:
+                return bool(request.status is RequestStatus.PREEMPTED)
+            case When.FAILED:
+                return request_id in self.calls.failed and self.calls.loads[request_id].is_async
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
         """Run one scheduling step with a fake answer of the model; returns how many tokens it ran.
@@ -127,9 +175,11 @@ class BareScheduler:
                 self._sample(request_id, len(output.scheduled_spec_decode_tokens.get(request_id, ())))
                 for request_id in ids
             ],
-            kv_connector_output=None if self._worker is None else self._worker(output),
+            kv_connector_output=None if self.worker is None else self.worker(output),
         )
         self.scheduler.update_from_output(output, answer)
+        for observer in self.observers:
+            observer(output, answer.kv_connector_output)
         if self._drafts:
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[3] * self._drafts for _ in ids]))
         self.steps += 1
@@ -192,16 +242,19 @@ class WholeEngine:
         self.scheduler = self._engine.engine_core.engine_core.scheduler
         self.steps = 0
 
-    def add(
-        self, request_id: str, prompt: list[int], max_tokens: int, *, priority: int = 0, output: Sequence[int] = ()
-    ) -> None:
+    def arrive(self, arrival: Arrival) -> None:
         from vllm import SamplingParams
 
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
-        self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params, priority=priority)
+        params = SamplingParams(temperature=0, max_tokens=arrival.max_tokens, ignore_eos=True, detokenize=False)
+        prompt = {"prompt_token_ids": tokens(arrival.prompt)}
+        self._engine.add_request(arrival.id, prompt, params, priority=arrival.priority)
 
     def abort(self, request_id: str) -> None:
         self._engine.abort_request([request_id])
+
+    def is_in(self, request_id: str, when: When) -> bool:
+        """Nobody asks: what is driven again has aborts at steps only."""
+        return False
 
     def step(self) -> int:
         """Run one scheduling step; returns how many requests it ran."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,19 @@ def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: 
 
 
 def request(
-    request_id: str, prompt: list[int], max_tokens: int, *, priority: int, block_hasher: Any, salt: str | None = None
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    priority: int,
+    block_hasher: Any,
+    salt: str | None = None,
+    adapter: str = "",
 ) -> Any:
-    """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are."""
+    """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
+    adapter, which exists by its name only."""
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
     return Request(
@@ -91,7 +101,8 @@ def request(
         pooling_params=None,
         block_hasher=block_hasher,
         priority=priority,
-        cache_salt=salt,
+        cache_salt=salt or None,
+        lora_request=LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}") if adapter else None,
     )
 
 

@@ -13,15 +13,17 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from kvtrail.connector.known.fake import Fake, Job
+from kvtrail.connector.simulate.calls import Calls, Load
 from kvtrail.connector.simulate.scenario import Workers, job, wait
 
 
 class FakeWorker:
     """Call it with each `SchedulerOutput`; it returns the worker's report of that step."""
 
-    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, *, block_size: int) -> None:
-        """`fake` is the connector's."""
+    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls) -> None:
+        """`fake` is the connector's, `calls` are those that the scheduler makes of it."""
         self._scheduler = scheduler
+        self._calls = calls
         self._workers = workers
         self._fake = fake
         self._rng = random.Random(workers.seed)
@@ -33,13 +35,13 @@ class FakeWorker:
         """For each request that waits: the step in which that ends, and whether it waits for a load or for its blocks."""
         self._waited: Counter[str] = Counter()
         self._ends = dict(workers.ends)
-        self._loads: dict[str, Sequence[int]] = {}
-        """The blocks into which each request's latest load goes."""
+        self._loads: dict[str, Load] = {}
+        """The load of each request that may still fail."""
         self._whole: dict[str, Sequence[int]] = {}
         """The same, of loads that fail as a whole; empty for others."""
         self._step = 0
-        if workers.load_failures:
-            self._note_loads(scheduler.connector, block_size)
+        self._sends = fake.reports_sends(scheduler.connector)
+        calls.on_load.append(lambda request, load: self._loads.__setitem__(request.request_id, load))
 
     def __call__(self, output: Any) -> Any:
         """The report after a step: a `KVConnectorOutput`."""
@@ -47,7 +49,7 @@ class FakeWorker:
 
         self._step += 1
         report = KVConnectorOutput()
-        self._end_jobs(output.kv_connector_metadata, report)
+        self._end_jobs(output, report)
         self._end_waits(report)
         self._fail(output, report)
         for each in self._fake.connectors(self._scheduler.connector):
@@ -55,10 +57,15 @@ class FakeWorker:
                 alter(report)
         return report
 
-    def _end_jobs(self, plan: Any, report: Any) -> None:
-        """Begin the jobs that a step plans, and report those that end in it."""
+    def _end_jobs(self, output: Any, report: Any) -> None:
+        """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and nobody
+        is told that it was received."""
+        plan = output.kv_connector_metadata
         for each in self._fake.jobs(self._scheduler.connector, plan):
             ends = self._end_of(self._named(each))
+            if any(self._runs_now(request_id, output) for request_id in each.loads):
+                self._whole |= dict.fromkeys(each.loads, each.fills)
+                ends, each = self._step, each._replace(loads=())
             if each.stream is not None:
                 stream = (each.child, each.stream)
                 ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
@@ -71,6 +78,11 @@ class FakeWorker:
         if loaded := {request_id for each in ended for request_id in each.loads}:
             report.finished_recving = loaded
         report.kv_connector_worker_meta = self._fake.worker_metadata(ended)
+
+    def _runs_now(self, request_id: str, output: Any) -> bool:
+        """Whether a request runs in this step on a load that its lookup declared to be synchronous."""
+        load = self._calls.loads.get(request_id)
+        return load is not None and not load.is_async and request_id in output.num_scheduled_tokens
 
     def _end_waits(self, report: Any) -> None:
         """End what requests of any connector wait for: loads between steps, and blocks that are held after the end."""
@@ -91,7 +103,7 @@ class FakeWorker:
                 continue
             if loads:
                 report.finished_recving = (report.finished_recving or set()) | {request_id}
-            else:
+            elif self._sends:
                 report.finished_sending = (report.finished_sending or set()) | {request_id}
 
     def _fail(self, output: Any, report: Any) -> None:
@@ -99,27 +111,10 @@ class FakeWorker:
         if not self._workers.load_failures:
             return
         for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *(report.finished_recving or ())):
-            whole = self._whole.pop(request_id, ())
-            if (blocks := self._loads.pop(request_id, ())) and self._rng.random() < self._workers.load_failures:
-                report.invalid_block_ids |= set(whole or blocks[self._rng.randrange(len(blocks)) :])
-
-    def _note_loads(self, connector: Any, block_size: int) -> None:
-        """Note the blocks into which each request loads, from the scheduler's calls of the connector."""
-        look_up, allocated = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
-        computed_of: dict[str, int] = {}
-
-        def noting_lookup(request: Any, computed: int) -> Any:
-            computed_of[request.request_id] = computed
-            return look_up(request, computed)
-
-        def noting_alloc(request: Any, blocks: Any, external: int) -> Any:
-            if external:
-                start = computed_of[request.request_id]
-                table = blocks.get_block_ids()[0]
-                self._loads[request.request_id] = table[start // block_size : -(-(start + external) // block_size)]
-            return allocated(request, blocks, external)
-
-        connector.get_num_new_matched_tokens, connector.update_state_after_alloc = noting_lookup, noting_alloc
+            whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
+            if load is not None and load.blocks and self._rng.random() < self._workers.load_failures:
+                report.invalid_block_ids |= set(whole or load.blocks[self._rng.randrange(len(load.blocks)) :])
+                self._calls.failed.add(request_id)
 
     def _named(self, each: Job) -> str:
         """The name of a job in `Workers.ends`: by its number or, as histories have no more, as the load of a request."""

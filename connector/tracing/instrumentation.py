@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from operator import index
@@ -21,7 +22,7 @@ from time import monotonic, monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import NO_PROBE, Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
@@ -117,6 +118,8 @@ class Instrumentation:
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
         self._is_shut_down = False
         self.sees_ends = recorder is not None and self._probe.sees_ends
+        self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
+        """Why the probe sees nothing; None while it works."""
         if recorder is not None:
             recorder.join()
 
@@ -344,6 +347,14 @@ class Instrumentation:
             self._is_shut_down = True
             self._recorder.leave(FLUSH_S)
 
+    def temporary(self, connector: Any) -> Mapping[str, int]:
+        """What the probe counts that must be 0 when no request is left."""
+        try:
+            return self._probe.temporary(connector)
+        except Exception:
+            self._probe_failed("temporary")
+            return {}
+
     # On a worker.
 
     def loaded(self, connector: Any, start_ns: int) -> None:
@@ -468,6 +479,7 @@ class Instrumentation:
 
     def _probe_failed(self, question: str, ids: Iterable[str] | None = (), *, gap: bool = True) -> None:
         """The probe could not answer. After too many failures of one question in a row it is asked nothing more."""
+        self.unprobed = f"it failed when it was asked for `{question}`: {sys.exception()!r}"
         self._untold(f"probe.{question}", ids, gap=gap)
         self._failing[question] = self._failing.get(question, 0) + 1
         if self._failing[question] >= MOST_PROBE_FAILURES:

@@ -11,6 +11,8 @@ import click
 from kvtrail.tracer.detect.rules import Rule, all_rules
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+INCONCLUSIVE = 3
+"""Exit code: nothing was found, and that proves nothing."""
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, Workers
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Segment, When, Workers
 
 MAX_LENGTH = 1024
 """Tokens of a request at most, in the tiny model."""
@@ -43,10 +43,17 @@ def retry(rng: random.Random) -> Scenario:
 
 
 def abort(rng: random.Random) -> Scenario:
-    """Clients that disconnect at any moment: while queued, in a prefill, during a load, after a preemption."""
+    """Clients that disconnect: while queued with a hit, in a prefill, during a load, when preempted, or at any moment."""
+    if rng.random() < 0.5:
+        scenario = retry(rng)
+        gone = tuple(Abort(each.id, each.at_step, When.MATCHED) for each in scenario.arrivals if _coin(rng, 0.3))
+        return replace(scenario, aborts=gone)
     scenario = _crowd(rng, requests=30, prompts=(100, 700), outputs=(10, 60), pool=(48, 80), pace=3)
-    gone = rng.sample(scenario.arrivals, k=12)
-    aborts = tuple(Abort(each.id, each.at_step + rng.randrange(40)) for each in gone)
+    aborts = tuple(
+        Abort(each.id, each.at_step + (0 if when else rng.randrange(40)), when)
+        for each in rng.sample(scenario.arrivals, k=15)
+        for when in [rng.choice([None, None, When.MATCHED, When.LOADING, When.PREEMPTED])]
+    )
     return replace(scenario, aborts=aborts, workers=replace(scenario.workers, latest_steps=8))
 
 
@@ -59,7 +66,8 @@ def asynchronous(rng: random.Random) -> Scenario:
 
 def load_failure(rng: random.Random) -> Scenario:
     """Some loads fail and are reported; vLLM computes those tokens itself. Before each wave a request computes a part of the
-    shared prefix, so that some loads begin, and fail, behind what vLLM has."""
+    shared prefix, so that some loads begin, and fail, behind what vLLM has. Some requests are aborted when their load has
+    failed, and what they would have computed is asked for again."""
     scenario = _waves(rng)
     heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
     parts = [
@@ -70,17 +78,90 @@ def load_failure(rng: random.Random) -> Scenario:
         for number, (name, count) in enumerate(heads)
     ]
     later = [replace(arrival, at_step=arrival.at_step + 14) for arrival in scenario.arrivals]
-    scenario = replace(scenario, arrivals=(*parts, *later))
-    return replace(scenario, workers=replace(scenario.workers, load_failures=0.4))
+    longer = [replace(each, prompt=(*each.prompt, _fresh(rng, 300))) if _coin(rng, 0.7) else each for each in later]
+    again = [replace(each, id=f"{each.id}-again", at_step=each.at_step + 40) for each in longer if _coin(rng, 0.8)]
+    gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if _coin(rng, 0.3))
+    workers = replace(scenario.workers, load_failures=rng.choice([0.3, 0.6]))
+    scenario = replace(scenario, arrivals=(*parts, *longer, *again), aborts=gone, workers=workers)
+    return _with(scenario, max_num_batched_tokens=rng.choice([48, 200, 400]))
 
 
 def reset(rng: random.Random) -> Scenario:
-    """Resets of vLLM's cache and the connector's, at rest and while requests run."""
+    """Resets of vLLM's cache and the connector's: at rest, while requests run, while some wait with a hit, during loads."""
+    if rng.random() < 0.5:
+        scenario = retry(rng)
+        waits = [each for each in scenario.arrivals if each.id.startswith("waits")]
+        more = tuple(
+            CachesReset(
+                each.at_step + rng.randrange(6), connector=True, prefix_cache=_coin(rng, 0.5), when=When.MATCHED
+            )
+            for each in waits
+            if _coin(rng, 0.6)
+        )
+        return replace(scenario, resets=(*scenario.resets, *more))
     scenario = _waves(rng)
-    extra = tuple(CachesReset(rng.randrange(300), connector=True) for _ in range(4))
-    return replace(
-        scenario, resets=(*scenario.resets, *extra, CachesReset(rng.randrange(300), prefix_cache=False, connector=True))
+    extra = [CachesReset(rng.randrange(300), connector=True) for _ in range(4)]
+    extra.append(CachesReset(rng.randrange(300), prefix_cache=False, connector=True))
+    extra += [CachesReset(rng.randrange(300), prefix_cache=False, connector=True, when=When.LOADING) for _ in range(2)]
+    return replace(scenario, resets=(*scenario.resets, *extra))
+
+
+def identity(rng: random.Random) -> Scenario:
+    """The same tokens with another cache salt or another adapter, whose KV is another."""
+    scenario = _waves(rng)
+    salts, adapters = ("", "", "one", "other"), ("", "", "adapter")
+    arrivals = tuple(
+        replace(each, salt=rng.choice(salts), adapter=rng.choice(adapters), prompt=each.prompt[:1])
+        if _coin(rng, 0.7)
+        else each
+        for each in scenario.arrivals
     )
+    return replace(scenario, arrivals=arrivals)
+
+
+def same_id(rng: random.Random) -> Scenario:
+    """Ids that are used again, with another prompt or a part of the old one, after an end or an abort."""
+    scenario = _waves(rng) if _coin(rng, 0.5) else retry(rng)
+    ids = {each.id: f"id-{rng.randrange(4)}" for each in scenario.arrivals}
+    arrivals = tuple(
+        replace(each, id=ids[each.id], prompt=each.prompt if _coin(rng, 0.7) else (each.prompt[0], *_rest(rng, each)))
+        for each in scenario.arrivals
+    )
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(12)) for each in arrivals if _coin(rng, 0.2))
+    return replace(scenario, arrivals=arrivals, aborts=gone)
+
+
+def full_store(rng: random.Random) -> Scenario:
+    """More content than a store may hold: what was stored is evicted, while some wait for blocks to load it."""
+    arrivals: list[Arrival] = []
+    resets: list[CachesReset] = []
+    heads = [_segment(rng, f"head-{n}", BLOCK_SIZE * rng.randrange(4, 16)) for n in range(4)]
+    for number in range(8):
+        at_step = number * 70
+        for which, length in (("first", 940), ("second", 940)):
+            arrivals.append(Arrival(f"{which}-{number}", (_fresh(rng, length),), rng.randrange(20, 40), at_step))
+        for n in range(rng.randrange(1, 4)):
+            prompt = (rng.choice(heads), _fresh(rng, rng.randrange(40, 500)))
+            arrivals.append(Arrival(f"waits-{number}-{n}", prompt, 3, at_step + rng.randrange(40)))
+        if number and _coin(rng, 0.5):
+            arrivals.append(replace(arrivals[0], id=f"again-{number}", at_step=at_step + 50))
+        resets.append(CachesReset(at_step + 69))
+    workers = Workers(latest_steps=rng.choice([0, 4]), seed=rng.randrange(10**6))
+    pool = rng.choice([64, 80])
+    return Scenario(
+        arrivals=tuple(arrivals), resets=tuple(resets), num_blocks=pool, workers=workers, seed=rng.randrange(10**6)
+    )
+
+
+def crowd(rng: random.Random) -> Scenario:
+    """Many short requests: what grows with their number is seen."""
+    head = _segment(rng, "head", 2 * BLOCK_SIZE)
+    arrivals = tuple(
+        Arrival(f"c-{n}", (head, _fresh(rng, 8)) if n % 4 else (_fresh(rng, 20),), 1, n // 20) for n in range(1100)
+    )
+    gone = tuple(Abort(each.id, each.at_step) for each in arrivals if _coin(rng, 0.05))
+    scenario = Scenario(arrivals=arrivals, aborts=gone, num_blocks=96, seed=rng.randrange(10**6))
+    return _with(scenario, max_num_batched_tokens=1024)
 
 
 def spec_decode(rng: random.Random) -> Scenario:
@@ -116,6 +197,10 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "async": asynchronous,
     "load-failure": load_failure,
     "reset": reset,
+    "identity": identity,
+    "same-id": same_id,
+    "full-store": full_store,
+    "crowd": crowd,
     "spec-decode": spec_decode,
     "multi": multi,
     "mixed": mixed,
@@ -184,12 +269,22 @@ def _growing(rng: random.Random) -> Scenario:
     return _with(Scenario(arrivals=arrivals, seed=rng.randrange(10**6), most_steps=500), max_num_batched_tokens=48)
 
 
+def _coin(rng: random.Random, share: float) -> bool:
+    return rng.random() < share
+
+
 def _segment(rng: random.Random, name: str, count: int) -> Segment:
     return (f"{name}-{rng.randrange(10**6)}", count)
 
 
 def _fresh(rng: random.Random, count: int) -> Segment:
     return (f"{rng.randrange(10**9)}", count)
+
+
+def _rest(rng: random.Random, arrival: Arrival) -> tuple[Segment, ...]:
+    """Another end for a prompt, if there is room for it."""
+    room = MAX_LENGTH - arrival.max_tokens - arrival.prompt[0][1]
+    return (_fresh(rng, min(150, room)),) if room > 0 else ()
 
 
 def _with(scenario: Scenario, **settings: object) -> Scenario:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvtrail.connector.known.probe import NO_PROBE
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.session import Checked, Found
 from kvtrail.connector.simulate.regression import as_pytest, slug
@@ -20,15 +22,18 @@ JUNIT, MARKDOWN = "junit.xml", "report.md"
 
 def as_text(checked: Checked) -> str:
     """For a terminal."""
+    parts = [_summary(checked), *_limits(checked)]
     if not checked.found:
-        return f"{_summary(checked)}\nNothing found."
-    parts = [_summary(checked), f"{some(len(checked.found), 'failure')} found:"]
+        return "\n".join([*parts, *_verdict(checked)])
+    parts.append(f"{some(len(checked.found), 'failure')} found:")
     for each in checked.found:
         more = checked.repeated[each.failure.id]
         parts.append(
             f"\n{each.failure.id}\n  {_size(each)}{f' Seen {more + 1} times.' if more else ''}\n  {each.failure.text}\n"
             f"  again: {_again(each)}"
         )
+        if each.failure.details:
+            parts.append(textwrap.indent(each.failure.details, "  "))
     return "\n".join(parts)
 
 
@@ -42,17 +47,24 @@ def as_dict(checked: Checked) -> dict[str, Any]:
         "steps": dict(checked.steps),
         "lookups": checked.lookups,
         "hits": checked.hits,
+        "inconclusive": checked.inconclusive,
+        "loads_read": checked.loads_read,
+        "fake_workers": checked.fake_workers,
+        "unprobed": checked.unprobed,
         "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(checked.checks.items())],
         "failures": [
             {
                 "id": each.failure.id,
                 "text": each.failure.text,
+                "details": each.failure.details,
+                "flaky": each.small.is_flaky,
+                "seen_again": [each.small.seen, each.small.runs],
                 "times": checked.repeated[each.failure.id] + 1,
                 "profile": each.profile,
                 "seed": each.seed,
                 "config": dict(each.subject.extra),
                 "again": _again(each),
-                "scenario": each.scenario.as_dict(),
+                "scenario": each.small.scenario.as_dict(),
             }
             for each in checked.found
         ],
@@ -61,26 +73,29 @@ def as_dict(checked: Checked) -> dict[str, Any]:
 
 def as_markdown(checked: Checked, files: Mapping[str, tuple[str, str]]) -> str:
     """For a pull request or an issue; `files` are the names of each failure's trace and test, by its id."""
-    parts = [f"# kvtrail check: {checked.connector}", _summary(checked)]
+    parts = [f"# kvtrail check: {checked.connector}", _summary(checked), *_limits(checked)]
     if not checked.found:
-        parts.append("Nothing found.")
+        parts += _verdict(checked)
     for each in checked.found:
         trace, test = files[each.failure.id]
         parts.append(
             f"## {each.failure.id}\n\n{each.failure.text}\n\n{_size(each)}\n\n"
             f"- again: `{_again(each)}`\n- trace: [{trace}]({trace}) (`kvtrail audit {trace}`)\n- test: [{test}]({test})"
         )
+        if each.failure.details:
+            parts.append(f"```\n{each.failure.details}\n```")
     trials = [(name, count(checked.trials[name]), count(checked.steps[name])) for name in checked.trials]
     rules = sorted({rule for rule, _ in checked.checks})
     checks = [(rule, *(count(checked.checks[rule, verdict]) for verdict in Verdict)) for rule in rules]
-    parts += ["## What was run\n\n" + _table(("profile", "trials", "steps"), trials)]
+    parts += ["## What was run\n\n" + _table(("profile", "runs", "steps"), trials)]
     parts += ["## What was checked\n\n" + _table(("rule", *(verdict.value for verdict in Verdict)), checks)]
     return "\n\n".join(parts) + "\n"
 
 
 def as_junit(checked: Checked) -> str:
     """JUnit's XML: a test case for each profile, which fails with the failures that it found first."""
-    found = {profile: [each for each in checked.found if each.profile == profile] for profile in checked.trials}
+    profiles = checked.profiles or tuple(checked.trials)
+    found = {profile: [each for each in checked.found if each.profile == profile] for profile in profiles}
     suite = ET.Element(
         "testsuite",
         name=f"kvtrail check {checked.connector}",
@@ -89,14 +104,23 @@ def as_junit(checked: Checked) -> str:
         errors="0",
         time=f"{checked.seconds:.3f}",
     )
+    for reason in checked.inconclusive:
+        properties = suite.find("properties")
+        properties = ET.SubElement(suite, "properties") if properties is None else properties
+        ET.SubElement(properties, "property", name="inconclusive", value=reason)
     for profile, failed in found.items():
         case = ET.SubElement(suite, "testcase", classname=checked.connector, name=profile)
+        if not checked.trials[profile]:
+            ET.SubElement(case, "skipped", message="the session ended before it came to this profile")
         if failed:
-            text = "\n\n".join(f"{each.failure.id}\n{each.failure.text}\n{_again(each)}" for each in failed)
+            text = "\n\n".join(
+                "\n".join(filter(None, (each.failure.id, each.failure.text, _again(each), each.failure.details)))
+                for each in failed
+            )
             ET.SubElement(case, "failure", message="; ".join(each.failure.id for each in failed)).text = text
         ET.SubElement(
             case, "system-out"
-        ).text = f"{checked.trials[profile]} trials, {checked.steps[profile]} steps. {PROFILES[profile].__doc__}"
+        ).text = f"{checked.trials[profile]} runs, {checked.steps[profile]} steps. {PROFILES[profile].__doc__}"
     ET.indent(suite)
     return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -113,8 +137,8 @@ def write(checked: Checked, folder: Path) -> list[Path]:
     for each in checked.found:
         name = slug(each.failure.what)
         trace, test = folder / f"{name}.jsonl", folder / f"test_{name.replace('-', '_')}.py"
-        trace.write_text("".join(otlp_json.spans_to_json_lines(each.played.spans)), encoding="utf-8")
-        test.write_text(as_pytest(each.scenario, connector=each.subject, failure=each.failure), encoding="utf-8")
+        trace.write_text("".join(otlp_json.spans_to_json_lines(each.small.played.spans)), encoding="utf-8")
+        test.write_text(as_pytest(each.small.scenario, connector=each.subject, failure=each.failure), encoding="utf-8")
         files[each.failure.id] = (trace.name, test.name)
         written += [trace, test]
     for name, text in ((MARKDOWN, as_markdown(checked, files)), (JUNIT, as_junit(checked))):
@@ -126,23 +150,45 @@ def write(checked: Checked, folder: Path) -> list[Path]:
 def _summary(checked: Checked) -> str:
     rate = checked.steps.total() / checked.seconds if checked.seconds else 0
     return (
-        f"{checked.connector}: {some(checked.trials.total(), 'trial')}, {some(checked.steps.total(), 'scheduling step')},"
+        f"{checked.connector}: {some(checked.trials.total(), 'run')}, {some(checked.steps.total(), 'scheduling step')},"
         f" {some(checked.lookups, 'lookup')} of which {count(checked.hits)} hit, in {checked.seconds:.0f} s"
         f" ({count(rate)} steps/s); seeds from {checked.seed}."
     )
 
 
+def _limits(checked: Checked) -> list[str]:
+    """What was not looked at, in sentences."""
+    limits = []
+    if checked.unprobed is not None:
+        plans = "plans, evictions and chunk keys were not checked (docs/connectors.md says how to write a probe)"
+        limits.append(f"No probe: {plans}." if checked.unprobed == NO_PROBE else f"Probe: {checked.unprobed}; {plans}.")
+    if checked.fake_workers is None:
+        limits.append(f"Its own workers ran: the bytes of {some(checked.loads_read, 'load')} were checked.")
+    else:
+        limits.append(f"Its workers were fakes, since {checked.fake_workers}: bytes were not checked.")
+    return limits
+
+
+def _verdict(checked: Checked) -> list[str]:
+    """Nothing was found: whether that proves anything."""
+    if not checked.inconclusive:
+        return ["Nothing found."]
+    return ["Nothing found, but this is inconclusive:", *(f"- {reason}" for reason in checked.inconclusive)]
+
+
 def _size(found: Found) -> str:
+    small = found.small
+    again = f" FLAKY: run again, it failed in {small.seen} of {small.runs} runs." if small.is_flaky else ""
     return (
-        f"With {some(len(found.scenario.arrivals), 'request')} in {some(found.played.steps, 'step')};"
-        f" found first with {count(len(found.original.arrivals))}, profile {found.profile}, seed {found.seed}."
+        f"With {some(len(small.scenario.arrivals), 'request')} in {some(small.played.steps, 'step')};"
+        f" found first with {count(len(found.original.arrivals))}, profile {found.profile}, seed {found.seed}.{again}"
     )
 
 
 def _again(found: Found) -> str:
     """The command that shows a failure again."""
     config = "" if not found.subject.extra else f" --config '{json.dumps(dict(found.subject.extra), sort_keys=True)}'"
-    return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --trials 1{config}"
+    return f"kvtrail check '{found.subject.name}' --profile {found.profile} --seed {found.seed} --runs 1{config}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

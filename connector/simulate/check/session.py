@@ -1,4 +1,4 @@
-"""A session of `kvtrail check`: trial after trial, until time, steps or trials are spent."""
+"""A session of `kvtrail check`: trial after trial, until steps, runs or time are spent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from kvtrail.connector.simulate.check import rehearsal
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
-from kvtrail.connector.simulate.check.trial import Failure, run, shrunk
+from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
 from kvtrail.connector.simulate.run import Played
 from kvtrail.connector.simulate.scenario import Scenario
-from kvtrail.tracer.model.events import Lookup
 from kvtrail.tracer.model.findings import Verdict
+from kvtrail.tracer.model.words import some
 
-SHRINK_S = 30.0
-"""Seconds for shrinking one failure."""
+STEPS = 20_000
+"""Scheduling steps of a session, where the user sets no limit."""
+SHRINK_TRIES = 300
+"""Runs for shrinking one failure."""
+FEW_STEPS, FEW_HITS = 1000, 20
+"""Fewer than these prove nothing."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +33,21 @@ class Found:
     """A failure, with a small scenario that shows it.
 
     Attributes:
-        scenario, played, failure: the small scenario, its run, and the failure as it shows there.
+        small: the failure as a small scenario shows it.
         profile, seed: what drew the scenario that failed first.
         subject: the connector with its configuration.
         original: the scenario that failed first.
     """
 
-    scenario: Scenario
-    played: Played
-    failure: Failure
+    small: Shrunk
     profile: str
     seed: int
     subject: Subject
     original: Scenario
+
+    @property
+    def failure(self) -> Failure:
+        return self.small.failure
 
 
 @dataclass(kw_only=True)
@@ -53,13 +60,18 @@ class Checked:
         found: each failure once, in order.
         repeated: how often each was seen again, by its id.
         trials, steps: of each profile.
-        checks: how often each rule gave each verdict, in all trials.
+        checks: how often each rule gave each verdict to the connector, in all trials.
         lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
+        loads_read: loads whose bytes were looked at.
+        fake_workers: why its own workers did not run; None if they did.
+        unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
+        profiles: those that were asked for.
         seconds: how long it took, shrinking included.
     """
 
     connector: str
     seed: int
+    profiles: Sequence[str] = ()
     found: list[Found] = field(default_factory=list)
     repeated: Counter[str] = field(default_factory=Counter)
     trials: Counter[str] = field(default_factory=Counter)
@@ -67,7 +79,27 @@ class Checked:
     checks: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     lookups: int = 0
     hits: int = 0
+    loads_read: int = 0
+    fake_workers: str | None = None
+    unprobed: str | None = None
     seconds: float = 0.0
+
+    @property
+    def inconclusive(self) -> list[str]:
+        """Why nothing found proves nothing, in sentences; empty if it proves something."""
+        reasons = []
+        if not self.hits:
+            reasons.append(f"None of {some(self.lookups, 'lookup')} hit, so no load and nothing behind it was tried.")
+        elif self.hits < FEW_HITS or self.steps.total() < FEW_STEPS:
+            reasons.append(
+                f"{some(self.steps.total(), 'step')} with {some(self.hits, 'hit')} are too few: {FEW_STEPS:,} steps and"
+                f" {FEW_HITS} hits are the least."
+            )
+        if missed := [name for name in self.profiles if not self.trials[name]]:
+            reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
+        if self.unprobed is not None and self.unprobed.startswith("it failed"):
+            reasons.append(f"The connector's probe saw nothing: {self.unprobed}.")
+        return reasons
 
 
 class NothingRecorded(ValueError):
@@ -80,25 +112,28 @@ def check(
     config: dict[str, Any] | None = None,
     profiles: Sequence[str] = tuple(PROFILES),
     seed: int = 0,
-    seconds: float | None = 60.0,
-    steps: int | None = None,
-    trials: int | None = None,
+    seconds: float | None = None,
+    steps: int | None = STEPS,
+    runs: int | None = None,
+    fake_workers: bool = False,
     stop_at_first: bool = False,
-    shrink_seconds: float = SHRINK_S,
+    shrink_tries: int | None = SHRINK_TRIES,
     on_progress: Callable[[Checked, str], None] = lambda checked, doing: None,
 ) -> Checked:
-    """Torture a connector, profile after profile, seed after seed, until `seconds`, `steps` or `trials` are spent;
-    None sets no limit. The same seed gives the same trials.
+    """Torture a connector, profile after profile, seed after seed, until `steps`, `runs` or `seconds` are spent; None sets no
+    limit. The same seed gives the same trials, however fast the machine is.
 
     Args:
-        config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows.
-        shrink_seconds: for shrinking each failure, as soon as it is seen.
+        config: its `kv_connector_extra_config`; by default it is drawn at random for connectors that kvtrail knows, and for
+            those that say from what.
+        fake_workers: do not run its own workers, even if they would run here.
+        shrink_tries: runs for shrinking each failure, as soon as it is seen; None sets no limit.
 
     Raises:
         Unbuildable: the connector cannot be built; the text says why.
         NothingRecorded: it is not traced.
     """
-    checked = Checked(connector=connector, seed=seed)
+    checked = Checked(connector=connector, seed=seed, profiles=profiles)
     started = time.monotonic()
     asynchronous = False
 
@@ -109,15 +144,31 @@ def check(
     def announce_shrinking(failure: Failure, smallest: Scenario) -> None:
         announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
 
+    checked.fake_workers = "that was asked for"
+    if not fake_workers:
+        announce("rehearsal")
+        first = varied(connector, random.Random(seed)) if config is None else config
+        checked.fake_workers = rehearsal.why_fake(Subject(connector, first))
     for number in count():
         profile, trial_seed = profiles[number % len(profiles)], seed + number // len(profiles)
         extra = varied(connector, random.Random(f"{profile}/{trial_seed}")) if config is None else config
-        subject = Subject(connector, extra, beside=profile == "multi", may_reset_running=not asynchronous)
+        beside = profile == "multi"
+        subject = Subject(
+            connector,
+            extra,
+            beside=beside,
+            own_workers=not beside and checked.fake_workers is None,
+            may_reset_running=not asynchronous,
+        )
         scenario = allowed(scenario_of(profile, trial_seed), subject)
         announce(profile)
         played, failures = run(subject, scenario)
+        if subject.own_workers and played.loads_read and not played.loads_copied:
+            checked.fake_workers = rehearsal.NO_BYTES
+            subject = replace(subject, own_workers=False)
+            played, failures = run(subject, scenario)
         _count(checked, profile, played)
-        if not asynchronous and any(isinstance(e, Lookup) and e.is_async and e.returned for e in played.events):
+        if not asynchronous and any(lookup.is_async and lookup.returned for lookup in played.lookups):
             asynchronous = True  # what vLLM refuses to such connectors is no failure of theirs
             subject = replace(subject, may_reset_running=False)
             scenario = allowed(scenario, subject)
@@ -127,10 +178,10 @@ def check(
                 checked.repeated[failure.id] += 1
             elif not _a_consequence(failure, failures, checked):
                 on_try = partial(announce_shrinking, failure)
-                small = shrunk(failure, subject, scenario, seconds=shrink_seconds, on_try=on_try)
-                checked.found.append(Found(*small, profile, trial_seed, subject, original=scenario))
+                small = shrunk(failure, played, subject, scenario, tries=shrink_tries, on_try=on_try)
+                checked.found.append(Found(small, profile, trial_seed, subject, original=scenario))
         announce(profile)
-        spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (trials, checked.trials.total()))
+        spent = ((seconds, checked.seconds), (steps, checked.steps.total()), (runs, checked.trials.total()))
         if any(most is not None and now >= most for most, now in spent) or (stop_at_first and checked.found):
             break
     if not checked.lookups:
@@ -146,15 +197,17 @@ def allowed(scenario: Scenario, subject: Subject) -> Scenario:
 
 
 def _a_consequence(failure: Failure, failures: Sequence[Failure], checked: Checked) -> bool:
-    """Whether it is a death or a hang next to a failure of a rule that was reported before and explains it."""
+    """Whether it is a death or a hang next to a failure of another kind that was reported before and explains it."""
     known = {found.failure.id for found in checked.found}
-    return failure.kind != "rule" and any(other.kind == "rule" and other.id in known for other in failures)
+    ends = (CRASH, HANG)
+    return failure.kind in ends and any(other.kind not in ends and other.id in known for other in failures)
 
 
 def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.trials[profile] += 1
     checked.steps[profile] += played.steps
     checked.checks.update(played.checks)
-    lookups = [event for event in played.events if isinstance(event, Lookup)]
-    checked.lookups += len(lookups)
-    checked.hits += sum(bool(event.answer) for event in lookups)
+    checked.lookups += len(played.lookups)
+    checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
+    checked.loads_read += played.loads_read
+    checked.unprobed = played.unprobed

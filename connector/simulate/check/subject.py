@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtrail.connector.known import by_name
-from kvtrail.connector.registration import TRACED, configuration
+from kvtrail.connector.registration import TRACED, configuration, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Subject:
         name: as the user gave it: of vLLM's registry, `module:Class`, or `Faulty:<fault>:<connector>`.
         extra: its `kv_connector_extra_config`, where the user gave one.
         beside: in a MultiConnector, after our OffloadConnector.
+        own_workers: its own worker side runs, on KV caches in memory, instead of fake workers.
         may_reset_running: whether vLLM's cache may be reset while requests run; not where loads run between steps, which
             vLLM does not support.
     """
@@ -26,6 +27,7 @@ class Subject:
     name: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     beside: bool = False
+    own_workers: bool = False
     may_reset_running: bool = True
 
     def configuration(self) -> dict[str, Any]:
@@ -45,7 +47,10 @@ class Subject:
 
 
 def varied(name: str, rng: random.Random) -> dict[str, Any]:
-    """Extra configuration for a known connector, drawn at random; none for others."""
+    """Extra configuration drawn at random: for a known connector, and for one whose class has `kvtrail_check_settings`, as a
+    `KnownConnector` has `check_settings`; none for others."""
+    if own := _declared(name):
+        return _drawn(own, rng)
     known = by_name(name.rpartition(":")[2].removeprefix(TRACED))
     if known is None:
         return {}
@@ -53,6 +58,16 @@ def varied(name: str, rng: random.Random) -> dict[str, Any]:
     if known.check_children:
         children = rng.sample(known.check_children, k=2)
         settings["connectors"] = [configuration(each, varied(each, rng)) for each in children]
+    return settings
+
+
+def _declared(name: str) -> Mapping[str, Any]:
+    """What the author of a connector declares; nothing for one that cannot be imported, of which vLLM says more."""
+    try:
+        cls = resolve(configuration(name, {})["kv_connector"])
+    except Exception:  # of whatever its module raises when it is imported
+        return {}
+    settings: Mapping[str, Any] = getattr(cls, "kvtrail_check_settings", {})
     return settings
 
 

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtrail.connector.simulate.check.subject import Subject
+from kvtrail.connector.simulate.observer import BYTES
 from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
+from kvtrail.tracer.model.findings import clock
 
+RULE, CRASH, HANG = "rule", "crash", "hang"
+LAST_EVENTS = 12
+"""Shown of a run that crashed or hung."""
+CONFIRMATIONS = 2
+"""How often a failing scenario is run again, before and after it is shrunk."""
 _NUMBERS = re.compile(r"\d+|'[^']*'|\"[^\"]*\"|\b[a-z]+-\S+")
 
 
@@ -19,14 +26,16 @@ class Failure:
     """What went wrong in a trial.
 
     Attributes:
-        kind: `rule`, `crash` or `hang`.
-        what: the rule; what the engine died of, without numbers; or `requests never end`.
+        kind: RULE, CRASH, HANG, or what an observation is of.
+        what: the rule; what the engine died of, without numbers; `requests never end`; or what was observed.
         text: the explanation, with this trial's numbers.
+        details: of a crash or a hang: the traceback, the last events, and what each request waits for.
     """
 
     kind: str
     what: str
     text: str
+    details: str = ""
 
     @property
     def id(self) -> str:
@@ -34,28 +43,55 @@ class Failure:
         return f"{self.kind}: {self.what}"
 
 
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A failure with a small scenario that shows it.
+
+    Attributes:
+        scenario, played, failure: the scenario, its run, and the failure there.
+        seen, runs: how often the scenario failed in the same way when it was run again, and how often that was; of a failure
+            that is not flaky both are equal.
+    """
+
+    scenario: Scenario
+    played: Played
+    failure: Failure
+    seen: int
+    runs: int
+
+    @property
+    def is_flaky(self) -> bool:
+        return self.seen < self.runs
+
+
 def failures(played: Played) -> list[Failure]:
     """What went wrong in a run. A rule comes before the death that it explains."""
     found: dict[str, Failure] = {}
     for finding in played.findings:
-        failure = Failure("rule", finding.rule, finding.explanation)
+        failure = Failure(RULE, finding.rule, finding.explanation)
+        found.setdefault(failure.id, failure)
+    for seen in played.observations:
+        if seen.kind == BYTES and not played.loads_copied:
+            continue  # the workers copy nothing at all, so they are no real ones
+        failure = Failure(seen.kind, seen.what, seen.text)
         found.setdefault(failure.id, failure)
     if played.error is not None:
-        failure = Failure("crash", without_numbers(played.error), played.error)
+        failure = Failure(CRASH, without_numbers(played.error), played.error, _details(played))
         found.setdefault(failure.id, failure)
     elif played.unfinished:
-        waiting = ", ".join(played.unfinished[:5])
+        waiting = ", ".join(list(played.unfinished)[:5])
         text = f"{len(played.unfinished)} requests had not ended after {played.steps} steps: {waiting}"
-        failure = Failure("hang", "requests never end", text)
+        failure = Failure(HANG, "requests never end", text, _details(played))
         found.setdefault(failure.id, failure)
     return list(found.values())
 
 
 def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
     """Play a scenario with the connector. What also happens without any connector is not its failure."""
-    played = play(scenario, subject.configuration())
+    child = 2 if subject.beside else 0
+    played = play(scenario, subject.configuration(), own_workers=subject.own_workers, child=child, observed=True)
     found = failures(played)
-    if any(failure.kind != "rule" for failure in found):
+    if any(failure.kind in (CRASH, HANG) for failure in found):
         alone = {failure.id for failure in failures(play(scenario, None))}
         found = [failure for failure in found if failure.id not in alone]
     return played, found
@@ -63,23 +99,48 @@ def run(subject: Subject, scenario: Scenario) -> tuple[Played, list[Failure]]:
 
 def shrunk(
     failure: Failure,
+    played: Played,
     subject: Subject,
     scenario: Scenario,
     *,
-    seconds: float,
+    tries: int | None,
     on_try: Callable[[Scenario], None] = lambda smallest: None,
-) -> tuple[Scenario, Played, Failure]:
-    """Shrink a scenario for `seconds` at most, as long as it fails in the same way. Returns the smallest scenario, its run,
-    and the failure there."""
+) -> Shrunk:
+    """Run a scenario that has failed again; if it always fails in the same way, shrink it in so many tries, as long as it
+    does, and run the smallest again."""
+    best = scenario, played, failure
 
     def fails(candidate: Scenario) -> bool:
-        return any(each.id == failure.id for each in run(subject, candidate)[1])
+        nonlocal best
+        played, found = run(subject, candidate)
+        same = next((each for each in found if each.id == failure.id), None)
+        if same is not None:
+            best = candidate, played, same
+        return same is not None
 
-    smallest = shrink(scenario, fails, seconds=seconds, on_try=on_try)
-    played, found = run(subject, smallest)
-    return smallest, played, next(each for each in found if each.id == failure.id)
+    seen = sum(fails(scenario) for _ in range(CONFIRMATIONS))
+    if tries != 0 and seen == CONFIRMATIONS:
+        smallest = shrink(scenario, fails, tries=tries, on_try=on_try)
+        seen = sum(fails(smallest) for _ in range(CONFIRMATIONS))
+    return Shrunk(*best, seen, CONFIRMATIONS)
 
 
 def without_numbers(text: str) -> str:
     """An error's text without what differs from trial to trial: numbers, names, ids."""
     return _NUMBERS.sub("…", text.splitlines()[0])[:160] if text else text
+
+
+def _details(played: Played) -> str:
+    """Where a run died, what happened last, and what each request waits for."""
+    parts = [played.traceback] if played.traceback else []
+    events = [event for event in played.events if event.kind != "kv.recorder"][-LAST_EVENTS:]
+    if events:
+        lines = (
+            f"{clock(event.end_ns)} {event.kind} {event.request or ''} "
+            + ", ".join(f"{name} {value}" for name, value in event.numbers().items() if value is not None)
+            for event in events
+        )
+        parts.append("\n".join([f"The last {len(events)} events:", *(f"  {line[:300].rstrip()}" for line in lines)]))
+    if played.unfinished:
+        parts.append("\n".join(["Who had not ended:", *(f"  {r}: {state}" for r, state in played.unfinished.items())]))
+    return "\n\n".join(parts)

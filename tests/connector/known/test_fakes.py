@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
 
 from kvtrail.connector.known.fake import Chunks, Fake, Job, fake_for
+from kvtrail.connector.simulate.calls import Load
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario, Workers
 from kvtrail.tracer.model.events import Alloc, Lookup, Received
@@ -44,7 +45,7 @@ def test_what_was_stored_is_loaded(name: str, loaded: int) -> None:
         TWICE,
         {"kv_connector": name, "kv_connector_module_path": "kvtrail.connector", "kv_connector_extra_config": extra},
     )
-    assert (played.error, played.unfinished) == (None, [])
+    assert (played.error, played.unfinished) == (None, {})
     assert next(e.allocated for e in played.events if isinstance(e, Alloc) and e.request == "second") == loaded
 
 
@@ -74,12 +75,36 @@ def test_streams_end_in_their_order() -> None:
 
     from kvtrail.connector.simulate.worker import FakeWorker
 
-    scheduler = SimpleNamespace(connector=None)
-    worker = FakeWorker(scheduler, Workers(latest_steps=9, seed=3), Noting({}), block_size=32)
+    scheduler: Any = SimpleNamespace(connector=None)
+    worker = FakeWorker(scheduler, Workers(latest_steps=9, seed=3), Noting({}), SimpleNamespace(on_load=[], loads={}))  # type: ignore[arg-type]
     for step in range(60):
         worker._step += 1
-        worker._end_jobs([step] if step < 40 else [], SimpleNamespace())
+        plan = [step] if step < 40 else []
+        worker._end_jobs(SimpleNamespace(kv_connector_metadata=plan, num_scheduled_tokens={}), SimpleNamespace())
     assert ended == list(range(40))
+
+
+def test_a_load_within_the_step_is_over_with_it_and_not_reported_as_received() -> None:
+    """vLLM 0.33's OffloadingConnector loads a little within the step, by the same jobs that it uses between steps."""
+    ended: list[Any] = []
+
+    class Jobs(Fake):
+        def jobs(self, connector: Any, plan: Any) -> Any:
+            return [Job(name, loads=(name,)) for name in plan]
+
+        def worker_metadata(self, over: Any) -> None:
+            ended.extend(job.key for job in over)
+
+    from kvtrail.connector.simulate.worker import FakeWorker
+
+    loads = {"now": Load(0, 64, (1, 2), False), "later": Load(0, 64, (3, 4), True)}
+    calls: Any = SimpleNamespace(on_load=[], loads=loads)
+    worker = FakeWorker(SimpleNamespace(connector=None), Workers(latest_steps=0), Jobs({}), calls)
+    report = SimpleNamespace(finished_recving=None)
+    worker._step += 1
+    worker._end_jobs(SimpleNamespace(kv_connector_metadata=["now", "later"], num_scheduled_tokens={"now": 8}), report)
+    assert ended == ["now", "later"]
+    assert report.finished_recving == {"later"}
 
 
 def test_a_fake_adds_to_the_configuration_and_takes_nothing_away(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def numbers(events: Any) -> list[tuple[Any, ...]]:
 
 def test_the_same_scenario_gives_the_same_history() -> None:
     first, second = play(CROWD, OFFLOAD), play(CROWD, OFFLOAD)
-    assert (first.error, first.findings, first.unfinished) == (None, [], [])
+    assert (first.error, first.findings, first.unfinished) == (None, [], {})
     assert numbers(first.events) == numbers(second.events)
     assert first.steps == second.steps
     other = play(replace(CROWD, seed=1), OFFLOAD)
@@ -84,7 +84,7 @@ def test_a_dead_engine_is_told_with_what_it_died_of() -> None:
     played = play(Scenario(arrivals=tuple(crowd)), STALE)
     assert played.error is not None
     assert played.error.startswith("AssertionError: Mismatch in tokens to load")
-    assert [f.rule for f in played.findings] == ["stale-lookup"]
+    assert [f.rule for f in played.findings] == ["stale-lookup", "failed-call"]
 
 
 @pytest.mark.parametrize("latest", [0, 6])
@@ -96,7 +96,7 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
     }
     late = Workers(latest_steps=latest, load_failures=0.3)
     played = play(replace(CROWD, workers=late, resets=(CachesReset(210),)), native)
-    assert (played.error, played.findings, played.unfinished) == (None, [], [])
+    assert (played.error, played.findings, played.unfinished) == (None, [], {})
     assert any(e.kind == "kv.received" for e in played.events)
 
 

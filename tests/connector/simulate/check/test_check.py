@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from processes import SLOW_S
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
@@ -34,11 +33,11 @@ def rules(checked: Checked) -> set[str]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> None:
-    """The steps bound it; `--time 60` is many times as much."""
+    """The steps bound it; A session runs as many by itself."""
     name = f"Faulty:{fault}:{'OffloadingConnector' if fault in NATIVE else 'OffloadConnector'}"
     steps = 0
     while steps < 20_000:
-        checked = check(name, seconds=None, trials=len(PROFILES), seed=steps, shrink_seconds=0)
+        checked = check(name, steps=None, runs=len(PROFILES), seed=steps, shrink_tries=0)
         if fault in rules(checked):
             return
         steps += checked.steps.total()
@@ -47,7 +46,7 @@ def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> No
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])
 def test_a_correct_connector_passes_all_profiles(name: str) -> None:
-    checked = check(name, seconds=None, trials=3 * len(PROFILES), seed=100)
+    checked = check(name, steps=None, runs=3 * len(PROFILES), seed=100)
     assert [each.failure for each in checked.found] == []
     assert set(checked.trials) == set(PROFILES)
     assert checked.hits > 500
@@ -61,15 +60,15 @@ def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None
 
 @pytest.fixture(scope="module")
 def stale() -> Checked:
-    return check(STALE, seconds=None, trials=2, config={"chunk_size": 256}, stop_at_first=True, shrink_seconds=SLOW_S)
+    return check(STALE, steps=None, runs=2, config={"chunk_size": 256}, stop_at_first=True, shrink_tries=None)
 
 
 def test_what_is_found_is_made_small_and_still_fails(stale: Checked) -> None:
     (found,) = stale.found
     assert found.failure.id == "rule: stale-lookup"
-    assert len(found.scenario.arrivals) <= 5 < len(found.original.arrivals)
+    assert len(found.small.scenario.arrivals) <= 5 < len(found.original.arrivals)
     assert "the length matched at L1, from which nothing was subtracted" in found.failure.text
-    assert found.played.steps < 60
+    assert found.small.played.steps < 60
 
 
 def test_the_trace_shows_it_and_the_test_fails_with_the_fault_and_passes_without(
@@ -88,21 +87,21 @@ def test_the_trace_shows_it_and_the_test_fails_with_the_fault_and_passes_without
 def test_the_reports_say_the_same(stale: Checked, tmp_path: Path) -> None:
     report.write(stale, tmp_path)
     suite = ET.fromstring((tmp_path / "junit.xml").read_text())
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert (suite.get("tests"), suite.get("failures")) == (str(len(PROFILES)), "1")
     (failed,) = suite.iter("failure")
     assert failed.get("message") == "rule: stale-lookup"
-    again = f"kvtrail check '{STALE}' --profile preemption-storm --seed 0 --trials 1 --config '{{\"chunk_size\": 256}}'"
+    again = f"kvtrail check '{STALE}' --profile preemption-storm --seed 0 --runs 1 --config '{{\"chunk_size\": 256}}'"
     for text in (report.as_text(stale), (tmp_path / "report.md").read_text(), failed.text or ""):
         assert again in text
         assert stale.found[0].failure.text in text
     (failure,) = json.loads(json.dumps(report.as_dict(stale)))["failures"]
-    assert Scenario.from_dict(failure["scenario"]) == stale.found[0].scenario
+    assert Scenario.from_dict(failure["scenario"]) == stale.found[0].small.scenario
 
 
 def test_the_command_repeats_a_failure_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.__kwdefaults__ is not None
-    monkeypatch.setitem(check.__kwdefaults__, "shrink_seconds", SLOW_S)  # both runs shrink as far as they can
-    arguments = ["check", STALE, "--profile", "preemption-storm", "--trials", "1", "--config", '{"chunk_size": 256}']
+    monkeypatch.setitem(check.__kwdefaults__, "shrink_tries", None)  # both runs shrink as far as they can
+    arguments = ["check", STALE, "--profile", "preemption-storm", "--runs", "1", "--config", '{"chunk_size": 256}']
     runs = [CliRunner().invoke(main, [*arguments, "--json", "-o", str(tmp_path / str(n))]) for n in range(2)]
     assert [run.exit_code for run in runs] == [1, 1], runs[0].output
     first, second = (json.loads(run.stdout)["failures"][0]["scenario"] for run in runs)
@@ -121,14 +120,14 @@ def test_the_command_repeats_a_failure_exactly(tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, ["check", *arguments, "--trials", "1", "-o", str(tmp_path)])
+    result = CliRunner().invoke(main, ["check", *arguments, "--runs", "1", "-o", str(tmp_path)])
     assert result.exit_code == 2
     assert said in result.output
 
 
 def test_nothing_recorded_is_an_error_of_its_own() -> None:
     with pytest.raises(NothingRecorded):
-        check("UntracedOffloadConnector", seconds=None, trials=1)
+        check("UntracedOffloadConnector", steps=None, runs=1)
 
 
 def test_the_command_knows_the_profiles() -> None:

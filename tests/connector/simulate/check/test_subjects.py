@@ -48,14 +48,14 @@ def test_none_is_forgotten() -> None:
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_it_is_run_and_its_lookups_hit(name: str) -> None:
-    checked = check(name, seconds=None, trials=len(PROFILES), seed=300)
+    checked = check(name, steps=None, runs=len(PROFILES), seed=300)
     assert [found.failure for found in checked.found] == []
     assert checked.hits > 50
 
 
 @pytest.mark.parametrize("name", NEVER_HIT)
 def test_it_is_run_and_nothing_can_be_said(name: str) -> None:
-    checked = check(name, seconds=None, trials=2)
+    checked = check(name, steps=None, runs=2)
     assert (checked.hits, checked.found) == (0, [])
     assert checked.lookups > 0
 
@@ -65,4 +65,4 @@ def test_it_cannot_be_made_and_says_why(name: str) -> None:
     if importlib.util.find_spec(PACKAGES.get(name, "no-such-package")) is not None:
         pytest.skip(f"{PACKAGES[name]} is installed here")
     with pytest.raises(Unbuildable, match=REFUSED[name]):
-        check(name, seconds=None, trials=1)
+        check(name, steps=None, runs=1)

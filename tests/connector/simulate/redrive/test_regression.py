@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from processes import SLOW_S
 from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
@@ -33,7 +32,7 @@ def test_it_fails_with_the_fault_and_passes_without(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert regression.__kwdefaults__ is not None
-    monkeypatch.setitem(regression.__kwdefaults__, "shrink_seconds", SLOW_S)  # it shrinks as far as it can
+    monkeypatch.setitem(regression.__kwdefaults__, "shrink_tries", None)  # it shrinks as far as it can
     output = tmp_path / "test_stale.py"
     result = CliRunner().invoke(main, ["test", str(trace), "--connector", STALE, "-o", str(output)])
     assert result.exit_code == 0, result.output

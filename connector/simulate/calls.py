@@ -1,0 +1,85 @@
+"""What vLLM's scheduler and a connector say to each other in a run, for the workers, the aborts and the observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+class Load(NamedTuple):
+    """Tokens [start, end) that an allocation asks the connector to load, the blocks that they go into, and whether the load
+    runs between steps."""
+
+    start: int
+    end: int
+    blocks: tuple[int, ...]
+    is_async: bool
+
+
+class Calls:
+    """Listens to the calls of one connector object on the scheduler's side. The object's own methods are replaced; what they
+    return is not.
+
+    Attributes:
+        answers: the last answer of each request that has not ended: tokens or None, and whether asynchronous.
+        loads: the latest load of each such request.
+        failed: those of which a load has failed.
+        on_lookup: called after each lookup with the request, the computed tokens, and the answer.
+        on_load: called before the connector is told of an allocation to load into, with the request and the load.
+        on_reset: called with the answer of `reset_cache`.
+        on_end: called with a request before the connector is told that it has ended.
+    """
+
+    def __init__(self, connector: Any, block_size: int) -> None:
+        self.answers: dict[str, tuple[int | None, bool]] = {}
+        self.loads: dict[str, Load] = {}
+        self.failed: set[str] = set()
+        self.on_lookup: list[Callable[[Any, int, int | None], None]] = []
+        self.on_load: list[Callable[[Any, Load], None]] = []
+        self.on_reset: list[Callable[[bool | None], None]] = []
+        self.on_end: list[Callable[[Any], None]] = []
+        self._block_size = block_size
+        self._computed: dict[str, int] = {}
+        self._look_up, self._allocate = connector.get_num_new_matched_tokens, connector.update_state_after_alloc
+        self._reset = connector.reset_cache
+        connector.get_num_new_matched_tokens = self._looked_up
+        connector.update_state_after_alloc = self._allocated
+        connector.reset_cache = self._reset_done
+        for name in ("request_finished", "request_finished_all_groups"):
+            if (plain := getattr(connector, name, None)) is not None:
+                setattr(connector, name, self._ending(plain))
+
+    def _looked_up(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        answer: tuple[int | None, bool] = self._look_up(request, computed)
+        self.answers[request.request_id] = answer
+        self._computed[request.request_id] = computed
+        for listen in self.on_lookup:
+            listen(request, computed, answer[0])
+        return answer
+
+    def _allocated(self, request: Any, blocks: Any, external: int) -> Any:
+        if external:
+            start, table = self._computed[request.request_id], blocks.get_block_ids()[0]
+            end = start + external
+            into = tuple(table[start // self._block_size : -(-end // self._block_size)])
+            load = self.loads[request.request_id] = Load(start, end, into, self.answers[request.request_id][1])
+            for listen in self.on_load:
+                listen(request, load)
+        return self._allocate(request, blocks, external)
+
+    def _reset_done(self) -> bool | None:
+        succeeded: bool | None = self._reset()
+        for listen in self.on_reset:
+            listen(succeeded)
+        return succeeded
+
+    def _ending(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def ending(request: Any, block_ids: Any) -> Any:
+            for listen in self.on_end:
+                listen(request)
+            for held in (self.answers, self.loads, self._computed):
+                held.pop(request.request_id, None)
+            self.failed.discard(request.request_id)
+            return plain(request, block_ids)
+
+        return ending

@@ -1,0 +1,116 @@
+"""What a connector's scheduler side still remembers when nothing is left to do, read from its own attributes.
+
+Nothing is known of the connector, so only two things count. Ids of requests that have ended; and numbers and containers
+whose name says that they are temporary (pins, leases, what is pending) and that are not as they were at first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Set
+from types import ModuleType
+from typing import Any
+
+MOST = 200_000
+"""Objects that are looked at."""
+DEEPEST = 8
+_TEMPORARY = frozenset({
+    "pin", "pins", "pinned", "lock", "locks", "locked", "lease", "leases", "leased", "inflight", "flight", "pending",
+    "outstanding", "borrowed", "loading", "storing", "sending", "receiving", "recving",
+})  # fmt: skip
+_LASTING = frozenset({
+    "next", "total", "id", "ids", "counter", "seq", "peak", "max", "min", "limit", "last", "stats", "history", "ever",
+    "time", "timeout", "ttl", "interval",
+})  # fmt: skip
+_NOT_ITS_OWN = (
+    "vllm.config", "vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.logger", "torch", "numpy",
+    "logging", "threading", "kvtrail.connector.recording", "kvtrail.connector.tracing", "kvtrail.connector.known",
+    "kvtrail.connector.simulate", "unittest", "prometheus_client",
+)  # fmt: skip
+_OF_VLLM = frozenset({
+    "_vllm_config", "_kv_transfer_config", "_kv_cache_config", "_kv_cache_manager", "_role", "_connector_metadata",
+})  # fmt: skip
+
+
+def held(connector: Any, ended: Set[str], ignored: Set[str]) -> dict[str, set[str]]:
+    """The ids of ended requests that a connector still holds, by the place where they are: `Store.tracked`.
+
+    Args:
+        ended: ids that no live request has.
+        ignored: names of attributes that may remember ended requests.
+    """
+    found: dict[str, set[str]] = {}
+    for place, _, thing in _walk(connector, ignored):
+        names: Collection[Any] = ()
+        if isinstance(thing, Mapping | Set | list | tuple | deque):
+            names = list(thing)
+        elif type(thing).__module__ == "vllm.v1.request":
+            names = (getattr(thing, "request_id", None),)
+        elif not isinstance(thing, int):
+            names = [value for _, _, value in _below(place, "", thing) if isinstance(value, str)]
+        for name in names:
+            for each in name if isinstance(name, tuple) else (name,):
+                if isinstance(each, str) and each in ended:
+                    found.setdefault(place, set()).add(each)
+    return found
+
+
+def temporary(connector: Any, ignored: Set[str]) -> dict[str, int]:
+    """The size of what is temporary by its name: entries of a container, the sum of its numbers, or a number."""
+    sizes: dict[str, int] = {}
+    for place, name, thing in _walk(connector, ignored):
+        words = set(re.split(r"[^a-z]+", name.lower()))
+        if not words & _TEMPORARY or words & _LASTING:
+            continue
+        size = 0
+        if isinstance(thing, int):
+            size = int(thing)
+        elif isinstance(thing, Mapping):
+            values = list(thing.values())
+            counts = values and all(isinstance(value, int) for value in values)
+            size = sum(values) if counts else len(values)
+        elif isinstance(thing, Set | list | deque):
+            size = len(thing)
+        sizes[place] = sizes.get(place, 0) + size
+    return sizes
+
+
+def _walk(connector: Any, ignored: Set[str]) -> Iterator[tuple[str, str, Any]]:
+    """Everything that hangs on a connector's own attributes: its place, the name of its attribute, and the thing."""
+    waiting = deque([(type(connector).__name__.removeprefix("Traced"), "", connector, 0)])
+    seen: set[int] = {id(connector)}
+    while waiting and len(seen) < MOST:
+        place, name, thing, depth = waiting.popleft()
+        yield place, name, thing
+        if depth >= DEEPEST:
+            continue
+        for below, called, each in _below(place, name, thing):
+            if called in ignored or called.startswith("_kvtrail") or (depth == 0 and called in _OF_VLLM):
+                continue
+            if isinstance(each, int):  # every place counts its own
+                if called != name:
+                    yield below, called, each
+            elif not isinstance(each, str | bytes | float | type(None)) and id(each) not in seen:
+                seen.add(id(each))
+                waiting.append((below, called, each, depth + 1))
+
+
+def _below(place: str, name: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
+    if isinstance(thing, Mapping):
+        for key, value in list(thing.items()):
+            yield place, name, value
+            yield place, name, key
+    elif isinstance(thing, Set | list | tuple | deque):
+        for value in list(thing):
+            yield place, name, value
+    elif not (isinstance(thing, type | ModuleType) or type(thing).__module__.startswith(_NOT_ITS_OWN)):
+        for called in (*getattr(thing, "__dict__", ()), *_slots(type(thing))):
+            if (value := getattr(thing, called, None)) is not None and not callable(value):
+                yield f"{place}.{called}", called, value
+
+
+def _slots(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots

@@ -1,0 +1,315 @@
+"""Judges a run on the bare scheduler by what needs no recording and no probe: what was ever computed, what requests read, and
+what is left when all of them have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrail.connector.known import has_other_writers
+from kvtrail.connector.simulate import leftovers
+from kvtrail.connector.simulate.calls import Calls
+from kvtrail.connector.simulate.own_worker import OwnWorker
+from kvtrail.connector.simulate.scenario import Arrival
+from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.model.words import some
+
+KEEPS = "kvtrail_keeps"
+"""Attribute of a connector's class: names of attributes that may remember requests after their end."""
+FLUSH = 64
+"""Requests that come when all others have ended, to tell a memory of the latest requests from a leak."""
+UNBOUNDED = 1000
+"""Ended requests of which a memory that has a bound may not know more."""
+PATIENCE = 3
+"""How often the same prompt may come until it is found again."""
+HITS, BYTES, REST = "hits", "bytes", "rest"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Something wrong that no recorded event shows.
+
+    Attributes:
+        kind: HITS, what a lookup claimed; BYTES, what a request has read; REST, what was left in the end.
+        what: equal for the same fault.
+        text: with this run's numbers.
+    """
+
+    kind: str
+    what: str
+    text: str
+
+
+class Observer:
+    """Watches one connector object of a bare scheduler.
+
+    Attributes:
+        seen: what was wrong.
+    """
+
+    def __init__(self, stage: BareScheduler, connector: Any) -> None:
+        self._stage, self._connector = stage, connector
+        self._plain = getattr(connector, "_kvtrail_plain", type(connector))
+        own = stage.calls is not None and connector is stage.connectors[0]
+        self._calls = (
+            stage.calls if own and stage.calls is not None else Calls(connector, stage.config.cache_config.block_size)
+        )
+        self._calls.on_lookup.append(self._looked_up)
+        self._calls.on_reset.append(self._was_reset)
+        self._calls.on_end.append(self._ending)
+        stage.observers.append(self._stepped)
+        self._has_other_writers = has_other_writers(self._plain)
+        self._ignored = frozenset(getattr(self._plain, KEEPS, ()))
+        self._at_first = leftovers.temporary(connector, self._ignored)
+        self._prefixes = _Prefixes()
+        self._computed: set[int] = set()
+        """The prefixes whose KV some request has held since the connector's last reset."""
+        self._entered: dict[str, int] = {}
+        self._reset_step: int | None = None
+        self._ended: dict[str, str] = {}
+        """How each request ended, the latest last."""
+        self._hit: tuple[int, Any] = (0, None)
+        """The largest hit, and its request."""
+        self.seen: dict[tuple[str, str], Observation] = {}
+
+    # What lookups claim.
+
+    def _looked_up(self, request: Any, computed: int, returned: int | None) -> None:
+        if not returned or returned < 0 or computed + returned > request.num_tokens or self._has_other_writers:
+            return  # the rules judge that, or nobody knows what is stored
+        prefixes, end = self._prefixes.of(request), computed + returned
+        if prefixes[end - 1] in self._computed:
+            self._hit = max(self._hit, (returned, request), key=lambda hit: hit[0])
+            return
+        known = next((at for at in range(end, 0, -1) if prefixes[at - 1] in self._computed), 0)
+        since = "" if self._reset_step is None else f" since the connector was reset before step {self._reset_step}"
+        self._note(
+            HITS,
+            "tokens that nobody has computed",
+            f"In step {self._stage.steps} {request.request_id} was looked up with {computed} of its {request.num_tokens}"
+            f" tokens computed, and the connector answered {returned}: it claims the prefix up to token {end}. But only"
+            f" {known} tokens of this prefix{_identity(request)} were ever computed{since}.",
+        )
+
+    def _stepped(self, output: Any, report: Any) -> None:
+        """Enter what the step's requests hold now. A failed load's blocks, and what is behind them, are no KV."""
+        for request_id in output.num_scheduled_tokens:
+            request = self._stage.scheduler.requests.get(request_id)
+            if request is not None and not (
+                report.invalid_block_ids and self._touches(request_id, report.invalid_block_ids)
+            ):
+                self._enter(request)
+        if isinstance(self._stage.worker, OwnWorker):
+            for text in self._stage.worker.wrong:
+                self._note(BYTES, "a request has read KV that is not its own", f"In step {self._stage.steps}, {text}")
+
+    def _touches(self, request_id: str, invalid: set[int]) -> bool:
+        return bool(invalid.intersection(self._stage.scheduler.kv_cache_manager.get_block_ids(request_id)[0]))
+
+    def _ending(self, request: Any) -> None:
+        outcome = request.status.name.removeprefix("FINISHED_").lower()
+        if (
+            outcome != "aborted" or request.request_id in self._entered
+        ):  # it has run: what it counts as computed is there
+            self._enter(request)
+        self._entered.pop(request.request_id, None)
+        self._ended.pop(request.request_id, None)
+        self._ended[request.request_id] = outcome
+
+    def _enter(self, request: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return  # what it counts as computed is on its way
+        end = min(request.num_computed_tokens, request.num_tokens)
+        begin = self._entered.get(request.request_id, 0)
+        if end < begin:
+            begin = 0
+        self._computed.update(self._prefixes.of(request)[begin:end])
+        self._entered[request.request_id] = end
+
+    def _was_reset(self, succeeded: bool | None) -> None:
+        """What running requests hold may be stored again."""
+        if succeeded is False or not self._resets:
+            return
+        self._computed.clear()
+        self._entered.clear()
+        self._reset_step = self._stage.steps
+        for request in self._stage.scheduler.running:
+            self._enter(request)
+
+    @property
+    def _resets(self) -> bool:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+        return self._plain.reset_cache is not KVConnectorBase_V1.reset_cache
+
+    # What is left.
+
+    def rest(self, run: Callable[[Sequence[Arrival]], None]) -> None:
+        """When all requests have ended: look at what is left, and reset the connector and see whether it has forgotten, and
+        still stores. `run` runs some more requests, until all of their transfers have ended."""
+        run(())
+        if self._keeps_blocks():
+            return
+        self._counted()
+        self._remembered(run)
+        self._forgets(run)
+
+    def _keeps_blocks(self) -> bool:
+        scheduler = self._stage.scheduler
+        kept = list(scheduler.requests)
+        if kept:
+            self._note(
+                REST,
+                "blocks of ended requests are not given back",
+                f"All requests have ended, and {some(len(kept), 'request')} still {'keeps' if len(kept) == 1 else 'keep'} "
+                f"blocks: {_names(kept, self._ended)}. The connector kept them when the request ended (`request_finished`"
+                " answered True, or a load was under way), and its workers never reported them as sent or received"
+                f"{self._no_reports()}.",
+            )
+            return True
+        pool = scheduler.kv_cache_manager.block_pool
+        free, total = pool.get_num_free_blocks(), pool.num_gpu_blocks - 1
+        if free != total:
+            self._note(
+                REST,
+                "blocks are lost",
+                f"All requests have ended and {free} of {total} KV blocks are free: somebody holds the other {total - free}.",
+            )
+        stray = {
+            name: sorted(map(str, held))
+            for name in ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids")
+            if (held := getattr(scheduler, name, ()))
+        }
+        for name, ids in stray.items():
+            self._note(
+                REST,
+                f"vLLM's {name} is not empty",
+                f"All requests have ended, and vLLM's scheduler still has reports of loads of {_names(ids, self._ended)}.",
+            )
+        return bool(free != total or stray)
+
+    def _no_reports(self) -> str:
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
+
+        asked = ("get_finished", "get_transfer_results")
+        overridden = any(getattr(self._plain, name, None) is not getattr(Base, name, None) for name in asked)
+        return "" if overridden else "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
+
+    def _counted(self) -> None:
+        """What the probe counts, and what is temporary by its name."""
+        for name, count in self._connector._kvtrail.temporary(self._connector).items():
+            if count:
+                self._note(
+                    REST,
+                    f"{name} that the probe counts",
+                    f"All requests have ended, and the probe still counts {count} {name}.",
+                )
+        for place, size in leftovers.temporary(self._connector, self._ignored).items():
+            if size > (first := self._at_first.get(place, 0)):
+                self._note(
+                    REST,
+                    f"{place} is not as it was",
+                    f"All requests have ended, and `{place}` holds or counts {size}, where it was {first} before the first"
+                    " request. By its name it is temporary.",
+                )
+
+    def _remembered(self, run: Callable[[Sequence[Arrival]], None]) -> None:
+        """Requests that are remembered after their end, unless it is a memory of the latest ones."""
+        before, ended = dict(self._ended), list(self._ended)
+        suspects = {
+            place: ids for place, ids in self._held(before).items() if ids != set(ended[len(ended) - len(ids) :])
+        }
+        whole = {place: ids for place, ids in self._held(before).items() if len(ids) > UNBOUNDED}
+        if suspects:
+            others = tuple(Arrival(f"rest-{n}", ((f"rest-{n % (FLUSH // 2)}", 90),), 1) for n in range(FLUSH))
+            run(others)
+            now = self._held(self._ended)
+            news = {each.id for each in others}
+            suspects = {
+                place: ids & now.get(place, set())
+                for place, ids in suspects.items()
+                if not news <= now.get(place, set()) and ids & now.get(place, set())
+            }
+        for place, ids in (suspects | whole).items():
+            why = "It has not held on to the others, so it is no memory of the latest requests"
+            if place in whole:
+                why = f"A memory of more than {UNBOUNDED} requests grows for ever"
+            self._note(
+                REST,
+                f"{place} remembers ended requests",
+                f"All requests have ended, and `{place}` still holds {len(ids)} of {len(before)}:"
+                f" {_names([each for each in ended if each in ids], before)}. {why}. (`{KEEPS}`, on the connector's class,"
+                " names attributes that may remember.)",
+            )
+
+    def _held(self, ended: dict[str, str]) -> dict[str, set[str]]:
+        return leftovers.held(self._connector, ended.keys() - self._stage.scheduler.requests.keys(), self._ignored)
+
+    def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
+        """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
+        returned, request = self._hit
+        if request is None or not self._resets or self._connector is not self._stage.connectors[0]:
+            return
+        scheduler = self._stage.scheduler
+        if not scheduler.reset_prefix_cache(reset_connector=True):
+            self._note(
+                REST,
+                "a reset is refused although nothing is left to do",
+                "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
+            )
+            return
+        tokens = list(request.all_token_ids)[: self._stage.config.model_config.max_model_len - 1]
+        answers: list[int | None] = []
+        self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
+        for number in range(1 + PATIENCE):
+            salt, adapter = request.cache_salt or "", request.lora_request and request.lora_request.lora_name
+            self._stage.add(f"again-{number}", tokens, 1, salt=salt, adapter=adapter or "")
+            run(())
+            scheduler.reset_prefix_cache()
+            if any(answers[1:]):
+                return
+        self._note(
+            REST,
+            "nothing is stored after a reset",
+            f"{returned} tokens of {request.request_id} were found in the connector's store. After a reset of the connector,"
+            f" with nothing else to do, the same {len(tokens)} tokens came {PATIENCE + 1} times, and were never found again.",
+        )
+
+    def _note(self, kind: str, what: str, text: str) -> None:
+        self.seen.setdefault((kind, what), Observation(kind, what, text))
+
+
+class _Prefixes:
+    """A number for each prefix of any request: equal where tokens, salt and adapter are."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[Any, Any], int] = {}
+        self._known: dict[str, tuple[Any, list[int]]] = {}
+
+    def of(self, request: Any) -> list[int]:
+        """The numbers of a request's prefixes, from that of its first token on."""
+        held = self._known.get(request.request_id)
+        if held is None or held[0] is not request:
+            held = self._known[request.request_id] = (request, [])
+        numbers, tokens = held[1], request.all_token_ids
+        if len(numbers) < len(tokens):
+            adapter = None if request.lora_request is None else request.lora_request.lora_name
+            last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
+            for at in range(len(numbers), len(tokens)):
+                last = self._next.setdefault((last, tokens[at]), len(self._next))
+                numbers.append(last)
+        return numbers
+
+
+def _identity(request: Any) -> str:
+    adapter = None if request.lora_request is None else request.lora_request.lora_name
+    parts = [f"{what} {value}" for what, value in (("salt", request.cache_salt), ("adapter", adapter)) if value]
+    return f" (with {' and '.join(parts)})" if parts else ""
+
+
+def _names(ids: list[str], ended: dict[str, str]) -> str:
+    shown = [f"{each} ({ended[each]})" if each in ended else each for each in ids[:5]]
+    return ", ".join(shown) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
