@@ -73,6 +73,8 @@ class Deadlines:
         that have waited too long."""
         late: list[Key] = []
         engine = recorder.engine
+        if engine.raised:
+            return late
         for key in list(recorder.waiting):
             request = self._requests.get(key)
             if request is None:

@@ -78,6 +78,8 @@ class Engine:
     """The recorder's own time: the clock for rules with a deadline."""
     closed: bool = False
     """Whether the recorder has said goodbye."""
+    raised: bool = False
+    """Whether the scheduler's last call of a connector raised: vLLM ends then, and nothing more is to be expected."""
     met: set[str] = field(default_factory=set)
     """Open requests whose events are all known: they have begun since events were last missing."""
     tables: dict[str, list[int]] = field(default_factory=dict)
@@ -156,6 +158,8 @@ class Engine:
         """Enter one event, the next of the recorder."""
         if event.sampled_only:
             self.blind = Unknown.SAMPLED
+        if event.role == SCHEDULER:
+            self.raised = event.error is not None
         if (event.role == SCHEDULER or event.kind in _OF_ANY_ROLE) and (enter := _ENTER.get(event.kind)):
             enter(self, event)
 
