@@ -111,8 +111,9 @@ class FakeRequests:
         self._ended: set[str] = set()
 
     def table(self, request_id: str) -> tuple[list[int], ...]:
-        """The block table of a request, in vLLM's form: a list for the one KV cache group."""
-        return ([*self._live[request_id].table],)
+        """The block table of a request, in vLLM's form: a list for the one KV cache group, empty for one that is gone."""
+        live = self._live.get(request_id)
+        return ([] if live is None else [*live.table],)
 
     def begin(self, request_id: str, total: int, *, limit: int | None = None, priority: int = 0) -> FakeRequest:
         """Add a request with `total` prompt tokens; it may generate `limit` tokens."""

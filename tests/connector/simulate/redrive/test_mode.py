@@ -37,7 +37,8 @@ def test_the_faulty_connector_shows_the_finding_again(trace: Path, tmp_path: Pat
     assert "of them the same (100%)" in result.output
     assert "The engine died after" in result.output
     assert "Mismatch in tokens to load" in result.output
-    assert [f.rule for f in audit([again]).findings] == [f.rule for f in audit([trace]).findings] == ["stale-lookup"]
+    found = ["stale-lookup", "failed-call"]
+    assert [f.rule for f in audit([again]).findings] == [f.rule for f in audit([trace]).findings] == found
 
 
 def test_the_recorded_class_without_the_fault_shows_where_it_diverges(trace: Path) -> None:
@@ -55,7 +56,7 @@ def test_one_document_for_machines(trace: Path) -> None:
     document = json.loads(result.stdout)
     assert document["lookups"]["recorded"] == document["lookups"]["same"] > 0
     assert document["divergence"] is None
-    assert [rule for rule, _ in document["same_findings"]] == ["stale-lookup"]
+    assert [rule for rule, _ in document["same_findings"]] == ["stale-lookup", "failed-call"]
     assert document["error"].startswith("AssertionError: Mismatch")
     assert document["scenario"]["arrivals"]
 
