@@ -37,6 +37,7 @@ SHOWN = {
     "chunk_size": "chunk size",
     "lookup": "matched tokens",
     "keys": "claimed keys",
+    "held_keys": "keys held",
     "stepped": "plans",
     "ended": "ends of transfers",
     "loads": "copies",

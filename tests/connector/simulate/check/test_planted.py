@@ -1,4 +1,4 @@
-"""`kvtrail check` finds bugs of the kinds that connectors' authors write, and accuses the connector without them of nothing."""
+"""`kvtrail check` finds bugs of the kinds that authors of connectors write, and accuses the one without them of nothing."""
 
 from __future__ import annotations
 
