@@ -75,8 +75,8 @@ def test_witnesses_errors_and_other_services_are_distinct(stale: dict[str, Any])
     assert [(point["row"], point["group"], point["mark"]) for point in points if point["group"] != "kvtrail"] == [
         ("llm_request", "other service", ""),
         ("lookup", "witness of a finding", "L1"),
-        ("lookup", "witness of a finding", "L2, L1"),
-        ("allocation", "call that raised", "A1"),
+        ("lookup", "witness of a finding", "L2"),
+        ("allocation", "call that raised", ""),
     ]
 
 
@@ -118,7 +118,7 @@ def test_charts_of_a_request_that_only_just_arrived() -> None:
 def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
     rows = request.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
-    assert rows[7]["Witness"] == "L2, L1"
+    assert rows[7]["Witness"] == "L2"
     assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
     assert rows[0]["Computed"] is None
 

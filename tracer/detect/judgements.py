@@ -38,7 +38,10 @@ class Judgements:
             tally.unknown[judgement] += 1
         elif isinstance(judgement, Drift):
             finding = tally.rule.finding(judgement)
-            if (known := self.known(finding)) is None:
+            known = self.known(finding)
+            if known is None and tally.rule.steps_back and (finding.engine, finding.request) in self.findings:
+                return
+            if known is None:
                 finding.explanation = tally.rule.explain(finding)
                 self.findings.setdefault((finding.engine, finding.request), {})[finding.id] = finding
             else:

@@ -245,9 +245,8 @@ def test_the_injected_stale_lookup_is_found_on_the_real_scheduler(
     detector = Detector()
     detector.feed(recorded())
     (held,) = detector.findings.values()
-    found = {finding.rule: finding for finding in held.values()}
-    assert set(found) == {"stale-lookup", "failed-call"}, "the answer, and what the engine died of"
-    finding = found["stale-lookup"]
+    (finding,) = held.values()
+    assert finding.rule == "stale-lookup"
     assert finding.numbers["returned"] > finding.numbers["at_most"] == 0
     assert finding.healed == 0
 

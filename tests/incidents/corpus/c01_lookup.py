@@ -27,7 +27,6 @@ INCIDENTS = [
             "at_most": 0,
             "need_to_load": -80,
         },
-        also=("failed-call",),
         says="at most max(0, 256 - 336) = 0 can be new",
     ),
     Incident(

@@ -110,7 +110,6 @@ INCIDENTS = [
         """,
         rule="evicted-hit",
         numbers={"key": "went", "missing": 1, "count": 257024},
-        also=("failed-call",),
         says="blocks were allocated to load 257024 tokens of them, and the store does not hold 1 of the chunks any more",
     ),
     Incident(

@@ -264,7 +264,6 @@ UNSEEN = [
         """,
         rule="evicted-hit",
         shown=False,
-        also=("failed-call",),
     ),
     Unseen(
         id="bytedance-sglang-638",
@@ -312,7 +311,6 @@ UNSEEN = [
         """,
         rule="rank-disagreement",
         shown=False,
-        also=("failed-call",),
     ),
     Unseen(
         id="sglang-10214",

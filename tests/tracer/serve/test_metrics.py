@@ -181,7 +181,8 @@ def test_numbered_transfers_are_timed_from_their_plan_to_their_end(sidecar: Side
     assert sidecar.value("kvtrail_load_duration_seconds_count") is None
 
 
-def test_what_is_lost_is_counted_by_engine(sidecar: Sidecar) -> None:
+def test_what_is_lost_is_counted_by_engine(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.GRACE_NS", -1)
     recorded = history("L 749 c0 h0 -> 0\nA 0\nS 0+80\nend")
     (beat,) = heartbeats(recorded, later_s=1)
     assert isinstance(beat, Heartbeat)

@@ -42,6 +42,8 @@ class Rule(ABC):
     needs_history: ClassVar[bool] = True
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
     little of the engine as a whole. If False, the rule decides this itself."""
+    steps_back: ClassVar[bool] = False
+    """Whether it says nothing of a request in which another rule has found something already, which explains it better."""
     explanation: ClassVar[str] = ""
     """A format string: `{0}` is the first witness (see `Witness.__format__`), `{name}` is one of the finding's numbers."""
     kinds: ClassVar[frozenset[Kind]] = frozenset()
@@ -167,7 +169,7 @@ class RuleSet:
         self.for_requests: tuple[Judges, Judges] = ({}, {})
         self.for_engines: tuple[Judges, Judges] = ({}, {})
         self.deadlines: list[tuple[Tally, DeadlineRule]] = []
-        self._tallies = [Tally(rule) for rule in rules]
+        self._tallies = [Tally(rule) for rule in sorted(rules, key=lambda rule: rule.steps_back)]
         for tally in self._tallies:
             rule = tally.rule
             if isinstance(rule, DeadlineRule):

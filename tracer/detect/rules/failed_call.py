@@ -24,6 +24,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
     fault of the call, and a load that fails and is reported (`get_block_ids_with_load_errors`, `failed_recving`) is no
     exception. Source: vLLM, `EngineCore.run_engine_core` and `WorkerProc.worker_busy_loop`; the incident is vLLM #56841
     (https://github.com/vllm-project/vllm/pull/56841). Needs the event alone.
+    Where another rule has found something in the request, that explains it, and this one is silent.
     """
 
     id = "failed-call"
@@ -34,6 +35,7 @@ class FailedCall(RequestRule[Failure | Lookup | Alloc]):
         " findings first, then at its last events."
     )
     needs_history = False
+    steps_back = True
 
     def judge(self, event: Failure | Lookup | Alloc, account: Account) -> Judgement:
         if event.error is None or event.error.startswith(OF_THE_GUARD):
