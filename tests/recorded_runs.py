@@ -17,7 +17,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -32,7 +32,7 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import allowed
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.run import drive
-from kvtrail.connector.simulate.scenario import Scenario
+from kvtrail.connector.simulate.scenario import Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
 from kvtrail.tracer.model.events import Event, Heartbeat
 from kvtrail.tracer.model.semconv import Kind
@@ -222,22 +222,30 @@ class _Timed:
         """The end of the last step, in recorded time."""
         return self._made_up[-1]
 
-    def add(self, request_id: str, *arguments: Any, **options: Any) -> Any:
+    def arrive(self, arrival: Arrival) -> None:
         if self._names is not None:
             free = [name for name, step in self._seen.items() if step < self.steps - RESTS_STEPS]
-            self._names[request_id] = self._rng.choice(free) if free and self._rng.random() < 0.5 else request_id
-            request_id = self._names[request_id]
-            self._seen[request_id] = self.steps
+            name = self._rng.choice(free) if free and self._rng.random() < 0.5 else arrival.id
+            if name in self.scheduler.requests:  # an earlier one has taken it
+                name = f"{arrival.id}-again"
+            self._names[arrival.id] = name
+            self._seen[name] = self.steps
+            arrival = replace(arrival, id=name)
         if self.salts:
             self._added += 1
-            options["salt"] = f"caller-{self._added % 2}"
-        request = self._stage.add(request_id, *arguments, **options)
+            arrival = replace(arrival, salt=f"caller-{self._added % 2}")
+        self._stage.arrive(arrival)
         if self.hands_on:
-            request.kv_transfer_params = {"do_remote_decode": True}
-        return request
+            self.scheduler.requests[arrival.id].kv_transfer_params = {"do_remote_decode": True}
 
     def abort(self, request_id: str) -> None:
-        self._stage.abort(request_id if self._names is None else self._names[request_id])
+        self._stage.abort(self._named(request_id))
+
+    def is_in(self, request_id: str, when: When) -> bool:
+        return self._stage.is_in(self._named(request_id), when)
+
+    def _named(self, request_id: str) -> str:
+        return request_id if self._names is None else self._names.get(request_id, request_id)
 
     def step(self) -> int:
         idle = not self.scheduler.requests
