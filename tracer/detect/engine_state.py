@@ -56,11 +56,12 @@ class FullTier:
     """A tier that is full, and has evicted nothing since.
 
     Attributes:
-        since: the first report of it.
+        since, last: the first report of it, and the latest.
         refused: stores of its connector that have failed since.
     """
 
     since: Pool
+    last: Pool
     refused: int = 0
 
 
@@ -330,7 +331,7 @@ class Engine:
     def _enter_pool(self, event: Pool) -> None:
         tier = (event.connector_id, event.pool_tier)
         if is_full(event):
-            self.full_tiers.setdefault(tier, FullTier(event))
+            self.full_tiers.setdefault(tier, FullTier(event, event)).last = event
         else:
             self.full_tiers.pop(tier, None)
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from bare_scheduler import scheduler, storm
-from history import START_NS, heartbeats
-from msgspec import structs
+from history import heartbeats
 
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.faults import FAULTS
@@ -21,8 +20,6 @@ from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
 
 MUCH_LATER_S = 3600.0
-SLOW = {"stalled-tier"}
-"""Faults that show only when time passes while the engine runs."""
 NATIVE = {
     "block-reuse",
     "load-store-overlap",
@@ -152,14 +149,6 @@ def build(folder: Path, fault: str) -> BareScheduler:
     return scheduler(folder, "MultiConnector", {"connectors": children}, disable_hybrid_kv_cache_manager=True)
 
 
-def slowed(events: list[Event]) -> list[Event]:
-    """The same events, of one recorder, a second apart."""
-    return [
-        structs.replace(event, start_ns=START_NS + number * 10**9, end_ns=START_NS + number * 10**9)
-        for number, event in enumerate(sorted(events, key=lambda event: event.sequence))
-    ]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_rule_finds_its_fault_on_the_real_scheduler(
     tmp_path: Path,
@@ -169,7 +158,7 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler(
     bare = build(tmp_path, fault)
     with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine, as in real life
         RUNS.get(fault, run_shared_prefix)(bare)
-    events = slowed(recorded()) if fault in SLOW else recorded()
+    events = recorded()
     detector = Detector()
     detector.feed(events)
     detector.settle()

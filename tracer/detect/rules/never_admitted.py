@@ -26,11 +26,11 @@ class NeverAdmitted(DeadlineRule):
     """How long a request may wait for blocks after its first lookup of the epoch."""
     explanation = (
         "At {0:epoch} the request was looked up for the first time, with {computed} of {total} tokens computed. {waited_s}"
-        " seconds and {lookups} lookups later it has been given no blocks."
+        " seconds later it has been given no blocks."
     )
 
     def pending(self, account: Account) -> tuple[Event, Drift] | None:
         asked = account.evidence.asked
         if asked is None or account.evidence.deferred is not None or account.ended_ns is not None:
             return None
-        return asked, Drift({"computed": asked.computed, "total": asked.total, "lookups": account.lookups}, [asked])
+        return asked, Drift({"computed": asked.computed, "total": asked.total}, [asked])

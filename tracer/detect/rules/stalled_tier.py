@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect.engine_state import Engine, is_full
 from kvtrail.tracer.detect.rules import EngineRule
-from kvtrail.tracer.model.events import Pool
+from kvtrail.tracer.model.events import Heartbeat, Pool
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
 
 STALLED_S = 60.0
@@ -12,7 +12,7 @@ REFUSED = 3
 """Stores that a full tier may refuse without evicting anything."""
 
 
-class StalledTier(EngineRule[Pool]):
+class StalledTier(EngineRule[Pool | Heartbeat]):
     """A full tier of the store evicts nothing, and refuses stores.
 
     Invariant: a tier of which nine tenths are in use for 60 seconds evicts a chunk before it has refused three stores, unless
@@ -32,22 +32,27 @@ class StalledTier(EngineRule[Pool]):
         " nothing was evicted in between and no chunk is locked, but {refused} stores failed."
     )
 
-    def judge(self, event: Pool, engine: Engine) -> Judgement:
-        stall = engine.full_tiers.get((event.connector_id, event.pool_tier))
-        if stall is None or not is_full(event):
+    def judge(self, event: Pool | Heartbeat, engine: Engine) -> Judgement:
+        if isinstance(event, Pool) and not is_full(event):
             return None
-        full_s = (engine.time.now_ns - engine.time.of(stall.since)) / 1e9
-        if full_s < STALLED_S or stall.refused < REFUSED:
-            return Verdict.OK
+        # A tier may be told of only when it changes, and one that is stalled does not.
+        stalls = [
+            (stall, full_s)
+            for stall in engine.full_tiers.values()
+            if (full_s := (engine.time.now_ns - engine.time.of(stall.since)) / 1e9) >= STALLED_S and stall.refused >= REFUSED
+        ]
+        if not stalls:
+            return Verdict.OK if engine.full_tiers else None
         if engine.locked is None:
             return engine.missing
         if engine.locked > 0:
             return Verdict.OK
+        stall, full_s = stalls[0]
         numbers = {
-            "tier": event.pool_tier or "store",
+            "tier": stall.last.pool_tier or "store",
             "was_used": stall.since.pool_used,
-            "used": event.pool_used,
-            "total": event.pool_total,
+            "used": stall.last.pool_used,
+            "total": stall.last.pool_total,
             "full_s": round(full_s, 1),
             "refused": stall.refused,
         }
