@@ -14,6 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from wire import encoded
 
+from kvtrail.connector.recording import encoder as encoder_module
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, key_value
 from kvtrail.tracer.ingest import decode, protobuf
@@ -45,8 +46,9 @@ def test_a_story_survives_the_wire() -> None:
         }
 
 
-def test_true_in_a_list_of_numbers_spoils_no_other_list() -> None:
+def test_true_in_a_list_of_numbers_spoils_no_other_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """True, 1 and 1.0 are one key of a dictionary, and three values on the wire."""
+    monkeypatch.setattr(encoder_module, "_INTEGERS", encoder_module._Integers())  # that of a process that has met no 1
     encoder = Encoder({}, 1, 0)
 
     def block_ids(*blocks: Any) -> Any:
