@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from kvtrail.tracer.model.semconv import Level
+
 
 class Guard(StrEnum):
     """What to do when a lookup's answer breaks the contract of `kvtrail.tracer.model.contract`."""
@@ -24,15 +26,6 @@ class Guard(StrEnum):
     """Record it; the scheduler gets 0 new tokens, which is always safe: vLLM computes them itself."""
     RAISE = "raise"
     """Record it and stop the engine at once; for tests."""
-
-
-class Level(StrEnum):
-    """How much is recorded."""
-
-    BASIC = "basic"
-    """Every lookup, allocation, first step, preemption, plan, transfer and end, with their counts."""
-    DETAILED = "detailed"
-    """Also every step of every request, its block ids, and the keys that lookups claim."""
 
 
 class Unsampled(StrEnum):
@@ -49,14 +42,14 @@ class Settings:
     """The settings of one traced connector.
 
     guard: what to do with an answer that breaks the lookup contract: `observe` (default), `heal` or `raise`.
-    level: how much is recorded: `basic` (default) or `detailed`.
+    level: how much is recorded: `detailed` (default) or `basic`.
     level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
     """
 
     guard: Guard = Guard.OBSERVE
-    level: Level = Level.BASIC
+    level: Level = Level.DETAILED
     level_file: str | None = None
     unsampled: Unsampled = Unsampled.RECORD
 

@@ -26,7 +26,6 @@ from msgspec import structs
 
 from kvtrail.connector.recording import recorder
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
-from kvtrail.connector.settings import Level
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import allowed
@@ -35,7 +34,7 @@ from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
 from kvtrail.tracer.model.events import Event, Heartbeat
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind, Level
 
 START_NS = 1_764_720_000_000_000_000
 S = 10**9

@@ -14,7 +14,6 @@ from msgspec import structs
 from recorded_runs import CONNECTORS, Run
 from sidecars import FORGET_NS, Name, live, moments
 
-from kvtrail.connector.settings import Level
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.connector.simulate.check.subject import Subject
 from kvtrail.connector.simulate.scenario import Arrival, Scenario
@@ -22,6 +21,7 @@ from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.detect.rules import DeadlineRule, EngineRule, Rule, all_rules
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 HONEST_FAULTS = {"ExampleConnector": {"over-report", "statistics"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""

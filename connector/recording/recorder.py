@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from opentelemetry.sdk.environment_variables import (
@@ -45,6 +46,7 @@ BATCH = 2048
 loses its caches, so a few large batches cost it less than many small ones."""
 EVERYTHING = 1 << 62
 """More numbers than a ring holds."""
+_EPOCH, _SAMPLED, _REQUEST_ID, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "request_id", "sequence"))
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
@@ -126,10 +128,10 @@ class Recorder:
         source: bytes,
         contexts: Sequence[RequestContext],
         at_ns: int,
-        computed: Sequence[int],
-        scheduled: Sequence[int],
-        drafted: Sequence[int],
-        blocks: Sequence[tuple[int, ...]] | None,
+        computed: tuple[int, ...],
+        scheduled: tuple[int, ...],
+        drafted: tuple[int, ...],
+        blocks: Sequence[Sequence[int]] | None,
         step: int,
         tokens: int,
     ) -> None:
@@ -142,17 +144,17 @@ class Recorder:
             tokens: of the step in all.
         """
         taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
-        epochs, sampled = [context.epoch for context in contexts], [context.sampled for context in contexts]
+        epochs, sampled = tuple(map(_EPOCH, contexts)), tuple(map(_SAMPLED, contexts))
         values = (
-            tuple([context.request_id for context in contexts]),
-            tuple([next(context.sequence) for context in contexts]),
-            tuple(epochs) if any(epochs) else None,
-            tuple(computed),
-            None if scheduled.count(1) == len(scheduled) else tuple(scheduled),
-            tuple(drafted) if any(drafted) else None,
+            tuple(map(_REQUEST_ID, contexts)),
+            tuple(map(next, map(_SEQUENCE, contexts))),
+            epochs if any(epochs) else None,
+            computed,
+            None if scheduled.count(1) == len(scheduled) else scheduled,
+            drafted if any(drafted) else None,
             None if blocks is None else tuple(map(len, blocks)),
             None if blocks is None else tuple(chain.from_iterable(blocks)) or None,
-            None if all(sampled) else tuple(sampled),
+            None if all(sampled) else sampled,
             step,
             tokens,
         )

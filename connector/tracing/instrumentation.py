@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from operator import index
+from operator import index, itemgetter
 from time import monotonic, monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
 HASH_BYTES = 6
 """Recorded of a block's hash: enough to recognize it among those of a trace."""
+_HEAD = itemgetter(slice(HASH_BYTES))
 IDENTITY_BYTES = 8
 PLAIN = "plain"
 """The identity of a request without adapter and salt."""
@@ -198,7 +199,7 @@ class Instrumentation:
         in detail."""
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
-            context.detailed_epoch, context.detailed = context.epoch, self._level.detailed
+            context.detailed_epoch, context.detailed = context.epoch, self._level.detailed and context.recorded
         table = first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
@@ -462,7 +463,7 @@ class Instrumentation:
             return None
         fresh = request.block_hashes[context.hashed :]
         context.hashed += len(fresh)
-        return b"".join(bytes(block_hash)[:HASH_BYTES] for block_hash in fresh).hex() or None
+        return b"".join(map(_HEAD, fresh)).hex() or None
 
     def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """The keys that a lookup claims, if the probe knows them."""

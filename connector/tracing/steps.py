@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 from kvtrail.connector.recording.contexts import RequestContext
@@ -17,6 +18,7 @@ from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 _PREEMPT, _SCHEDULE, _STATS = Kind.PREEMPT.value, Kind.SCHEDULE.value, Kind.STATS.value
+_DETAILED = attrgetter("detailed")
 Run = tuple[int | None, int | None, int | None]
 """What a step runs of a request: its computed tokens at the beginning, the scheduled ones, and the drafted among these."""
 NOT_RUN: Run = (None, None, None)
@@ -90,40 +92,47 @@ class Steps:
         self._record(_SCHEDULE, context, at_ns, values)
 
     def _continued(self, output: Any, number: int, at_ns: int) -> Collection[RequestContext]:
-        """The later steps that say something new, as rows of one event. Returns the requests of the rows."""
-        running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
-        ids, added, resumed = running.req_ids, running.new_block_ids, running.resumed_req_ids
+        """The later steps that say something new, as rows of one event. Returns the requests of the rows.
+
+        A step may have hundreds of rows: `map` goes through them without the interpreter."""
+        running, scheduled = output.scheduled_cached_reqs, output.num_scheduled_tokens
+        ids, resumed = running.req_ids, running.resumed_req_ids
         rows = self._telling(output)
         if resumed:
             rows = [n for n in rows if ids[n] not in resumed]
-        self._fresh, self._last = {each.req_id for each in new} | resumed, scheduled
+        self._fresh, self._last = {each.req_id for each in output.scheduled_new_reqs} | resumed, scheduled
         if not rows:
             return ()
-        of_id, drafts = self._recorder.contexts.of_id, output.scheduled_spec_decode_tokens
-        contexts: list[RequestContext] = []
-        detailed: list[int] = []
-        for n in rows:
-            context = of_id(ids[n])
-            if scheduled[ids[n]] > 1:
-                self._fresh.add(ids[n])
-            if context.detailed and context.recorded:
-                contexts.append(context)
-                detailed.append(n)
-        if not contexts:
-            return ()
-        blocks = [first_group(added[n]) for n in detailed]
+        told = list(map(ids.__getitem__, rows))
+        contexts = self._contexts(told)
+        if not all(map(_DETAILED, contexts)):
+            kept = list(map(_DETAILED, contexts))
+            rows, told, contexts = (list(compress(each, kept)) for each in (rows, told, contexts))
+            if not rows:
+                return ()
+        tokens = tuple(map(scheduled.__getitem__, told))
+        if tokens.count(1) != len(tokens):
+            self._fresh.update(compress(told, map((1).__lt__, tokens)))
+        drafts = output.scheduled_spec_decode_tokens
         self._recorder.record_step(
             self._source,
             contexts,
             at_ns,
-            [running.num_computed_tokens[n] for n in detailed],
-            [scheduled[ids[n]] for n in detailed],
-            [len(drafts.get(ids[n], ())) for n in detailed] if drafts else (),
-            None if None in blocks else blocks,  # type: ignore[arg-type]  # none of them is None
+            tuple(map(running.num_computed_tokens.__getitem__, rows)),
+            tokens,
+            tuple([len(drafts.get(request_id, ())) for request_id in told]) if drafts else (),
+            _first_groups(list(map(running.new_block_ids.__getitem__, rows))),
             number,
             output.total_num_scheduled_tokens,
         )
         return contexts
+
+    def _contexts(self, ids: Sequence[str]) -> list[RequestContext]:
+        """The contexts of requests that go on: their epochs are those of their last admission."""
+        try:
+            return list(map(self._recorder.contexts.open.__getitem__, ids))
+        except KeyError:  # one was forgotten among too many
+            return list(map(self._recorder.contexts.of_id, ids))
 
     def _tell_table(
         self, connector: Any, output: Any, told: Collection[RequestContext], number: int, at_ns: int
@@ -150,24 +159,27 @@ class Steps:
 
     def _telling(self, output: Any) -> list[int]:
         """The places in `req_ids` of the requests whose step says something new, in order."""
-        ids, scheduled = output.scheduled_cached_reqs.req_ids, output.num_scheduled_tokens
-        count, added = len(ids), output.scheduled_cached_reqs.new_block_ids
-        rows = set(compress(range(count), added))
-        wanted = {request_id for request_id in self._fresh | self._watched if request_id in scheduled}
-        n = count
-        while wanted and n:  # those that began last are the last ones
-            n -= 1
-            if ids[n] in wanted:
-                wanted.discard(ids[n])
-                rows.add(n)
+        running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
+        ids, count = running.req_ids, len(running.req_ids)
+        rows = list(compress(range(count), running.new_block_ids))
+        if wanted := self._fresh | self._watched:
+            wanted &= scheduled.keys()
+            more, n = set(rows), count
+            while wanted and n:  # those that began last are the last ones
+                n -= 1
+                if ids[n] in wanted:
+                    wanted.discard(ids[n])
+                    more.add(n)
+            rows = sorted(more)
         beyond = output.total_num_scheduled_tokens - count
-        beyond -= sum([scheduled[each.req_id] for each in output.scheduled_new_reqs])
-        if beyond != sum([scheduled[ids[n]] - 1 for n in rows]):
-            rows.update([n for n, request_id in enumerate(ids) if scheduled[request_id] > 1])
+        if new:
+            beyond -= sum([scheduled[each.req_id] for each in new])
+        if beyond != sum(map(scheduled.__getitem__, map(ids.__getitem__, rows))) - len(rows):
+            rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if scheduled[request_id] > 1]})
         left = len(output.finished_req_ids) + len(output.preempted_req_ids or ())
-        if count - len(output.scheduled_cached_reqs.resumed_req_ids) != len(self._last) - left:
-            rows.update([n for n, request_id in enumerate(ids) if request_id not in self._last])  # left out of a step
-        return sorted(rows)
+        if count - len(running.resumed_req_ids) != len(self._last) - left:  # one was left out of a step
+            rows = sorted({*rows, *[n for n, request_id in enumerate(ids) if request_id not in self._last]})
+        return rows
 
     def _record(self, kind: str, context: RequestContext, at_ns: int, values: tuple[Any, ...]) -> None:
         self._recorder.record(kind, self._source, context, at_ns, at_ns, values)
@@ -188,6 +200,14 @@ def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | Non
     if blocks is None:
         return ()
     return tuple(blocks[0]) if len(blocks) == 1 else None
+
+
+def _first_groups(added: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[int]] | None:
+    """The same for several requests; an engine has as many groups for one as for any other."""
+    some = next(filter(None, added), None)
+    if some is not None and len(some) != 1:
+        return None
+    return [() if groups is None else groups[0] for groups in added]
 
 
 def _left_free(connector: Any, output: Any) -> int | None:

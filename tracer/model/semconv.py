@@ -35,6 +35,16 @@ class Attribute:
         return "is_async" if name == "async" else name  # `async` is a keyword
 
 
+class Level(StrEnum):
+    """How much is recorded."""
+
+    BASIC = "basic"
+    """Every lookup, allocation, first step, preemption, plan, transfer and end, with their counts."""
+    DETAILED = "detailed"
+    """Also the later steps that say something new, block ids and hashes, the keys that lookups claim, and now and then what
+    a store holds."""
+
+
 class Kind(StrEnum):
     """The span names; each is also the kind of an event."""
 

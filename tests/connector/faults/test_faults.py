@@ -18,6 +18,7 @@ from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.semconv import Level
 
 MUCH_LATER_S = 3600.0
 NATIVE = {
@@ -134,8 +135,8 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
 }
 
 
-def build(folder: Path, fault: str) -> BareScheduler:
-    kvtrail = {"kvtrail": {"level": "detailed"}}
+def build(folder: Path, fault: str, level: Level) -> BareScheduler:
+    kvtrail = {"kvtrail": {"level": level}}
     if fault in NATIVE:
         return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", {"cpu_bytes_to_use": 50_000_000, **kvtrail})
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
@@ -149,13 +150,12 @@ def build(folder: Path, fault: str) -> BareScheduler:
     return scheduler(folder, "MultiConnector", {"connectors": children}, disable_hybrid_kv_cache_manager=True)
 
 
+@pytest.mark.parametrize("level", Level)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_rule_finds_its_fault_on_the_real_scheduler(
-    tmp_path: Path,
-    recorded: Callable[[], list[Event]],
-    fault: str,
+def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
+    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str, level: Level
 ) -> None:
-    bare = build(tmp_path, fault)
+    bare = build(tmp_path, fault, level)
     with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine, as in real life
         RUNS.get(fault, run_shared_prefix)(bare)
     events = recorded()
@@ -165,7 +165,9 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler(
     detector.feed(heartbeats(events, later_s=MUCH_LATER_S, idle=fault == "poll-starvation"))
     detector.tick()
     found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
-    assert fault in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
+    (least,) = [rule.level for rule in all_rules() if rule.id == fault]
+    expected = level in (least, Level.DETAILED)
+    assert (fault in {finding.rule for finding in found}) == expected, sorted({finding.rule for finding in found})
     assert all(finding.explanation for finding in found)
 
 

@@ -13,6 +13,7 @@ from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.model.events import Heartbeat
+from kvtrail.tracer.model.semconv import Level
 from kvtrail.tracer.replay.history import History, in_order, load
 from kvtrail.tracer.replay.minimize import minimize
 
@@ -23,7 +24,7 @@ MOST_EVENTS = 100
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_recording_of_a_fault_is_cut_down_to_what_shows_it(tmp_path: Path, fault: str) -> None:
     with recording(tmp_path / "trace.jsonl"):
-        bare = build(tmp_path, fault)
+        bare = build(tmp_path, fault, Level.DETAILED)
         with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine
             RUNS.get(fault, run_shared_prefix)(bare)
     recorded = load([tmp_path / "trace.jsonl"])

@@ -6,6 +6,7 @@ import pytest
 
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.settings import Guard, Settings, Unsampled
+from kvtrail.tracer.model.semconv import Level
 
 
 def test_the_defaults() -> None:
@@ -52,5 +53,7 @@ def test_settings_come_from_the_configuration_then_the_environment() -> None:
     assert Settings.read(None, {}).guard is Guard.OBSERVE
     assert Settings.read(None, environ).guard is Guard.HEAL
     assert Settings.read({"guard": "raise"}, environ).guard is Guard.RAISE
+    assert Settings.read(None, {}).level is Level.DETAILED
+    assert Settings.read(None, {"KVTRAIL_LEVEL": "basic"}).level is Level.BASIC
     assert Settings.read(None, {}).unsampled is Unsampled.RECORD
     assert Settings.read(None, {"KVTRAIL_UNSAMPLED": "drop"}).unsampled is Unsampled.DROP

@@ -25,8 +25,8 @@ SOURCE = attribute(semconv.CONNECTOR.key, "OffloadConnector") + attribute(semcon
 
 def recorded(
     *,
-    scheduled: Sequence[int] = (1, 40, 4),
-    drafted: Sequence[int] = (0, 0, 3),
+    scheduled: tuple[int, ...] = (1, 40, 4),
+    drafted: tuple[int, ...] = (0, 0, 3),
     blocks: Sequence[tuple[int, ...]] | None = ((7,), (8, 9), ()),
 ) -> bytes:
     """A lookup, a step of three requests, and a lookup, as a recorder sends them."""

@@ -20,7 +20,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import Kind, Level
 
 E = TypeVar("E", bound=Event, contravariant=True)
 """The events that a rule judges: those of its kinds."""
@@ -42,6 +42,8 @@ class Rule(ABC):
     needs_history: ClassVar[bool] = True
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
     little of the engine as a whole. If False, the rule decides this itself."""
+    level: ClassVar[Level] = Level.BASIC
+    """The least level of recording at which it finds its drift."""
     steps_back: ClassVar[bool] = False
     """Whether it says nothing of a request in which another rule has found something already, which explains it better."""
     explanation: ClassVar[str] = ""
@@ -224,7 +226,7 @@ def all_rules() -> Sequence[Rule]:
 def page(rule: Rule) -> str:
     """A rule's part of the documentation page."""
     text = inspect.cleandoc(type(rule).__doc__ or "")
-    return f"## `{rule.id}`\n\nSeverity: {rule.severity}.\n\n{text}\n\nUsually: {rule.hint}\n"
+    return f"## `{rule.id}`\n\nSeverity: {rule.severity}. Level: `{rule.level}`.\n\n{text}\n\nUsually: {rule.hint}\n"
 
 
 def as_markdown() -> str:
@@ -232,8 +234,9 @@ def as_markdown() -> str:
     parts = [
         "# Rules\n\nGenerated from the rules' docstrings by `python benchmarks/recall.py --write`; a test fails when the two"
         " differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
-        " store,"
-        " e returned by a lookup, x allocated.\n\nFor tests and demos, a known bug can be injected into any connector as"
-        " `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the same name.\n"
+        " store, e returned by a lookup, x allocated.\n\nA rule's level is the least [level](settings.md) of recording at"
+        " which it finds its drift; at `detailed`, the default, all of them do.\n\nFor tests and demos, a known bug can be"
+        " injected into any connector as `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the"
+        " same name.\n"
     ]
     return "\n".join(parts + [page(rule) for rule in all_rules()])

@@ -4,6 +4,7 @@ from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, Plan, Received, StorePlan, TransferEnd
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class BlockReuse(EngineRule[TransferEnd | Received]):
@@ -22,6 +23,7 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
 
     id = "block-reuse"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C16",)
     hint = "The blocks were freed at the preemption or the end although a copy was under way: fence them, or delay the free."
     explanation = (

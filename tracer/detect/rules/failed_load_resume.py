@@ -4,6 +4,7 @@ from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Schedule
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class FailedLoadResume(EngineRule[Schedule]):
@@ -20,6 +21,7 @@ class FailedLoadResume(EngineRule[Schedule]):
 
     id = "failed-load-resume"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C8",)
     hint = "The error reached one of the requests that share the block, or a wrong position was taken for the first bad one."
     explanation = (

@@ -6,6 +6,7 @@ from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class PhantomHit(EngineRule[Lookup]):
@@ -22,6 +23,7 @@ class PhantomHit(EngineRule[Lookup]):
 
     id = "phantom-hit"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C3",)
     hint = "The index is ahead of the store: an entry made before the copy has ended, or left after an eviction."
     explanation = (

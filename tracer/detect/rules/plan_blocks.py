@@ -4,6 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
@@ -20,6 +21,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
 
     id = "plan-blocks"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C4", "C5")
     needs_history = False
     hint = (

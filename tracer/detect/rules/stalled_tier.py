@@ -39,7 +39,8 @@ class StalledTier(EngineRule[Pool | Heartbeat]):
         stalls = [
             (stall, full_s)
             for stall in engine.full_tiers.values()
-            if (full_s := (engine.time.now_ns - engine.time.of(stall.since)) / 1e9) >= STALLED_S and stall.refused >= REFUSED
+            if (full_s := (engine.time.now_ns - engine.time.of(stall.since)) / 1e9) >= STALLED_S
+            and stall.refused >= REFUSED
         ]
         if not stalls:
             return Verdict.OK if engine.full_tiers else None

@@ -6,6 +6,7 @@ from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import StorePlan
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class StoreFailedLoad(EngineRule[StorePlan]):
@@ -20,6 +21,7 @@ class StoreFailedLoad(EngineRule[StorePlan]):
 
     id = "store-failed-load"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C8", "C22")
     hint = "The store is planned from what was to be loaded. Drop a request's pending stores when its load fails."
     explanation = (

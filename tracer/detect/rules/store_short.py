@@ -6,6 +6,7 @@ from kvtrail.tracer.detect.rules.store_gap import held_until
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd, StorePlan
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class StoreShort(RequestRule[RequestEnd]):
@@ -24,6 +25,7 @@ class StoreShort(RequestRule[RequestEnd]):
 
     id = "store-short"
     severity = Severity.WASTED_WORK
+    level = Level.DETAILED
     classes = ("C21",)
     hint = (
         "The count of what is to be stored leaves out the tokens that were matched, or nothing is flushed at the end."

@@ -6,6 +6,7 @@ from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, LoadPlan, StorePlan
 from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 
 class StoreUnderLoad(EngineRule[StorePlan]):
@@ -21,6 +22,7 @@ class StoreUnderLoad(EngineRule[StorePlan]):
 
     id = "store-under-load"
     severity = Severity.WRONG_OUTPUT
+    level = Level.DETAILED
     classes = ("C16", "C19", "C22")
     hint = (
         "The child that was not chosen takes the blocks for computed. Store what steps have computed, not what was"

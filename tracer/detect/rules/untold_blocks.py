@@ -6,6 +6,7 @@ from kvtrail.tracer.detect.account import Account, grows
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import RequestEnd, Schedule
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.semconv import Level
 
 NULL_BLOCK = 0
 """vLLM's placeholder for a block that a sliding window has left behind."""
@@ -27,6 +28,7 @@ class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
 
     id = "untold-blocks"
     severity = Severity.CRASH
+    level = Level.DETAILED
     classes = ("C4", "C5")
     hint = (
         "A block that was added in a decode step is missing from the scheduler's output, or the connector reckons with"
