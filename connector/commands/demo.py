@@ -11,7 +11,7 @@ import click
 import httpx
 
 from kvtrail.connector.demo import demo as driver
-from kvtrail.connector.demo.children import ChildDied
+from kvtrail.connector.demo.children import ChildDied, Children
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
 
@@ -74,16 +74,18 @@ def demo(**options: Any) -> None:
         raise click.ClickException(
             "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
         )
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with Ctrl-C ignored
-        signal.signal(number, signal.default_int_handler)
+    children = Children()
+    children.stop_at(signal.SIGINT, signal.SIGTERM)  # also where a shell started us with Ctrl-C ignored
     try:
-        driver.run(driver.Options(**options))
-    except KeyboardInterrupt:
+        driver.run(driver.Options(**options), children)
+    except Exception as error:
+        if not children.stopped:
+            if isinstance(error, httpx.HTTPError):
+                said = f"the tracer does not answer ({type(error).__name__}); its log: {options['folder']}/tracer.log"
+                raise click.ClickException(said) from error
+            if isinstance(error, driver.DemoError | ChildDied | OSError):
+                raise click.ClickException(str(error)) from error
+            raise
+    if children.stopped:
         click.echo("\nEnded; nothing is left running.")
-        raise SystemExit(130 if options["once"] else 0) from None  # without --once, Ctrl-C is how the demo ends
-    except httpx.HTTPError as error:
-        raise click.ClickException(
-            f"the tracer does not answer ({type(error).__name__}); its log: {options['folder']}/tracer.log"
-        ) from error
-    except (driver.DemoError, ChildDied, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        raise SystemExit(130 if options["once"] else 0)  # without --once, Ctrl-C is how the demo ends

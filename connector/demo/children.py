@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 PATIENCE_S = 5.0
 """Seconds that a child may take to end after SIGTERM."""
@@ -46,7 +47,7 @@ class Child:
             raise ChildDied(f"the {self.name} ended unexpectedly, {how}; the last line of {self.log}: {lines[-1]}")
 
     def end(self) -> None:
-        """End it with SIGTERM, and if that does not help with SIGKILL."""
+        """End it with SIGTERM, and if that does not help with SIGKILL; returns when it has ended."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -57,6 +58,56 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+class Children:
+    """All children of this process, which end with the `with` block, the last one first.
+
+    A signal that stops them may come at any moment, so its handler raises nothing: whoever waits for a child sees it end.
+    An exception from a handler can be swallowed by a callback, and one that interrupts the `exec` behind a dataclass makes
+    Python end by the signal although it was caught.
+
+    Attributes:
+        stopped: a signal has stopped them; no child is started any more.
+    """
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._children: list[Child] = []
+
+    def start(
+        self, name: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], piped: bool = False
+    ) -> Child:
+        """Start one; the arguments are those of `Child`. Raises ChildDied if they are stopped."""
+        if not self.stopped:
+            child = Child(name, arguments, log=log, env=env, piped=piped)
+            self._children.append(child)
+        if self.stopped:
+            raise ChildDied(f"the {name} was stopped")
+        return child
+
+    def stop_at(self, *signals: signal.Signals) -> None:
+        """Stop them when one of the signals comes; those that take too long are killed."""
+        for number in signals:
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
+
+    def _stop(self, *_: Any) -> None:
+        self.stopped = True
+        self._send(signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+
+    def _send(self, number: signal.Signals) -> None:
+        for child in self._children:
+            child.process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in reversed(self._children):
+            child.end()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _die_with_parent() -> None:

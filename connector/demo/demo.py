@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import click
 import httpx
 
-from kvtrail.connector.demo.children import Child
+from kvtrail.connector.demo.children import Child, Children
 from kvtrail.connector.demo.engine import Order
 
 READY_WITHIN_S = 60.0
@@ -57,11 +56,11 @@ class Options:
         return bool(self.bug) and self.guard != "heal"
 
 
-def run(options: Options) -> None:
-    """Run the demo to its end, or until Ctrl-C.
+def run(options: Options, children: Children) -> None:
+    """Run the demo to its end, or until its children are stopped.
 
     Raises:
-        DemoError, ChildDied: see there. All children have ended when this returns or raises.
+        DemoError, ChildDied: see there; of children that are stopped, any error. All have ended when this returns or raises.
     """
     for port, option in (
         (options.grpc_port, "--grpc-port"),
@@ -78,17 +77,17 @@ def run(options: Options) -> None:
             raise DemoError(
                 f"another demo is running in {options.folder}; choose another folder with --folder"
             ) from None
-        _run(options)
+        _run(options, children)
 
 
-def _run(options: Options) -> None:
+def _run(options: Options, children: Children) -> None:
     for old in options.folder.glob("kvtrail.db*"):
         old.unlink()
-    with ExitStack() as stack:
-        tracer, dashboard = _start_servers(options, stack)
+    with children:
+        tracer, dashboard = _start_servers(options, children)
         watched = [tracer, dashboard]
-        plain = None if options.engine_dies else _engine(options, stack, watched, plain=True)
-        engine = _engine(options, stack, watched)
+        plain = None if options.engine_dies else _engine(options, children, watched, plain=True)
+        engine = _engine(options, children, watched)
         tokens = engine.one_round()
         if options.engine_dies:
             _report_death(options, engine)
@@ -140,32 +139,30 @@ class _Engine:
         return None
 
 
-def _start_servers(options: Options, stack: ExitStack) -> tuple[Child, Child]:
+def _start_servers(options: Options, children: Children) -> tuple[Child, Child]:
     folder = options.folder
     click.echo("Starting the tracer and the dashboard ...")
     ports = ["--grpc-port", str(options.grpc_port), "--http-port", str(options.http_port)]
     trace = ["--trace-file", str(options.trace_file)] if options.trace_file else []
-    tracer = Child(
+    tracer = children.start(
         "tracer",
         ["-m", "kvtrail", "serve", "--store", str(folder / "kvtrail.db"), *ports, *trace],
         log=folder / "tracer.log",
         env=os.environ,
     )
-    stack.callback(tracer.end)
-    dashboard = Child(
+    dashboard = children.start(
         "dashboard",
         ["-m", "kvtrail", "dashboard", "--tracer", options.api, "--port", str(options.dashboard_port)],
         log=folder / "dashboard.log",
         env=os.environ,
     )
-    stack.callback(dashboard.end)
     _wait_for(f"{options.api}/api/health", tracer)
     _wait_for(f"{options.page}/_stcore/health", dashboard)
     click.echo(f"The dashboard is at {options.page}")
     return tracer, dashboard
 
 
-def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: bool = False) -> _Engine:
+def _engine(options: Options, children: Children, watched: list[Child], *, plain: bool = False) -> _Engine:
     if not plain:
         bug = f" and the bug {options.bug!r} (guard: {options.guard})" if options.bug else ""
         click.echo(f"Starting a real vLLM engine on the CPU with the OffloadConnector{bug} ...")
@@ -184,14 +181,13 @@ def _engine(options: Options, stack: ExitStack, watched: list[Child], *, plain: 
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
         "OTEL_SERVICE_NAME": os.environ.get("OTEL_SERVICE_NAME", "vllm-demo"),
     }
-    child = Child(
+    child = children.start(
         name,
         ["-m", "kvtrail.connector.demo.engine", json.dumps(asdict(order))],
         log=options.folder / f"{name.replace(' ', '-')}.log",
         env=env,
         piped=True,
     )
-    stack.callback(child.end)
     return _Engine(child, watched, quiet=plain)
 
 

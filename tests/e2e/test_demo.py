@@ -96,6 +96,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(tmp_path: Path, after: str) -> None
         until(lambda: any(program in child.cmdline() for child in run.children()), why=run.output)
         run.process.send_signal(signal.SIGINT)
         assert run.finish() == 0
+        assert children_left(tmp_path) == []
         assert "Traceback" not in run.output()
 
 
