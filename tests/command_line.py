@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from click.testing import CliRunner, Result
-from history import history
+from history import goodbyes, history
 from wire import encoded
 
 from kvtrail.__main__ import main
@@ -20,10 +20,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
-def write(path: Path, *texts: str, a_line_each: bool = False) -> Path:
+def write(path: Path, *texts: str, a_line_each: bool = False, goodbye: bool = True) -> Path:
+    """A trace file of these histories, each of a recorder of its own."""
     lines = []
     for number, text in enumerate(texts):
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
+        events += goodbyes(events) if goodbye else []
         batches = [[e] for e in events] if a_line_each else [events]
         lines += [otlp_json.to_json_line(encoded(batch)) for batch in batches]
     random.Random(0).shuffle(lines)

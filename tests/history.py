@@ -347,7 +347,13 @@ def history(
     return events
 
 
-def _heartbeat(last: Event, at_ns: int, steps: int | None = None) -> e.Heartbeat:
+def goodbyes(events: Sequence[Event]) -> list[Event]:
+    """What each recorder says last."""
+    last = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
+    return [_heartbeat(event, event.end_ns + MILLISECOND_NS, closed=True) for event in last.values()]
+
+
+def _heartbeat(last: Event, at_ns: int, steps: int | None = None, *, closed: bool = False) -> e.Heartbeat:
     """A recorder's sign of life after its last event."""
     return e.Heartbeat(
         engine=last.engine,
@@ -356,6 +362,7 @@ def _heartbeat(last: Event, at_ns: int, steps: int | None = None) -> e.Heartbeat
         start_ns=at_ns,
         end_ns=at_ns,
         scheduler_step=steps,
+        recorder_closed=closed,
     )
 
 

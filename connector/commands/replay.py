@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from kvtrail.connector.commands.options import CONFIG, RECORDER, vllm_ready
-from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
+from kvtrail.tracer.commands.options import FORCE, INCONCLUSIVE, TRACES, output_option
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import NoSuchStep, Player
@@ -74,6 +74,12 @@ _LINES_AT_ONCE = 256
     metavar="CONNECTOR",
     help="Make the recorded calls again on this connector, and compare its answers with the recorded ones.",
 )
+@click.option(
+    "--expect",
+    type=click.Choice(["fixed", "same"]),
+    help="With --against, for CI: `fixed` if the recorded faults must be gone and no new ones come, `same` if every answer"
+    " must be the recorded one. One line and the exit code say whether it is so.",
+)
 @click.option("--connector", metavar="CONNECTOR", help="With --engine: another connector than the recorded one.")
 @CONFIG
 @RECORDER
@@ -93,6 +99,7 @@ def replay(
     again: bool,
     tokens: str,
     against: str | None,
+    expect: str | None,
     connector: str | None,
     config: dict[str, Any] | None,
     recorder: str | None,
@@ -109,8 +116,9 @@ def replay(
     With --against nothing is scheduled: the recorded calls are made again on a connector's scheduler side, and each answer is
     compared with the recorded one. CONNECTOR is a name that vLLM knows, or module:Class for one of your own.
 
-    Exit code 0: no drift in what is shown, or in the new run; with --against, the same answers or only fixes; 1: drift, or
-    another difference; 2: a file or the connector cannot be used, or there is nothing to show.
+    Exit code 0: no drift in what is shown, or in the new run; with --against, the same answers or only fixes, or what
+    --expect asks for; 1: drift, or another difference; 2: a file or the connector cannot be used, or there is nothing to
+    show; 3: too little could be compared.
 
     Example: kvtrail replay trace.jsonl
 
@@ -119,13 +127,17 @@ def replay(
     Example: kvtrail replay trace.jsonl --engine --connector my_package.my_module:MyConnector
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
+
+    Example: kvtrail replay trace.jsonl --against my_package.my_module:MyConnector --expect fixed
     """
     of_reading, of_engine = (request, begin, end), (connector, config, recorder, output)
     if plain and as_json:
         raise click.UsageError("--plain and --json exclude each other")
     if against is not None:
         if again or plain or any(each is not None for each in (begin, end, connector, recorder, output)):
-            raise click.UsageError("--against goes with --config, --request and --json only")
+            raise click.UsageError("--against goes with --config, --request, --expect and --json only")
+    elif expect is not None:
+        raise click.UsageError("--expect goes with --against")
     elif again and (plain or any(each is not None for each in of_reading)):
         raise click.UsageError(
             "--engine drives the whole history; --request, --from, --to and --plain show a part of it"
@@ -141,7 +153,7 @@ def replay(
             with terminal.progress(traces) as on_bytes:
                 history = load(traces, on_bytes=on_bytes)
             if against is not None:
-                code = _run_again(history, against, config, request, as_json)
+                code = _run_again(history, against, config, request, expect, as_json)
             elif again:
                 code = _drive_again(history, connector, config, recorder, tokens == "synthetic", output, as_json)
             else:
@@ -215,12 +227,17 @@ def _drive_again(
 
 
 def _run_again(
-    history: History, against: str, config: dict[str, Any] | None, request: str | None, as_json: bool
+    history: History,
+    against: str,
+    config: dict[str, Any] | None,
+    request: str | None,
+    expect: str | None,
+    as_json: bool,
 ) -> int:
     """Make the recorded calls again; returns the exit code."""
     from kvtrail.connector.known.environment import Unusable
     from kvtrail.connector.simulate.rerun import report
-    from kvtrail.connector.simulate.rerun.outcome import Outcome
+    from kvtrail.connector.simulate.rerun.outcome import Expected, Outcome
     from kvtrail.connector.simulate.rerun.rerun import rerun
 
     with output_file.or_exit(None, Unusable, doing="the replay"):
@@ -232,12 +249,18 @@ def _run_again(
                 request=request,
                 progress=lambda done, of: say(f"running again: call {done:,} of {of:,}"),
             )
+        expected = None if expect is None else Expected(expect)
         if as_json:
-            terminal.echo(json.dumps(report.as_dict(result), indent=2))
+            terminal.echo(json.dumps(report.as_dict(result, expected), indent=2))
         else:
             terminal.echo(report.as_text(result, columns=terminal.width()))
+            if expected is not None:
+                terminal.echo(report.as_expected(result, expected))
         for file, line, reason in history.unreadable:
             click.echo(f"{file}:{line}: not read: {reason}", err=True)
-        if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):
-            raise Unusable("nothing could be compared")
+    if expected is not None:
+        return {True: 0, False: 1, None: INCONCLUSIVE}[result.meets(expected)]
+    if not (result.outcomes[Outcome.SAME] or result.outcomes[Outcome.DIFFERENT]):
+        click.echo("Inconclusive: nothing could be compared.", err=True)
+        return INCONCLUSIVE
     return 1 if result.differs else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from kvtrail.tracer.commands.options import rule_named
+from kvtrail.tracer.commands.options import INCONCLUSIVE, rule_named
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.replay.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
@@ -63,7 +63,8 @@ def audit(
     A FILE may be a folder, and may be compressed with gzip or zstd; docs/traces.md says what is read. It may also be the log
     of a vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
 
-    Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule.
+    Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
+    nothing of kvtrail's, no hit, missing events, damaged lines, an engine without a goodbye, or a request without an end.
 
     Example: kvtrail audit trace.jsonl
 
@@ -81,4 +82,4 @@ def audit(
     terminal.echo(text)
     if result.stories and not as_json:
         terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
-    context.exit(1 if result.drift else 0)
+    context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)

@@ -143,6 +143,10 @@ class Detector:
         """Events that were declared missing, of all engines."""
         return self.lost.total()
 
+    def engine(self, recorder: str) -> Engine:
+        """What is known of the engine of a recorder, as this one shows it."""
+        return (self._recorders.get(recorder) or TrackedRecorder(Engine())).engine
+
     def waiting(self) -> Iterator[tuple[Account, int]]:
         """Accounts that may wait for something, each with the time of its recorder's last event."""
         for recorder in self._recorders.values():

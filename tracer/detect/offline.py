@@ -17,8 +17,8 @@ from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model import words
-from kvtrail.tracer.model.events import Event
-from kvtrail.tracer.model.findings import Finding, Verdict
+from kvtrail.tracer.model.events import Event, Heartbeat, Lookup
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
 TIDY_EVERY = 10_000
 """Events after which finished requests are forgotten."""
@@ -50,6 +50,10 @@ class OfflineDetector:
         events: how many were entered.
         repeated: how many came more than once; they count once.
         became: what became of the requests with findings.
+        reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
+        unfinished: after `close`, requests that had not ended, by engine.
+        lookups, hits: lookups that were entered, and those that the connector answered with tokens.
+        probes_off: connectors whose probe was switched off, since it failed.
     """
 
     def __init__(self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None) -> None:
@@ -60,6 +64,12 @@ class OfflineDetector:
         self.became: dict[Key, str] = {}
         self.events = 0
         self.repeated = 0
+        self.reasons: Counter[Unknown] = Counter()
+        self.unfinished: list[Key] = []
+        self.lookups = self.hits = 0
+        self.probes_off: set[str] = set()
+        self._engines: dict[str, str] = {}
+        """By recorder."""
         self._forgotten: dict[int, None] = {}
         """Hashes of the requests that were forgotten."""
         self._detector = _Detector(rules, self._forgotten)
@@ -77,13 +87,36 @@ class OfflineDetector:
         """Events that the numbers say are missing."""
         return self._detector.missing
 
+    @property
+    def undecided(self) -> Counter[tuple[str, Unknown]]:
+        """How often each rule could not decide, by the reason."""
+        return self._detector.unknown
+
+    @property
+    def silent(self) -> list[str]:
+        """Engines of which a recorder never said goodbye."""
+        return sorted({name for recorder, name in self._engines.items() if not self._detector.engine(recorder).closed})
+
+    @property
+    def joined_late(self) -> list[str]:
+        """Engines of which a recorder's first events are missing."""
+        late = (
+            name for recorder, name in self._engines.items() if self._detector.engine(recorder).missing is Unknown.LATE
+        )
+        return sorted(set(late))
+
     def feed(self, events: Sequence[Event]) -> None:
         """Enter some events.
 
         Raises:
             TooLate: they should have come before.
         """
-        fresh = events if self._continue(events) else [event for event in events if self._is_new(event)]
+        if self._continue(events):
+            fresh = events
+            for event in fresh:
+                self._note(event)
+        else:
+            fresh = [event for event in events if self._is_new(event)]
         self.events += len(fresh)
         self._take(self._detector.feed(fresh, at_ns=events[-1].end_ns if events else 0))
         self._untidy += len(events)
@@ -106,6 +139,10 @@ class OfflineDetector:
         """Note the last that is known of a request."""
         verdict = self._detector.verdict(account)
         self.verdicts[verdict] += 1
+        if verdict is Verdict.UNKNOWN and (why := self._detector.why_unknown(account)) is not None:
+            self.reasons[why] += 1
+            if why is Unknown.OPEN:
+                self.unfinished.append((account.engine, account.request))
         if verdict is Verdict.DRIFT:
             became = words.became(account.status, account.outcome, account.error)
             self.became[account.engine, account.request] = became
@@ -122,15 +159,24 @@ class OfflineDetector:
         numbers.extend(len(events))
         return True
 
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Lookup):
+            self.lookups += 1
+            self.hits += bool(event.answer)
+        elif isinstance(event, Heartbeat):
+            self.probes_off.update(event.recorder_probes_off or ())
+
     def _is_new(self, event: Event) -> bool:
         """Whether to enter the event. A repeated number is entered too while its request is held: if the spans differ, the
         request's numbers cannot be trusted."""
         numbers = self._numbers.get(event.recorder)
         if numbers is None:
             numbers = self._numbers[event.recorder] = SeenNumbers()
+            self._engines[event.recorder] = event.engine
         if numbers.add(event.sequence):
             if self._patience_ns is not None and event.sequence != numbers.last and self._detector.gave_up(event):
                 raise TooLate
+            self._note(event)
             return True
         if event.request is None or hash((event.engine, event.request)) in self._forgotten:
             self.repeated += 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
@@ -17,12 +17,17 @@ from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
-from kvtrail.tracer.model.findings import Finding, Verdict, by_weight
+from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
+from kvtrail.tracer.model.words import count, some
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans remembered, to count one that is there twice once."""
+NAMED = 3
+"""Engines or requests that a reason names."""
 SETTLE_EVERY = 10_000
 """Events of a log after which the missing ones are given up."""
+
+T = TypeVar("T", Unknown, tuple[str, Unknown])
 
 
 @dataclass(slots=True)
@@ -39,6 +44,14 @@ class Audit:
         unreadable: (file, line, reason) of what could not be read.
         became: what became of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
+        skipped: files of a folder that are no traces; they are among the `unreadable`.
+        lookups, hits: lookups, and those that the connector answered with tokens.
+        reasons: how many requests are unknown for each reason.
+        unfinished: engine and id of those that had not ended.
+        silent, joined_late: engines whose goodbye, or whose first events, are missing.
+        probes_off: connectors whose probe was switched off, since it failed.
+        unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
+        asked: the rules that were asked for by name.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -54,15 +67,80 @@ class Audit:
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
     became: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
+    skipped: int = 0
+    lookups: int = 0
+    hits: int = 0
+    reasons: Counter[Unknown] = field(default_factory=Counter)
+    unfinished: Sequence[tuple[str, str]] = ()
+    silent: Sequence[str] = ()
+    joined_late: Sequence[str] = ()
+    probes_off: Sequence[str] = ()
+    unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
+    asked: Sequence[str] = ()
 
     @property
     def drift(self) -> bool:
         return bool(self.findings)
 
+    @property
+    def inconclusive(self) -> list[str]:
+        """Why no drift proves nothing, and what to do about it, in sentences; empty if it proves something."""
+        if not self.events:
+            return [
+                f"Nothing in it is kvtrail's ({some(self.foreign, 'foreign span')}): serve the connector as Traced<X>, and"
+                " look whether its spans come here."
+            ]
+        reasons = []
+        if not self.lookups:
+            reasons.append(
+                "No lookup was recorded: look whether requests reach the engine, and whether it is the scheduler's."
+            )
+        elif not self.hits:
+            reasons.append(
+                f"None of {some(self.lookups, 'lookup')} hit, so no load and nothing behind it was judged: send prompts that"
+                " the connector's store holds, and vLLM's own cache does not."
+            )
+        if judged := [
+            rule for rule in self.asked if not any(self.checks[rule, v] for v in (Verdict.OK, Verdict.DRIFT))
+        ]:
+            reasons.append(f"Asked for, and never decided: {', '.join(judged)}. --explain says what a rule needs.")
+        if self.reasons and not self.verdicts[Verdict.OK]:
+            why = ", ".join(f"{count(number)} because {reason}" for reason, number in _ranked(self.reasons))
+            reasons.append(f"Of no request it is known whether it is well: {why}.")
+        if self.missing:
+            reasons.append(
+                f"Events that are missing: {count(self.missing)}. Add the files that hold them, or record again."
+            )
+        if damaged := len(self.unreadable) - self.skipped:
+            reasons.append(
+                f"Lines or spans that could not be read: {count(damaged)}. Copy the files again, or record again."
+            )
+        if self.unknown_spans:
+            reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
+        if self.joined_late:
+            reasons.append(f"The first events are missing of {_some(self.joined_late)}: add the files from before.")
+        if self.silent:
+            reasons.append(
+                f"No goodbye came from {_some(self.silent)}: it was killed, or it hangs, or still runs. Look at its end, or"
+                " audit once it has shut down."
+            )
+        if self.unfinished:
+            requests = _some([request for _, request in self.unfinished])
+            reasons.append(
+                f"Requests that had not ended: {requests}. kvtrail replay --request shows what each waited for."
+            )
+        if self.probes_off:
+            reasons.append(
+                f"The probe failed, and was switched off, of {_some(self.probes_off)}: the engine's log says why."
+            )
+        return reasons
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         return {
             "drift": self.drift,
+            "inconclusive": self.inconclusive,
+            "unjudged": {why.value: rules for why, rules in self.unjudged.items()},
             "findings": [
                 {**finding.as_dict(), "became": self.became.get((finding.engine, finding.request), "")}
                 for finding in self.findings
@@ -71,6 +149,8 @@ class Audit:
             "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(self.checks.items())],
             "spans": self.spans,
             "events": self.events,
+            "lookups": self.lookups,
+            "hits": self.hits,
             "foreign": self.foreign,
             "repeated": self.repeated,
             "missing": self.missing,
@@ -147,7 +227,39 @@ def _audit(
     result.events = detector.events
     result.repeated += detector.repeated
     result.unreadable += skipped
+    result.skipped = len(skipped)
+    result.lookups, result.hits = detector.lookups, detector.hits
+    result.reasons, result.unfinished = detector.reasons, sorted(detector.unfinished)
+    result.silent, result.joined_late, result.probes_off = (
+        detector.silent,
+        detector.joined_late,
+        sorted(detector.probes_off),
+    )
+    result.unjudged = _unjudged(detector)
+    result.asked = [rule.id for rule in rules or ()]
     return result
+
+
+def _unjudged(detector: OfflineDetector) -> dict[Unknown, list[str]]:
+    """The rules that could never decide, by their most frequent reason."""
+    unjudged: dict[Unknown, list[str]] = {}
+    seen = set()
+    for (rule, why), _ in _ranked(detector.undecided):
+        if rule not in seen and not detector.checks[rule, Verdict.OK] and not detector.checks[rule, Verdict.DRIFT]:
+            unjudged.setdefault(why, []).append(rule)
+        seen.add(rule)
+    return {why: sorted(rules) for why, rules in unjudged.items()}
+
+
+def _ranked(counts: Counter[T]) -> list[tuple[T, int]]:
+    """The most frequent first; the same in whichever order they were counted."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of these names."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {count(more)} more" if more > 0 else "")
 
 
 def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:

@@ -153,6 +153,12 @@ def _summary(result: Audit, columns: int | None) -> str:
         file, number, reason = result.unreadable[0]
         text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
         lines += wrapped(plain(text), columns)
+    for why, rules in result.unjudged.items():
+        lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)
+    if not result.drift and (reasons := result.inconclusive):
+        lines.append("Nothing found, but this is inconclusive:")
+        for reason in reasons:
+            lines += wrapped(plain(reason), columns, first="- ", rest="  ")
     return "\n".join(lines)
 
 

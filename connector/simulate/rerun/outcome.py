@@ -28,6 +28,15 @@ class Meaning(StrEnum):
     """Neither breaks a rule, or both do: another policy, or another form of the same fault."""
 
 
+class Expected(StrEnum):
+    """What a re-run is expected to show."""
+
+    FIXED = "fixed"
+    """The recorded faults are gone, and there are no new ones. Another policy is no fault."""
+    SAME = "same"
+    """All answers are the recorded ones, faults included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """One call.
@@ -62,6 +71,16 @@ class Compared:
     recorded_breaks: tuple[str, ...] = ()
     breaks: tuple[str, ...] = ()
     explanation: str = ""
+
+    @property
+    def was_fault(self) -> bool:
+        """Whether the recorded answer broke a rule, or was an error."""
+        return bool(self.recorded_breaks) or "error" in self.recorded
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the new answer breaks a rule, or is an error."""
+        return bool(self.breaks) or "error" in self.answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +121,21 @@ class Rerun:
     @property
     def reproduced(self) -> Sequence[Compared]:
         """The recorded faults that this connector has too."""
-        return [c for c in self.calls if c.outcome is Outcome.SAME and (c.breaks or "error" in c.answered)]
+        return [c for c in self.calls if c.outcome is Outcome.SAME and c.is_fault]
+
+    def meets(self, expected: Expected) -> bool | None:
+        """Whether it is as expected; None if too little could be compared to tell."""
+        if expected is Expected.SAME:
+            compared = self.outcomes[Outcome.SAME] + self.outcomes[Outcome.DIFFERENT]
+            return self.first is None if compared else None
+        if self.meanings[Meaning.NEW_FAULT] or self.unfixed:
+            return False
+        return True if self.meanings[Meaning.FIX] else None
+
+    @property
+    def unfixed(self) -> Sequence[Compared]:
+        """The calls whose answer was a fault, and is one now."""
+        return [c for c in self.calls if c.was_fault and c.is_fault and c.outcome is not Outcome.NOT_COMPARABLE]
 
     @property
     def differs(self) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
+from kvtrail.connector.simulate.rerun.outcome import Compared, Expected, Meaning, Outcome, Rerun
 from kvtrail.tracer.model.findings import clock
-from kvtrail.tracer.model.words import ending
+from kvtrail.tracer.model.words import ending, some
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 MOST_LISTED = 12
@@ -23,10 +23,11 @@ _MEANT = {
 _PLURALS = {Meaning.FIX: "fixes", Meaning.NEW_FAULT: "new faults", Meaning.OTHER: "other answers"}
 
 
-def as_dict(rerun: Rerun) -> dict[str, Any]:
+def as_dict(rerun: Rerun, expected: Expected | None = None) -> dict[str, Any]:
     """JSON-ready data."""
     first = rerun.first
     return {
+        **({} if expected is None else {"expected": expected.value, "met": rerun.meets(expected)}),
         "against": rerun.against,
         "connector": rerun.connector,
         "engine": rerun.engine,
@@ -57,6 +58,17 @@ def as_text(rerun: Rerun, *, columns: int | None = None) -> str:
         lines += ["", "What the recording does not show:"]
         lines += [line for note in rerun.notes for line in wrapped(plain(note), columns, first=INDENT)]
     return "\n".join([*lines, "", *wrapped(_verdict(rerun), columns)])
+
+
+def as_expected(rerun: Rerun, expected: Expected) -> str:
+    """One line: whether the result is as expected, and the counts that say so."""
+    said = {True: "as expected", False: "not as expected", None: "inconclusive"}[rerun.meets(expected)]
+    counts = (
+        some(sum(call.was_fault for call in rerun.calls), "recorded fault"),
+        f"{rerun.meanings[Meaning.FIX]} fixed, {len(rerun.unfixed)} not, {rerun.meanings[Meaning.NEW_FAULT]} new",
+        ", ".join(f"{rerun.outcomes[outcome]} {outcome.value}" for outcome in Outcome),
+    )
+    return f"--expect {expected.value}: {said}. {counts[0]}: {counts[1]}; calls: {counts[2]}."
 
 
 def _verdict(rerun: Rerun) -> str:

@@ -58,6 +58,72 @@ def test_audit_by_some_rules_only(tmp_path: Path) -> None:
     assert {f["rule"] for f in report["findings"]} | {c["rule"] for c in report["checks"]} == {"alloc-mismatch"}
 
 
+@pytest.mark.parametrize(
+    ("text", "goodbye", "reason"),
+    [
+        ("start 749\nend", True, "No lookup was recorded"),
+        ("L 749 c0 h0 -> 0\nS 0+48\nend", True, "None of 1 lookup hit"),
+        (OK, False, "No goodbye came from engine: it was killed, or it hangs"),
+        (OK.removesuffix("\nend"), True, "Requests that had not ended: r-0-0123abcd."),
+        (
+            OK.removesuffix("\nend"),
+            True,
+            "Of no request it is known whether it is well: 1 because the request has not ended.",
+        ),
+    ],
+)
+def test_audit_of_what_proves_nothing_is_inconclusive(tmp_path: Path, text: str, goodbye: bool, reason: str) -> None:
+    path = str(write(tmp_path / "t.jsonl", text, goodbye=goodbye))
+    result = run("audit", path)
+    assert result.exit_code == 3, result.output
+    before, _, reasons = result.output.partition("Nothing found, but this is inconclusive:\n")
+    assert before
+    assert f"- {reason}" in reasons
+    report = run("audit", "--json", path)
+    assert report.exit_code == 3
+    assert any(each.startswith(reason) for each in json.loads(report.output)["inconclusive"])
+
+
+def test_audit_of_a_part_is_inconclusive(tmp_path: Path) -> None:
+    """Events from the middle, or the beginning, are missing."""
+    lines = write(tmp_path / "t.jsonl", OK, a_line_each=True).read_text().splitlines()
+    lines.sort(
+        key=lambda line: int(re.findall(r'"kvtrail.recorder.sequence", *"value": *\{"intValue": *"(\d+)"', line)[0])
+    )
+    part = tmp_path / "part.jsonl"
+    for missing, reason in ((2, "Events that are missing: 1."), (0, "The first events are missing of engine:")):
+        part.write_text("\n".join(lines[:missing] + lines[missing + 1 :]))
+        result = run("audit", str(part))
+        assert result.exit_code == 3
+        assert f"- {reason}" in result.output
+
+
+def test_audit_of_foreign_spans_alone_is_inconclusive(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", OK)
+    path.write_text(path.read_text().replace("kvtrail", "other").replace("kv.", "other."))
+    result = run("audit", str(path))
+    assert result.exit_code == 3, result.output
+    assert "Nothing in it is kvtrail's (6 foreign spans): serve the connector as Traced<X>" in result.output
+
+
+def test_a_rule_that_was_asked_for_and_judged_nothing_is_inconclusive(tmp_path: Path) -> None:
+    result = run("audit", "--rule", "stuck-load", str(write(tmp_path / "t.jsonl", OK)))
+    assert result.exit_code == 3
+    assert "- Asked for, and never decided: stuck-load." in result.output
+
+
+def test_drift_beats_inconclusive(tmp_path: Path) -> None:
+    result = run("audit", "--json", str(write(tmp_path / "t.jsonl", DRIFT, goodbye=False)))
+    assert (result.exit_code, len(json.loads(result.output)["inconclusive"])) == (1, 1)
+    assert "inconclusive" not in run("audit", str(tmp_path / "t.jsonl")).output
+
+
+def test_files_of_a_folder_that_are_no_traces_are_no_damage(tmp_path: Path) -> None:
+    write(tmp_path / "t.jsonl", OK)
+    (tmp_path / "README").write_text("Traces.")
+    assert run("audit", str(tmp_path)).exit_code == 0
+
+
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.id)
 def test_explain_says_what_the_documentation_says(rule: Rule) -> None:
     result = run("audit", "--explain", rule.id)
@@ -114,8 +180,9 @@ def test_a_damaged_line_is_told_and_not_fatal(tmp_path: Path, damage: bytes) -> 
     path = write(tmp_path / "t.jsonl", OK)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + damage)
     result = run("audit", str(path))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     assert "1 lines or spans could not be read" in result.output
+    assert "- Lines or spans that could not be read: 1." in result.output
 
 
 def test_a_trace_file_that_ends_within_a_line_loses_only_that_line(tmp_path: Path) -> None:
@@ -131,7 +198,7 @@ def test_a_truncated_last_line_is_told_and_not_fatal(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", OK)
     path.write_text(path.read_text() + '{"resourceSpans":[{"reso')
     result = run("audit", str(path))
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert f"1 lines or spans could not be read; the first: {path}:2:" in result.output
 
 

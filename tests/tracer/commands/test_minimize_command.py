@@ -22,7 +22,7 @@ def test_a_drifting_trace_becomes_a_small_one_that_explains_itself(tmp_path: Pat
     assert result.exit_code == 0, result.output
     assert "stale-lookup [crash]" in result.output
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
-    assert f"{small}: 6 of 13 events, 1 of 2 requests" in result.output
+    assert f"{small}: 6 of 15 events, 1 of 2 requests" in result.output
     assert len(small.read_text().splitlines()) == 6
     assert run("audit", str(small)).exit_code == 1
     assert [f.explanation for f in audit([small]).findings] == [f.explanation for f in audit([trace]).findings]
@@ -43,7 +43,7 @@ def test_the_standard_output_is_the_trace_alone(tmp_path: Path) -> None:
     result = run("minimize", str(write(tmp_path / "t.jsonl", DRIFT)), "-o", "-")
     assert result.exit_code == 0
     assert all(json.loads(line)["resourceSpans"] for line in result.stdout.splitlines())
-    assert "standard output: 6 of 8 events" in result.stderr
+    assert "standard output: 6 of 9 events" in result.stderr
 
 
 def test_a_sound_trace_has_nothing_to_keep(tmp_path: Path) -> None:

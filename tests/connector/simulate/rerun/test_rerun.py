@@ -279,9 +279,45 @@ def test_the_command(stale: Path, tmp_path: Path) -> None:
     for wrong, said in (
         ((stale, "--against", "NobodysConnector"), "vLLM knows no connector"),
         ((stale, "--against", "OffloadConnector", "--config", "[1]"), "it must be a JSON object"),
-        ((stale, "--against", "OffloadConnector", "--engine"), "--against goes with --config, --request and --json"),
+        ((stale, "--against", "OffloadConnector", "--engine"), "--against goes with --config, --request, --expect and"),
         ((tmp_path / "absent.jsonl", "--against", "OffloadConnector"), "No such file"),
+        ((stale, "--expect", "same"), "--expect goes with --against"),
     ):
         refused = kvtrail(*wrong)
         assert refused.exit_code == 2
         assert said in refused.output
+
+
+@pytest.mark.parametrize(
+    ("against", "expect", "code", "line"),
+    [
+        ("OffloadConnector", "fixed", 0, "as expected. 14 recorded faults: 13 fixed, 0 not, 0 new; calls: 71 same, 13"),
+        ("OffloadConnector", "same", 1, "not as expected. 14 recorded"),
+        (FAULTY, "same", 0, "as expected. 14 recorded faults: 0 fixed, 14 not, 0 new;"),
+        (FAULTY, "fixed", 1, "not as expected. 14 recorded faults: 0 fixed, 14 not,"),
+    ],
+)
+def test_what_is_expected_of_a_fault(stale: Path, against: str, expect: str, code: int, line: str) -> None:
+    result = kvtrail(stale, "--against", against, "--expect", expect)
+    assert result.exit_code == code
+    assert result.output.splitlines()[-1].startswith(f"--expect {expect}: {line}")
+    told = json.loads(kvtrail(stale, "--against", against, "--expect", expect, "--json").stdout)
+    assert (told["expected"], told["met"]) == (expect, code == 0)
+
+
+def test_of_a_recording_without_faults_nothing_is_fixed(tmp_path: Path) -> None:
+    well = served(tmp_path / "well.jsonl", "OffloadConnector", stale_lookup())
+    for against, code in (("OffloadConnector", 3), (FAULTY, 1)):
+        assert kvtrail(well, "--against", against, "--expect", "fixed").exit_code == code
+    assert (
+        kvtrail(well, "--against", "OffloadConnector", "--config", '{"chunk_size": 64}', "--expect", "fixed").exit_code
+        == 3
+    )
+
+
+def test_where_nothing_can_be_compared_it_is_inconclusive(stale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Rerun(against="X", connector="X", engine="engine", calls=())
+    monkeypatch.setattr("kvtrail.connector.simulate.rerun.rerun.rerun", lambda *_, **__: nothing)
+    for more in ((), ("--expect", "same"), ("--expect", "fixed")):
+        result = kvtrail(stale, "--against", "X", *more)
+        assert (result.exit_code, "nconclusive" in result.output) == (3, True)
