@@ -16,18 +16,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvtrail.connector.offload.config import from_vllm
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.offload.plan import Copy, OffloadPlan
 from kvtrail.connector.offload.scheduler import OffloadScheduler
 
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # before 0.32 vLLM does not ask where a hit came from
+    HIT_SOURCE = None
+else:
+    HIT_SOURCE = CacheHitSource.HOST
+
 
 class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """Chunks of KV in host memory, looked up by the longest stored prefix and saved as soon as they are computed."""
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = HIT_SOURCE
     answered_from_memory = False
     """Whether the last lookup was answered without looking. Only an injected fault does that."""
     reports_more = False

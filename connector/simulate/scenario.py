@@ -32,6 +32,7 @@ class Arrival:
         priority: smaller goes first, if the scheduler's policy is `priority`.
         output: what it generates; further tokens are drawn at random.
         salt, adapter: equal tokens with another cache salt or another LoRA adapter have other KV.
+        handed_on: another engine is to load its KV when it has ended, as in disaggregated prefilling.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Arrival:
     output: tuple[Segment, ...] = ()
     salt: str = ""
     adapter: str = ""
+    handed_on: bool = False
 
     @property
     def length(self) -> int:

@@ -106,8 +106,16 @@ class BareScheduler:
 
     def arrive(self, arrival: Arrival) -> None:
         """Add a request of a scenario."""
-        more = {"salt": arrival.salt, "adapter": arrival.adapter, "output": tokens(arrival.output)}
-        self.add(arrival.id, tokens(arrival.prompt), arrival.max_tokens, priority=arrival.priority, **more)  # type: ignore[arg-type]
+        self.add(
+            arrival.id,
+            tokens(arrival.prompt),
+            arrival.max_tokens,
+            priority=arrival.priority,
+            output=tokens(arrival.output),
+            salt=arrival.salt,
+            adapter=arrival.adapter,
+            handed_on=arrival.handed_on,
+        )
 
     def add(
         self,
@@ -119,6 +127,7 @@ class BareScheduler:
         output: Sequence[int] = (),
         salt: str | None = None,
         adapter: str = "",
+        handed_on: bool = False,
     ) -> Any:
         """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object."""
         request = tiny_model.request(
@@ -129,6 +138,7 @@ class BareScheduler:
             block_hasher=self._hasher,
             salt=salt,
             adapter=adapter,
+            handed_on=handed_on,
         )
         self._outputs[request_id] = (len(prompt), output)
         self.scheduler.add_request(request)

@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,10 @@ def request(
     block_hasher: Any,
     salt: str | None = None,
     adapter: str = "",
+    handed_on: bool = False,
 ) -> Any:
     """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
-    adapter, which exists by its name only."""
+    adapter, which exists by its name only. What is handed on says so in the words of vLLM's disaggregated prefilling."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
@@ -97,7 +99,12 @@ def request(
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        sampling_params=SamplingParams(
+            temperature=0,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": {"do_remote_decode": True}} if handed_on else None,
+        ),
         pooling_params=None,
         block_hasher=block_hasher,
         priority=priority,
@@ -114,9 +121,14 @@ def kv_cache(num_blocks: int, block_size: int) -> Any:
     layers = [f"layer.{number}" for number in range(LAYERS)]
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=HEADS, head_size=HIDDEN // HEADS, dtype=torch.float32)
     page = spec.page_size_bytes
-    whole = KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)
+    if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:
+        tensors = [
+            KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)
+        ]
+    else:  # before 0.29 a tensor was one layer's
+        tensors = [KVCacheTensor(page * num_blocks, [layer]) for layer in layers]
     return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[whole], kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
+        num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
     )
 
 

@@ -164,6 +164,16 @@ def crowd(rng: random.Random) -> Scenario:
     return _with(scenario, max_num_batched_tokens=1024)
 
 
+def handoff(rng: random.Random) -> Scenario:
+    """Prompts that are computed here and handed on to another engine, as in disaggregated prefilling, and some others."""
+    scenario = _waves(rng)
+    handed_on = tuple(
+        replace(each, max_tokens=1, handed_on=True) if _coin(rng, 0.6) else each for each in scenario.arrivals
+    )
+    gone = tuple(Abort(each.id, each.at_step + rng.randrange(6)) for each in handed_on if _coin(rng, 0.1))
+    return replace(scenario, arrivals=handed_on, aborts=gone)
+
+
 def spec_decode(rng: random.Random) -> Scenario:
     """Speculative tokens, some of them rejected: their KV must not be stored before that is known."""
     scenario = _crowd(rng, requests=20, prompts=(100, 500), outputs=(20, 80), pool=(64, 100), pace=4)
@@ -201,6 +211,7 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "same-id": same_id,
     "full-store": full_store,
     "crowd": crowd,
+    "handoff": handoff,
     "spec-decode": spec_decode,
     "multi": multi,
     "mixed": mixed,

@@ -103,8 +103,7 @@ def run_salts(bare: BareScheduler) -> None:
 
 
 def run_handoff(bare: BareScheduler) -> None:
-    request = bare.add("r-0", list(range(3, 303)), 1)
-    request.kv_transfer_params = {"do_remote_decode": True}
+    bare.add("r-0", list(range(3, 303)), 1, handed_on=True)
     bare.run()
 
 
@@ -112,6 +111,11 @@ def run_stale_lookup(bare: BareScheduler) -> None:
     for job in stale_lookup():
         bare.add(job.id, list(job.prompt), job.max_tokens)
     bare.run()
+
+
+def later(events: Sequence[Event], fault: str) -> list[Event]:
+    """Signs of life for an hour after the events: an engine that makes no steps, if that is the fault."""
+    return heartbeats(events, later_s=MUCH_LATER_S, idle=fault == "poll-starvation")
 
 
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
@@ -162,7 +166,7 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
     detector = Detector()
     detector.feed(events)
     detector.settle()
-    detector.feed(heartbeats(events, later_s=MUCH_LATER_S, idle=fault == "poll-starvation"))
+    detector.feed(later(events, fault))
     detector.tick()
     found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
     (least,) = [rule.level for rule in all_rules() if rule.id == fault]

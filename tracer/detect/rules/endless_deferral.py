@@ -34,7 +34,7 @@ class EndlessDeferral(DeadlineRule):
         deferred = account.evidence.deferred
         if deferred is None or account.ended_ns is not None:
             return None
-        numbers = {"asked": account.evidence.deferrals, "computed": deferred.computed, "total": deferred.total}
+        numbers = {"computed": deferred.computed, "total": deferred.total}
         if deferred.matched is not None:
             numbers["matched"] = deferred.matched
         return deferred, Drift(numbers, [deferred])
@@ -42,7 +42,7 @@ class EndlessDeferral(DeadlineRule):
     def template(self, finding: Finding) -> str:
         text = (
             "At {0:epoch} the connector answered 'ask me later' for the request of {total} tokens, of which vLLM had"
-            " {computed} computed, and it has answered nothing else since, {asked} times in {waited_s} seconds."
+            " {computed} computed, and it has answered nothing else in the {waited_s} seconds since."
         )
         n = finding.numbers
         if "matched" in n and n["matched"] <= n["computed"]:
