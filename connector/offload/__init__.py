@@ -25,7 +25,7 @@ from kvtrail.connector.offload.scheduler import OffloadScheduler
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError:  # before 0.32 vLLM does not ask where a hit came from
-    HIT_SOURCE = None
+    HIT_SOURCE: Any = None
 else:
     HIT_SOURCE = CacheHitSource.HOST
 

@@ -122,9 +122,7 @@ def kv_cache(num_blocks: int, block_size: int) -> Any:
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=HEADS, head_size=HIDDEN // HEADS, dtype=torch.float32)
     page = spec.page_size_bytes
     if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:
-        tensors = [
-            KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)
-        ]
+        tensors = [KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)]
     else:  # before 0.29 a tensor was one layer's
         tensors = [KVCacheTensor(page * num_blocks, [layer]) for layer in layers]
     return KVCacheConfig(

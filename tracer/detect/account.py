@@ -87,8 +87,6 @@ class Evidence:
     """The epoch's first lookup that was answered, while the request has not been given blocks since."""
     deferred: Lookup | None = None
     """The first of a row of answers 'ask me later', from one connector, that goes on."""
-    deferrals: int = 0
-    """How many there are in that row."""
     failed_ever: bool = False
     """Whether a load was reported as failed, in any epoch."""
     load_error: LoadError | None = None
@@ -280,9 +278,7 @@ class Account:
             if evidence.deferred is not None and evidence.deferred.connector_id == event.connector_id:
                 evidence.deferred = None
         elif evidence.deferred is None:
-            evidence.deferred, evidence.deferrals = event, 1
-        else:
-            evidence.deferrals += evidence.deferred.connector_id == event.connector_id
+            evidence.deferred = event
 
     def _enter_rank_lookup(self, event: RankLookup) -> None:
         self.evidence.rank_lookups.append(event)

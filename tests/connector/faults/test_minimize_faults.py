@@ -6,10 +6,10 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from history import heartbeats, loaded
+from history import loaded
 from minimal import assert_minimal
 from recording import recording
-from test_faults import MUCH_LATER_S, RUNS, build, run_shared_prefix
+from test_faults import RUNS, build, later, run_shared_prefix
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.model.events import Heartbeat
@@ -28,7 +28,7 @@ def test_a_recording_of_a_fault_is_cut_down_to_what_shows_it(tmp_path: Path, fau
         with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine
             RUNS.get(fault, run_shared_prefix)(bare)
     recorded = load([tmp_path / "trace.jsonl"])
-    alive = loaded(heartbeats(recorded.events, later_s=MUCH_LATER_S))
+    alive = loaded(later(recorded.events, fault))
     result = minimize(History(moments=tuple(in_order([*recorded.moments, *alive.moments]))), rule=fault)
     assert result.finding.rule == fault
     beats = sum(isinstance(event, Heartbeat) for event in result.history.events)
