@@ -121,10 +121,11 @@ def kv_cache(num_blocks: int, block_size: int) -> Any:
     layers = [f"layer.{number}" for number in range(LAYERS)]
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=HEADS, head_size=HIDDEN // HEADS, dtype=torch.float32)
     page = spec.page_size_bytes
+    tensor: Any = KVCacheTensor  # its fields differ from version to version
     if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:
-        tensors = [KVCacheTensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)]
-    else:  # before 0.29 a tensor was one layer's
-        tensors = [KVCacheTensor(page * num_blocks, [layer]) for layer in layers]
+        tensors = [tensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)]
+    else:  # an older vLLM has a tensor for each layer
+        tensors = [tensor(page * num_blocks, [layer]) for layer in layers]
     return KVCacheConfig(
         num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
     )
