@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from kvtrail.connector.known import importable_as
+
 TRACED = "Traced"
 PLAIN_OFFLOAD = "UntracedOffloadConnector"
 OURS = ("OffloadConnector", PLAIN_OFFLOAD)
@@ -58,6 +60,18 @@ def _member(module: str, attribute: str) -> type:
     except (ImportError, AttributeError) as error:
         raise AttributeError(f"kvtrail: cannot trace {module}:{attribute}: {error}") from error
     return cls
+
+
+def found_again(name: str, recorded: str | None) -> str:
+    """The name that gives a recorded connector again: its own where vLLM knows the class by it, else the recorded
+    `module:Class`, if there is one."""
+    if not recorded or recorded.rpartition(":")[2] != name or recorded.startswith(("vllm.", "kvtrail.")):
+        return name
+    try:
+        cls = _plain(name)
+    except (AttributeError, ImportError):
+        return recorded
+    return name if importable_as(cls) == recorded else recorded
 
 
 def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -103,6 +104,12 @@ def has_other_writers(cls: type) -> bool:
 def plain_name(cls: type) -> str:
     """The name of an untraced connector class in recordings."""
     return cls.__name__.removeprefix(UNTRACED)
+
+
+def importable_as(cls: type) -> str:
+    """An untraced connector class as `module:Class`; of one with an injected fault, the class without it."""
+    plain = next(base for base in cls.__mro__ if not re.match(r"kvtrail\.connector($|\.faults)", base.__module__))
+    return f"{plain.__module__}:{plain.__qualname__}"
 
 
 def capabilities_declared(cls: type) -> str:

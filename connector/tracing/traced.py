@@ -17,7 +17,7 @@ from operator import index
 from time import monotonic_ns
 from typing import Any
 
-from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, plain_name
+from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, importable_as, plain_name
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
@@ -319,6 +319,7 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.PREFIX_CACHING.key: getattr(vllm_config.cache_config, "enable_prefix_caching", None),
         semconv.DRAFTS.key: getattr(speculation, "num_speculative_tokens", None) or 0,
         semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
+        semconv.CONNECTOR_CLASS.key: importable_as(cls),
         semconv.CAPABILITIES.key: capabilities_declared(cls),
         semconv.LAUNCH.key: getattr(vllm_config, "instance_id", None) or None,
     }

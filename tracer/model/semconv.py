@@ -357,6 +357,12 @@ CONNECTOR_SETTINGS = Attribute(
     str,
     "JSON: the numbers and truth values of the connector's configuration. Texts are left out: one may be a secret.",
 )
+CONNECTOR_CLASS = Attribute(
+    "kvtrail.connector.class",
+    str,
+    "The connector's class as `module:Class`, which finds it again where vLLM's registry has none of its name. Of several in"
+    " a process it is the first one's.",
+)
 CAPABILITIES = Attribute(
     "kvtrail.connector.capabilities",
     str,
@@ -379,7 +385,7 @@ SAMPLED_ONLY = Attribute(
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
     MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CAPABILITIES, SAMPLED_ONLY, LAUNCH,
+    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvtrail.connector.registration import found_again
 from kvtrail.connector.simulate.prefixes import segments
 from kvtrail.connector.simulate.recorded import RecordedRequest, recorded_requests
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, job, wait
@@ -46,7 +47,8 @@ class Workload:
     Attributes:
         scenario: to be played.
         requests: the recorded requests by the scenario's ids, in the order of arrival.
-        connector: the traced connector's name; of a MultiConnector, the first child's.
+        connector: the traced connector's name, or `module:Class` of one that vLLM does not know; of a MultiConnector, the
+            first child's.
         settings: the numbers and truth values of the connector's configuration.
         notes: what is guessed, and why, in sentences.
     """
@@ -102,7 +104,9 @@ def workload_of(history: History, *, recorder: str | None = None) -> Workload:
             most_steps=max(steps.values(), default=0) + SPARE_STEPS,
         ),
         requests=requests,
-        connector=next((e.connector for e in events if isinstance(e, Lookup)), ""),
+        connector=found_again(
+            next((e.connector for e in events if isinstance(e, Lookup)), ""), resource.get(semconv.CONNECTOR_CLASS.key)
+        ),
         settings=json.loads(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"),
         notes=(*notes, *more),
     )
