@@ -25,6 +25,7 @@ from unittest.mock import patch
 from msgspec import structs
 
 from kvtrail.connector.recording import recorder
+from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.recorder import HEARTBEAT_S, Recorder
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.check.profiles import scenario_of
@@ -33,7 +34,7 @@ from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.semconv import Kind, Level
 
 START_NS = 1_764_720_000_000_000_000
@@ -328,9 +329,11 @@ def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_
     assert [event.sequence for event in events] == list(range(len(events))), "the run itself has gaps"
     alive = next(event for event in events if isinstance(event, Heartbeat))
     beat_ns, recorded = START_NS, list[Event]()
+    idle, there, ended = IdleRequests(), dict[str, int](), set[str]()
 
     def beat(at_ns: int, *, closed: bool = False) -> None:
         number = len(recorded)
+        named = idle.told(dict(there)) if counts_steps else None
         span_id = hashlib.blake2b(f"{alive.recorder}/{number}".encode(), digest_size=8).hexdigest()
         recorded.append(
             structs.replace(
@@ -343,6 +346,8 @@ def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_
                 recorder_dropped=0,
                 recorder_closed=closed,
                 scheduler_step=timed.steps_until(at_ns) if counts_steps else None,
+                idle_requests=named and named[0],
+                idle_events=named and named[1],
             )
         )
 
@@ -354,6 +359,14 @@ def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_
             beat(beat_ns)
             beat_ns += int(HEARTBEAT_S * S)
         recorded.append(structs.replace(event, sequence=len(recorded), start_ns=start_ns, end_ns=at_ns))
+        if event.request is not None:
+            there[event.request] = event.request_sequence + 1
+            if isinstance(event, RequestStart):
+                ended.discard(event.request)
+            if isinstance(event, RequestEnd):
+                ended.add(event.request)
+            if event.request in ended and not getattr(event, "free_delayed", False):  # its blocks are free
+                del there[event.request]
     while beat_ns <= end_ns:
         beat(beat_ns)
         beat_ns += int(HEARTBEAT_S * S)

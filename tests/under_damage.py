@@ -52,6 +52,8 @@ BEST_PROFILE = {
 }
 """The profile that brings out a fault best, where `abort` does not."""
 MOST_SEEDS = 30
+Said = tuple[str, str]
+"""An event: its kind and its span's id."""
 
 
 @cache
@@ -119,7 +121,7 @@ class Caught:
 
     Attributes:
         whole: those for which everything arrived that the rule needs; `whole_found` of them were made.
-        seen: those whose witnesses arrived; `seen_found` of them were made.
+        seen: those whose witnesses arrived, and of a deadline a sign that it is past; `seen_found` of them were made.
     """
 
     whole: int = 0
@@ -163,6 +165,8 @@ def caught(run: Run, found: Mapping[Name, Finding], delivery: Delivery) -> dict[
         lives_seen = {arrived.get(each) for each in witnesses}
         if None in lives_seen or len(lives_seen) > 1:
             continue
+        if isinstance(rule, DeadlineRule) and not lives_seen & past_due(rule, witnesses, run.events, arrived):
+            continue
         made = (name, request) in again
         result[name].add(Caught(seen=1, seen_found=made))
         if {arrived.get(each) for each in needed(rule, finding, run.events)} <= lives_seen:
@@ -170,7 +174,17 @@ def caught(run: Run, found: Mapping[Name, Finding], delivery: Delivery) -> dict[
     return result
 
 
-def needed(rule: Rule, finding: Finding, events: Sequence[Event]) -> set[tuple[str, str]]:
+def past_due(
+    rule: DeadlineRule, witnesses: set[Said], events: Sequence[Event], arrived: Mapping[Said, int]
+) -> set[int]:
+    """The lives of the sidecar that got an event which shows that the time after the last witness is over."""
+    last = max((e for e in events if (e.kind, e.span_id) in witnesses), key=lambda event: event.end_ns)
+    due_ns = last.end_ns + int(rule.after_s * S)
+    later = ((e.kind, e.span_id) for e in events if e.recorder == last.recorder and e.end_ns >= due_ns)
+    return {arrived[each] for each in later if each in arrived}
+
+
+def needed(rule: Rule, finding: Finding, events: Sequence[Event]) -> set[Said]:
     """What a rule needs for a finding, as its documentation has it: its one witness; every event of the request; every event
     of the engine before; or, where something did not happen in time, every event of the recorder in that time."""
     witnesses = {(each.kind, each.span_id) for each in finding.witness}
@@ -193,13 +207,13 @@ def needed(rule: Rule, finding: Finding, events: Sequence[Event]) -> set[tuple[s
     return witnesses | {(event.kind, event.span_id) for event in needs}
 
 
-def in_time(delivery: Delivery) -> dict[tuple[str, str], int]:
+def in_time(delivery: Delivery) -> dict[Said, int]:
     """The events that came before the sidecar gave them up, each with the life of the sidecar that got it."""
     first: dict[tuple[str, int, str], tuple[int, Event]] = {}
     for batch in delivery.in_order():
         for event in batch.events:
             first.setdefault((event.recorder, event.sequence, event.span_id), (batch.at_ns, event))
-    found: dict[tuple[str, str], int] = {}
+    found: dict[Said, int] = {}
     soonest: dict[str, int] = {}
     for (recorder, _, _), (at_ns, event) in sorted(first.items(), key=lambda item: -item[0][1]):
         if at_ns < soonest.get(recorder, at_ns) + GRACE_NS - S:

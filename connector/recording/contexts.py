@@ -85,12 +85,18 @@ class RequestContext:
         caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
         self.identity: Identity = (root, caller, request_id, sampled)
 
+    @property
+    def events(self) -> int:
+        """How many events of the request there were."""
+        return int(repr(self.sequence)[len("count(") : -1])  # nothing else reads the number without taking it
+
 
 class Contexts:
     """The requests of one recorder, open and recently ended.
 
     Attributes:
         open: the requests that have not ended, by id.
+        kept: those that have ended and whose blocks are kept, by id.
     """
 
     def __init__(self, engine_id: str, sampler: Sampler, *, launch: str = "", sampled_only: bool = False) -> None:
@@ -100,6 +106,7 @@ class Contexts:
             sampled_only: requests that the sampler leaves out are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
+        self.kept: OrderedDict[str, RequestContext] = OrderedDict()
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id, self._launch = engine_id, launch
         self._sampler = sampler
@@ -129,15 +136,21 @@ class Contexts:
         if request_id not in self.open:
             self._remember(self._context(request_id, root, None, sampled))
 
-    def end(self, context: RequestContext) -> None:
-        """Close a request. Its context stays for a while: late events continue its numbers, and so does a request that uses
-        the id again, so that the tracer can distinguish the two."""
+    def end(self, context: RequestContext, *, kept: bool = False) -> None:
+        """Close a request, whose blocks may be kept. Its context stays for a while: late events continue its numbers, and so
+        does a request that uses the id again, so that the tracer can distinguish the two."""
         if self.open.pop(context.request_id, None) is not None:
             context.ended = _weakly(context.request)
             context.request = None
-            self._ended[context.request_id] = context
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+            for ended in (self._ended, self.kept) if kept else (self._ended,):
+                ended[context.request_id] = context
+                if len(ended) > MAX_ENDED:
+                    ended.popitem(last=False)
+
+    def events(self) -> dict[str, int]:
+        """How many events there were of each recorded request that is open, or whose blocks are kept."""
+        contexts = [*self.kept.values(), *self.open.values()]
+        return {context.request_id: context.events for context in contexts if context.recorded}
 
     def _meet(self, request: Any) -> RequestContext:
         """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and

@@ -32,6 +32,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 
 from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
+from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.plain import plain
 from kvtrail.connector.recording.ring import EventTuple, Ring, numbers_of
 from kvtrail.connector.recording.transport import THREAD_NAME
@@ -89,6 +90,7 @@ class Recorder:
         self._untold: Counter[str] = Counter()
         self._counting = threading.Lock()
         self.probes_off: dict[str, None] = {}
+        self._idle = IdleRequests()
         self._wake = threading.Event()
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
@@ -299,7 +301,9 @@ class Recorder:
         with self._counting:
             untold = tuple(f"{kind}:{count}" for kind, count in self._untold.items())
         losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
-        values = (self._sent + dropped, dropped, closing, *losses)
+        recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
+        idle = None if self.steps is None else self._idle.told(self.contexts.events())
+        values = (recorded, dropped, closing, *losses, *(idle or (None, None)))
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:

@@ -315,6 +315,7 @@ class Instrumentation:
     @_never_breaks(Kind.RECEIVED)
     def _completed(self, request_id: str, kind: Kind, at_ns: int, values: tuple[Any, ...]) -> None:
         self._record(kind, self._recorder.contexts.of_id(request_id), at_ns, values)
+        self._recorder.contexts.kept.pop(request_id, None)
 
     @_never_breaks(Kind.REQUEST)
     def request_ended(self, request: Any, answer: Any) -> None:
@@ -322,6 +323,7 @@ class Instrumentation:
         context = self._recorder.contexts.of(request)
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             values: tuple[Any, ...]
+            delayed = False
             try:
                 counts = (request.num_tokens, request.num_output_tokens, request.num_computed_tokens)
                 outcome = request.status.name.removeprefix("FINISHED_").lower()
@@ -333,7 +335,7 @@ class Instrumentation:
                 self._untold(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
-            self._recorder.contexts.end(context)
+            self._recorder.contexts.end(context, kept=delayed)
         self._steps_told.ended(context.request_id)
 
     @_never_breaks(Kind.RESET)

@@ -40,6 +40,8 @@ from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
 
 SCHEDULER = "scheduler"
+NEVER = 1 << 62
+"""Beyond every number of an event."""
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
 
@@ -110,7 +112,10 @@ class Evidence:
     ended: RequestEnd | None = None
     """The end."""
     number: int = -1
-    """The number of its last event, among all of the recorder on the scheduler's side."""
+    """The number, among all of the recorder on the scheduler's side, up to which none of its events is missing that came
+    after `known_from`."""
+    known_from: int = -1
+    """The number from which on all its events are known, as far as the last one."""
     sent: Sent | None = None
     """The last completed asynchronous store after the end."""
 
@@ -182,10 +187,16 @@ class Account:
         """Whether every event of the request is known."""
         return self.missing is None
 
-    def lose(self, why: Unknown) -> None:
-        """Events of the request are missing."""
+    def lose(self, why: Unknown, *, before: Event | None = None) -> None:
+        """Events of the request are missing before this one; without it, nothing that comes afterwards can be relied on."""
         self.missing = self.missing or why
-        self.evidence.blocks = None
+        evidence = self.evidence
+        evidence.blocks = evidence.asked = evidence.deferred = evidence.loading = evidence.received = None
+        evidence.load_error = evidence.end = None
+        if before is None:
+            evidence.known_from = NEVER
+        elif self.recorder in ("", before.recorder):
+            evidence.known_from = max(evidence.known_from, before.sequence)
 
     @property
     def is_waiting(self) -> bool:
@@ -298,7 +309,9 @@ class Account:
             last = self.last_lookup(event.connector_id)
             is_async = bool(event.allocated) and last is not None and last.is_async
             self.status = "loading" if is_async else "admitted"
-            if is_async:
+            if (
+                last is not None and is_async and last.sequence >= evidence.known_from
+            ):  # otherwise it may not be the lookup before this
                 evidence.loading = event
                 evidence.received_by.clear()
 

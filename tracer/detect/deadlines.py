@@ -42,12 +42,14 @@ class Deadlines:
 
     def entered(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
         """Note, after an event has entered its account, that the request may wait for something from now on."""
-        account = request.account
-        if event.kind not in _MAY_WAIT or request.waits_ns or account.missing is not None or event.role != SCHEDULER:
-            return
-        time = recorder.engine.time
-        request.waits_ns = time.of(event) if time.number >= event.sequence else time.now_ns or 1
-        recorder.waiting[account.engine, account.request] = None
+        if event.kind in _MAY_WAIT and not request.waits_ns and event.role == SCHEDULER:
+            time = recorder.engine.time
+            self.begin(request, recorder, time.of(event) if time.number >= event.sequence else time.now_ns)
+
+    def begin(self, request: TrackedRequest, recorder: TrackedRecorder, at_ns: int) -> None:
+        """A request may wait for something since a moment of its recorder's time."""
+        request.waits_ns = at_ns or 1
+        recorder.waiting[request.account.engine, request.account.request] = None
 
     def before(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
         """Ask how long a request has waited when its next event comes."""
@@ -92,13 +94,14 @@ class Deadlines:
         return late
 
     def _waits(self, account: Account) -> list[Wait]:
-        """What a request waits for."""
-        if account.missing is not None or account.status == "abandoned":
+        """What a request waits for, as events say after which none is missing."""
+        if account.status == "abandoned":
             return []
-        waits = []
+        waits, known_from = [], account.evidence.known_from
         for tally, rule in self._rules:
             try:
-                if (pending := rule.pending(account)) is not None:
+                pending = rule.pending(account)
+                if pending is not None and all(e.sequence >= known_from for e in (pending[0], *pending[1].witness)):
                     waits.append(Wait(tally, rule, *pending))
             except Exception as error:
                 self._judgements.failed(tally, error)

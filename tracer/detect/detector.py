@@ -282,7 +282,7 @@ class Detector:
         joined_late = stream.expected == 0 and recorder.engine.missing is Unknown.LATE
         for number in sorted(stream.early):
             if number > stream.expected:
-                request.account.lose(Unknown.LATE if joined_late else Unknown.LOST)
+                request.account.lose(Unknown.LATE if joined_late else Unknown.LOST, before=stream.early[number][1])
                 if recorder.engine.missing is None:  # otherwise they are missing among the recorder's numbers, too
                     self.lost[request.account.engine] += number - stream.expected
                 stream.skip(number)
@@ -348,9 +348,13 @@ class Detector:
             if len(request.streams) > 1:
                 account.lose(Unknown.REUSED)
         elif account.status == "abandoned":
-            account.status, account.ended_ns = "running", None
-            self.finished.pop(key, None)
+            self._come_back(account)
         return account
+
+    def _come_back(self, account: Account) -> None:
+        """The goodbye of the account's recorder came too soon."""
+        account.status, account.ended_ns = "running", None
+        self.finished.pop((account.engine, account.request), None)
 
     # Engines.
 
@@ -416,8 +420,23 @@ class Detector:
             engine.closed = event.recorder_closed
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns})
-            elif recorder.waiting:
+                return
+            self._confirm(event, recorder)
+            if recorder.waiting:
                 self.changed += self._deadlines.ask(recorder)
+
+    def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:
+        """A sign of life names idle requests. Where all their events came, none of them has been lost so far."""
+        for name, events in zip(beat.idle_requests or (), beat.idle_events or (), strict=False):
+            request = self._requests.get((beat.engine, name))
+            stream = None if request is None else request.streams.get(beat.recorder)
+            if request is None or stream is None or stream.expected < events:
+                continue
+            if request.account.status == "abandoned":
+                self._come_back(request.account)
+                self._deadlines.begin(request, recorder, recorder.engine.time.now_ns)
+            evidence = request.account.evidence
+            evidence.number = max(evidence.number, beat.recorder_recorded - 1)
 
     def abandon(self, ended: Mapping[str, int]) -> None:
         """Close the accounts that recorders left open; `ended` has when each of them ended, Unix nanoseconds."""

@@ -361,6 +361,8 @@ class Heartbeat(Event, kw_only=True, gc=False):
     scheduler_step: Count | None = None
     recorder_untold: Keys | None = None
     recorder_probes_off: Keys | None = None
+    idle_requests: Keys | None = None
+    idle_events: tuple[Number, ...] | None = None
 
 
 CLASSES: dict[str, type[Event]] = {

@@ -200,6 +200,15 @@ PROBES_OFF = Attribute(
     tuple,
     "Connectors whose probe failed too often and is switched off: what only it can see is absent from then on.",
 )
+IDLE_REQUESTS = Attribute(
+    "kvtrail.idle.requests",
+    tuple,
+    "Open requests, and ended ones whose blocks are kept, that had no event since the last sign of life: as many as fit, the"
+    " others in the next ones.",
+)
+IDLE_EVENTS = Attribute(
+    "kvtrail.idle.events", tuple, "How many events each of them has had, so that one that was lost is noticed."
+)
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, IDENTITY),
@@ -233,8 +242,10 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.CACHE_RESET: (STEP,),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.FAILURE: (CALL,),
-    Kind.HEARTBEAT: (RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF),
-}
+    Kind.HEARTBEAT: (
+        RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS,
+    ),
+}  # fmt: skip
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
 
 BRIEFS: dict[Kind, str] = {

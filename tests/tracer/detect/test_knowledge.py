@@ -263,3 +263,76 @@ def test_a_rule_that_fails_makes_its_request_unknown_and_stops_nobody(monkeypatc
     account = detector.accounts["engine", "other"]
     assert (detector.verdict(account), detector.why_unknown(account)) == (Verdict.UNKNOWN, Unknown.RULE)
     assert told == ["over-report: division by zero"] * 2
+
+
+# What requests wait for.
+
+WAITS = "b: start 9\nL 600 c0 h512 -> 512 async\nA 512\nb: end\nwait 600"
+
+
+def named(events: Sequence[Event], request: str, missed: int = 0) -> list[Event]:
+    """The events with signs of life that name an idle request, with as many events as it had, and some more."""
+    had, told = 0, []
+    for event in events:
+        had += event.request == request
+        if isinstance(event, Heartbeat):
+            event = replace(
+                event, recorder_recorded=event.sequence, idle_requests=(request,), idle_events=(had + missed,)
+            )
+        told.append(event)
+    return told
+
+
+def test_a_request_that_a_sign_of_life_names_has_lost_nothing() -> None:
+    """An event of another request is lost while this one waits: it may have been the end of its load, until the recorder
+    says how many events the request has had."""
+    events = history(WAITS, recorder="recorder")
+    (request,) = {event.request for event in events if event.kind == "kv.alloc"}
+    lost = next(n for n, event in enumerate(events) if event.kind == "kv.request" and event.request != request)
+    assert rules_found(judge(without(events, lost))) == []
+    assert rules_found(judge(without(named(events, request or ""), lost))) == ["stuck-load"]
+    assert rules_found(judge(without(named(events, request or "", missed=1), lost))) == []
+
+
+def test_a_request_that_a_sign_of_life_names_after_a_goodbye_is_still_open() -> None:
+    events = history(WAITS, recorder="recorder")
+    (request,) = {event.request for event in events if event.kind == "kv.alloc"}
+    events = named(events, request or "")
+    first = next(n for n, event in enumerate(events) if isinstance(event, Heartbeat))
+    closed = [*events[:first], replace(events[first], recorder_closed=True), *events[first + 1 :]]  # type: ignore[call-arg]
+    assert rules_found(judge(closed)) == ["stuck-load"]
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "rule"),
+    [
+        ("", "L 600 c0 -> 512 async\nA 512", "stuck-load"),
+        ("L 600 c0 -> later\n", "L 600 c0 -> later", "endless-deferral"),
+        ("", "L 600 c0 h0 -> 0", "never-admitted"),
+        ("L 600 c0 -> 0\nA 0\nS 0+600\n", "end delayed", "late-free"),
+    ],
+)
+def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, since: str, rule: str) -> None:
+    events = history(f"start 600\n{before}prefetch 0+1\n{since}\nwait 700")
+    lost = next(n for n, event in enumerate(events) if event.kind == "kv.prefetch")
+    assert rules_found(judge(without(events, lost))) == [rule]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "L 600 c0 -> 512 async\nA 512\n!end aborted\nR\nwait 600",  # of one that has ended
+        "L 600 c0 -> 512 async\n!L 600 c0 -> 512\nA 512\nS 512+88\nwait 600",  # another lookup is answered
+        "L 600 c0 -> later\n!A 0\nS 0+600\nwait 600",
+        "L 600 c0 -> 512 async\nA 512\n!R\nS 512+88\nwait 600",
+        "L 600 c0 -> 0\nA 0\nS 0+600\nend delayed\n!sent\nwait 700",
+        "L 600 c0 -> 512 async\n!A 512\n!end aborted\nR\nwait 600",
+    ],
+)
+def test_an_event_that_was_lost_may_have_ended_the_waiting(text: str) -> None:
+    lines = text.splitlines()
+    said = [line.removeprefix("!") for line in lines]
+    lost = [len(history("\n".join(said[:number]))) for number, line in enumerate(lines) if line.startswith("!")]
+    events = history("\n".join(said))
+    assert rules_found(judge(events)) == []
+    assert rules_found(judge(without(events, *lost))) == []

@@ -35,7 +35,12 @@ class StuckLoad(DeadlineRule):
             return None
         if alloc is not None and error is None:
             return alloc, Drift({"allocated": alloc.allocated}, [alloc])
-        every_step_is_known = step is not None and step.blocks_ids is not None and step.scheduler_tokens is None
+        every_step_is_known = (
+            step is not None
+            and step.blocks_ids is not None
+            and step.scheduler_tokens is None
+            and step.sequence >= account.evidence.known_from
+        )
         if error is None or not (alloc is not None or every_step_is_known):
             return None
         return error, Drift({"failed_blocks": len(error.blocks_ids)}, [error] if alloc is None else [alloc, error])

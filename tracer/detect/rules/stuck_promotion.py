@@ -33,7 +33,10 @@ class StuckPromotion(DeadlineRule):
         received = account.evidence.received
         if received is None or account.evidence.schedule is not None or account.ended_ns is not None:
             return None
-        return received, Drift({}, [*[*account.evidence.allocs.values()][-1:], received])
+        allocs = [*account.evidence.allocs.values()][-1:]
+        if account.missing is not None and not allocs:
+            return None  # a load is received of a request that has ended, too
+        return received, Drift({}, [*allocs, received])
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"received": finding.witness[-1]}
