@@ -309,9 +309,8 @@ class Account:
             last = self.last_lookup(event.connector_id)
             is_async = bool(event.allocated) and last is not None and last.is_async
             self.status = "loading" if is_async else "admitted"
-            if (
-                last is not None and is_async and last.sequence >= evidence.known_from
-            ):  # otherwise it may not be the lookup before this
+            # A lookup from before a gap may not be the one before this allocation.
+            if last is not None and is_async and last.sequence >= evidence.known_from:
                 evidence.loading = event
                 evidence.received_by.clear()
 

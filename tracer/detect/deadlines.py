@@ -108,7 +108,8 @@ class Deadlines:
         return waits
 
     def _judge(self, wait: Wait, until_ns: int, recorder: TrackedRecorder, *, is_last: bool) -> bool:
-        """Whether a request has waited too long. A finding is told the whole time when the waiting ends."""
+        """Whether a request has waited too long. A finding is told the whole time when the waiting ends, and of several in an
+        epoch it tells the first."""
         time = recorder.engine.time
         waited_s = (until_ns - time.of(wait.since)) / 1e9
         if (
@@ -117,11 +118,14 @@ class Deadlines:
             return False
         drift = replace(wait.drift, numbers={"waited_s": round(waited_s, 1), **wait.drift.numbers})
         try:
-            known = self._judgements.known(wait.rule.finding(drift))
+            fresh = wait.rule.finding(drift)
+            known = self._judgements.known(fresh)
             if known is None:
                 self._judgements.record(wait.tally, drift)
-            elif is_last and known.numbers != drift.numbers:
-                self._judgements.update(wait.tally, known, drift)
+            elif fresh.first_ns < known.first_ns or (
+                is_last and fresh.first_ns == known.first_ns and fresh.numbers != known.numbers
+            ):
+                self._judgements.update(wait.tally, known, fresh)
         except Exception as error:
             self._judgements.failed(wait.tally, error)
         return True

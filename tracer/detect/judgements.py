@@ -54,9 +54,10 @@ class Judgements:
         elif judgement is Verdict.OK:
             tally.ok += 1
 
-    def update(self, tally: Tally, known: Finding, drift: Drift) -> None:
-        """A finding whose numbers have grown."""
-        known.numbers = drift.numbers
+    def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:
+        """A finding that is told otherwise now: its numbers have grown, or it has happened earlier, too."""
+        known.numbers, known.witness = fresh.numbers, fresh.witness
+        known.first_ns, known.last_ns = fresh.first_ns, fresh.last_ns
         known.explanation = tally.rule.explain(known)
         self._touched[known.id] = known
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from history import history, judge
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvtrail.tracer.detect.detector import Detector
@@ -71,7 +71,12 @@ def after_all(events: Sequence[Event], whole: Sequence[Event]) -> Detector:
     return judge(events, later_s=700 + (last_ns - max((event.end_ns for event in events), default=last_ns)) / 1e9)
 
 
+TWO_WAITS = "L 300 c0 h0 -> 0\nwait 700\nA 0\nL 300 c0 h0 -> 0\nwait 800"
+
+
 @given(HISTORIES, st.randoms(use_true_random=False))
+@example(history(TWO_WAITS), random.Random(3))
+@example(history(TWO_WAITS), random.Random(5))
 @settings(max_examples=200)
 def test_the_order_of_arrival_and_repetitions_change_nothing(events: list[Event], rng: random.Random) -> None:
     shuffled = [*events, *rng.choices(events, k=5)]
