@@ -20,6 +20,9 @@ FAULTS: dict[str, type] = {
 }
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 
+NATIVE = ("block-reuse", "load-store-overlap", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion")
+"""Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
+
 
 def inject(fault: type, cls: type) -> type:
     """A subclass of a connector class with the fault in front of it."""

@@ -66,8 +66,8 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.end_step(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        if (blocks := connector_output.invalid_block_ids) and self._kv_cache_manager is not None:
-            self._scheduler.load_failed(blocks, self._kv_cache_manager.get_block_ids)
+        if blocks := connector_output.invalid_block_ids:
+            self._scheduler.load_failed(blocks)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduler.finished(request)

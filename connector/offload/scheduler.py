@@ -13,9 +13,9 @@ the chunks before it. A prefix is used as a whole, its head last, and whatever i
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice, takewhile
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, islice, takewhile
 from typing import Any
 
 from kvtrail.connector.offload.config import OffloadConfig
@@ -99,6 +99,7 @@ class _Tracked:
         stored: tokens from its start that were stored in this epoch, or were held already.
         refused: computed tokens when there was no room for the next chunk; 0 if there was.
         epoch: the preemption epoch that `stored` and `refused` belong to.
+        blocks: its block table, as of its last step.
     """
 
     request: Any
@@ -107,6 +108,7 @@ class _Tracked:
     stored: int = 0
     refused: int = 0
     epoch: int = 0
+    blocks: list[int] = field(default_factory=list)
 
 
 class OffloadScheduler:
@@ -180,26 +182,29 @@ class OffloadScheduler:
 
     def end_step(self, scheduler_output: Any) -> OffloadPlan:
         """Plan the stores of this step, and return its plan."""
+        self._follow_tables(scheduler_output)
         computed_before = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
         running = scheduler_output.scheduled_cached_reqs
         self._recent.append({})
         computed_before.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
         for request_id, scheduled in scheduler_output.num_scheduled_tokens.items():
             computed = computed_before[request_id] + (0 if self._drafts else scheduled)
-            self._store_up_to(computed, self._tracked[request_id], scheduler_output.kv_connector_block_state)
+            self._store_up_to(computed, self._tracked[request_id])
         self._index.end_step()
         plan, self._plan = self._plan, OffloadPlan()
         return plan
 
-    def load_failed(self, blocks: Collection[int], tables: Callable[[str], Sequence[Sequence[int]]]) -> None:
+    def load_failed(self, blocks: Collection[int]) -> None:
         """Blocks could not be loaded. What the latest steps stored from them on, of any request that holds one, was computed
-        of garbage: forget it, and store it again when it is computed again. `tables` gives a request's blocks."""
+        of garbage: forget it, and store it again when it is computed again."""
         size, block = self._config.chunk_size, self._config.block_size
         for stored in self._recent:
             for request_id, chunks in stored.items():
-                tracked, (table,) = self._tracked.get(request_id), tables(request_id)
-                bad = next((n for n, each in enumerate(table) if each in blocks), None)
-                if tracked is None or bad is None:
+                tracked = self._tracked.get(request_id)
+                if tracked is None:
+                    continue
+                bad = next((n for n, each in enumerate(tracked.blocks) if each in blocks), None)
+                if bad is None:
                     continue
                 for end, key in chunks:
                     if end > bad * block and self._index.discard(key):
@@ -241,7 +246,20 @@ class OffloadScheduler:
         total: int = tracked.request.num_tokens
         return max(0, min(tracked.matched, total - 1) - tracked.computed)
 
-    def _store_up_to(self, computed: int, tracked: _Tracked, block_state: Any) -> None:
+    def _follow_tables(self, output: Any) -> None:
+        """Enter the blocks that a step gives to its requests. Every vLLM since 0.20 tells them so; only newer ones give the
+        tables themselves."""
+        for new in output.scheduled_new_reqs:
+            (self._tracked[new.req_id].blocks,) = map(list, new.block_ids)
+        running = output.scheduled_cached_reqs
+        for n in compress(range(len(running.req_ids)), running.new_block_ids):
+            request_id, (blocks,) = running.req_ids[n], running.new_block_ids[n]
+            if request_id in running.resumed_req_ids:
+                self._tracked[request_id].blocks = list(blocks)
+            else:
+                self._tracked[request_id].blocks += blocks
+
+    def _store_up_to(self, computed: int, tracked: _Tracked) -> None:
         """Plan the stores of a request's full chunks. What was stored and evicted since is stored again: its KV is at hand,
         and without it what follows could not be found. Where there is no room, the next try comes a chunk later."""
         request, size, block = tracked.request, self._config.chunk_size, self._config.block_size
@@ -258,9 +276,8 @@ class OffloadScheduler:
         for n in range(tracked.stored // size, before):
             self._plan.present.append(Copy(request.request_id, n * size, size, slots[n], 0, (), short(keys[n])))
         if len(slots) > before:
-            (block_ids,) = block_state.get_block_ids(request.request_id)
             for n in range(before, len(slots)):
-                blocks = tuple(block_ids[n * size // block : (n + 1) * size // block])
+                blocks = tuple(tracked.blocks[n * size // block : (n + 1) * size // block])
                 self._plan.stores.append(Copy(request.request_id, n * size, size, slots[n], 0, blocks, short(keys[n])))
                 self._recent[-1].setdefault(request.request_id, []).append(((n + 1) * size, keys[n]))
         tracked.stored, tracked.refused = len(slots) * size, 0

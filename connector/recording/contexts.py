@@ -35,6 +35,7 @@ class RequestContext:
         request_id: the engine's id; empty in the context of events that concern no request.
         start_ns: when it was first seen, by the monotonic clock.
         request: vLLM's request object on the scheduler's side, else None.
+        blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
         hashed: how many of its block hashes have been recorded.
         started: whether its start has been recorded; several connectors may report it.
         ended: once the request has ended, a weak reference to vLLM's object.
@@ -52,8 +53,8 @@ class RequestContext:
     """
 
     __slots__ = (
-        "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation", "recorded",
-        "request", "request_id", "root", "sampled", "sequence", "start_ns", "started", "table_ns",
+        "blocks", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
+        "recorded", "request", "request_id", "root", "sampled", "sequence", "start_ns", "started", "table_ns",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +69,7 @@ class RequestContext:
     ) -> None:
         self.request_id = request_id
         self.request: Any = None
+        self.blocks: Any = None
         self.started = False
         self.hashed = 0
         self.ended: Callable[[], Any] | None = None

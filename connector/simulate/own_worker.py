@@ -87,14 +87,15 @@ class OwnWorker(FakeWorker):
         worker = self._connector
         worker.bind_connector_metadata(output.kv_connector_metadata)
         worker.handle_preemptions(output.kv_connector_metadata)
-        if output.has_sync_kv_loads:
+        loads_first = getattr(output, "has_sync_kv_loads", True)  # an older vLLM always loads first
+        if loads_first:
             self._start_load()
         self._fail_synchronous(output, report)
         self._compute(output, report.invalid_block_ids)
-        if not output.has_sync_kv_loads:
+        if not loads_first:
             self._start_load()
         worker.wait_for_save()
-        results = worker.get_transfer_results(output.finished_req_ids)
+        results = _transfer_results(worker, output.finished_req_ids)
         report.invalid_block_ids |= worker.get_block_ids_with_load_errors()
         report.failed_recving = results.failed_recving
         report.kv_connector_worker_meta = worker.build_connector_worker_meta()
@@ -249,6 +250,14 @@ class _Contents:
         if code == FAILED:
             return "it was computed of a load that had failed."
         return f"it is {self._known.get(code, 'nothing that was ever computed')}."
+
+
+def _transfer_results(worker: Any, ended: set[str]) -> Any:
+    """What a worker says of its transfers, as vLLM asks it in this version; `ended` are the requests that have ended."""
+    if hasattr(worker, "get_transfer_results"):
+        return worker.get_transfer_results(ended)
+    sending, recving = worker.get_finished(ended)
+    return SimpleNamespace(finished_sending=sending, finished_recving=recving, failed_recving=set())
 
 
 def _some(blocks: Sequence[int]) -> str:

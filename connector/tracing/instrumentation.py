@@ -200,6 +200,7 @@ class Instrumentation:
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed and context.recorded
+        context.blocks = blocks
         table = first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
@@ -283,13 +284,13 @@ class Instrumentation:
             self._probe_failed("ended", set(self._jobs.values()))
             return ()
 
-    def workers_reported(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
+    def workers_reported(self, output: Any, ended: Sequence[int]) -> None:
         """After `update_connector_output`: transfers that ended, and blocks that could not be loaded."""
         if self._recorder is None:
             return
         at_ns = monotonic_ns()
         self._ends(ended)
-        self._load_errors(connector, output, at_ns)
+        self._load_errors(output, at_ns)
         self._completions(output, at_ns)
 
     @_never_breaks(Kind.TRANSFER_END, concerns_all=True)
@@ -298,9 +299,9 @@ class Instrumentation:
             self._job(Kind.TRANSFER_END, number, (False, self._steps))
 
     @_never_breaks(Kind.LOAD_ERROR, concerns_all=True)
-    def _load_errors(self, connector: Any, output: Any, at_ns: int) -> None:
+    def _load_errors(self, output: Any, at_ns: int) -> None:
         if invalid := getattr(output, "invalid_block_ids", None):
-            for context, blocks in self._holders(connector, invalid):
+            for context, blocks in self._holders(invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
                 self._steps_told.watch(context.request_id)
 
@@ -446,11 +447,11 @@ class Instrumentation:
         context = None if request_id is None else self._recorder.contexts.of_id(request_id)
         self._record(kind, context, monotonic_ns(), (number, *more))
 
-    def _holders(self, connector: Any, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
-        """The requests whose tables hold some of these blocks, and those blocks. Rare: only after a failed load."""
+    def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
+        """The requests that were given some of these blocks, and those blocks. Rare: only after a failed load."""
         for context in list(self._recorder.contexts.open.values()):
-            if context.request is not None:
-                table = first_group(connector._kv_cache_manager.get_block_ids(context.request_id)) or ()
+            if context.request is not None and context.blocks is not None:
+                table = first_group(context.blocks.get_block_ids()) or ()
                 if held := tuple(block for block in table if block in blocks):
                     context.epoch = context.request.num_preemptions
                     yield context, held

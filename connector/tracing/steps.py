@@ -60,7 +60,9 @@ class Steps:
         if output.preempted_req_ids:
             free = _left_free(connector, output)
             for request_id in output.preempted_req_ids:
-                self._record(_PREEMPT, of_id(request_id), at_ns, (free, number))
+                context = of_id(request_id)
+                context.blocks = None
+                self._record(_PREEMPT, context, at_ns, (free, number))
         for new in output.scheduled_new_reqs:
             context = of_id(new.req_id)
             run = (new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], context.epoch > 0)

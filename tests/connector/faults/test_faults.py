@@ -13,7 +13,7 @@ from bare_scheduler import scheduler, storm
 from history import heartbeats
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.faults import FAULTS, NATIVE
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
@@ -21,15 +21,6 @@ from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.semconv import Level
 
 MUCH_LATER_S = 3600.0
-NATIVE = {
-    "block-reuse",
-    "load-store-overlap",
-    "store-under-load",
-    "stray-completion",
-    "stuck-load",
-    "stuck-promotion",
-}
-"""Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
 
 
 def run_storm(bare: BareScheduler) -> None:

@@ -140,13 +140,12 @@ class Request:
 
 def stepped(scheduler: OffloadScheduler, request: Request, computed: int, scheduled: int) -> OffloadPlan:
     """A step of one request."""
-    new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=computed)
-    tables = SimpleNamespace(get_block_ids=lambda _: (list(range(100, 200)),))
+    table = list(range(100, 200))
+    new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=computed, block_ids=(table,))
     output: Any = SimpleNamespace(
         scheduled_new_reqs=[new],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[], new_block_ids=[]),
         num_scheduled_tokens={request.request_id: scheduled},
-        kv_connector_block_state=tables,
     )
     return scheduler.end_step(output)
 

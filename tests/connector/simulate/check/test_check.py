@@ -10,11 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner
 from pytest_alone import run_pytest
-from test_faults import NATIVE
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
-from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.faults import FAULTS, NATIVE
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
