@@ -94,7 +94,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
     """The recorders: those that lost something first, then the live ones, then by when they were last seen."""
 
     def order(each: Row) -> tuple[bool, bool, int, str]:
-        loses = each["dropped"] or each["missing"]
+        loses = each["dropped"] or each["missing"] or each["untold"] or each["probes_off"]
         return not loses, not is_live(each), -each["last_ns"], each["id"]
 
     return [
@@ -107,6 +107,8 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Received": recorder["received"],
             "Dropped": recorder["dropped"],
             "Gaps": recorder["missing"],
+            "Not told": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
+            "Probes off": ", ".join(recorder["probes_off"]) or None,
             "Last seen": text.clock(recorder["last_ns"], now_ns=now_ns),
             "Service": recorder["service"],
         }

@@ -141,6 +141,8 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "last_ns": START_NS,
         "heard_ns": START_NS,
         "lag_ns": 0,
+        "untold": {},
+        "probes_off": [],
         **changes,
     }
 

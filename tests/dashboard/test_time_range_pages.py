@@ -177,6 +177,8 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "dropped": 0,
         "missing": 0,
         "status": "running",
+        "untold": {},
+        "probes_off": [],
     }
     return {**base, "last_ns": NOW_NS, "heard_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
 
@@ -209,6 +211,13 @@ def test_whoever_loses_something_is_on_top() -> None:
         "Engines live": "1", "Recorders live": "2", "Open requests": "2", "Longest lag": "12.00 s", "Dropped": "0",
         "Gaps": "3",
     }  # fmt: skip
+
+
+def test_what_a_recorder_could_not_tell_is_shown() -> None:
+    odd = recorder(id="odd", untold={"kv.lookup": 1200, "probe.keys": 100}, probes_off=["LMCacheConnectorV1"])
+    first, second = fleet.recorder_rows([recorder(id="fine"), odd], now_ns=NOW_NS)
+    assert (first["Recorder"], first["Not told"]) == ("odd", "kv.lookup 1,200, probe.keys 100")
+    assert (first["Probes off"], second["Not told"], second["Probes off"]) == ("LMCacheConnectorV1", None, None)
 
 
 def test_the_tracers_own_prose_keeps_its_code_and_nothing_else() -> None:

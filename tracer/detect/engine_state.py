@@ -128,6 +128,8 @@ class Engine:
     """The first sign of life that told the present number of scheduling steps."""
     full_tiers: dict[tuple[str, str], FullTier] = field(default_factory=dict)
     """By connector and tier."""
+    probes_off: set[str] = field(default_factory=set)
+    """Connectors whose probe has switched itself off."""
     locked: int | None = 0
     """Chunks that are locked for requests; None where it is not known."""
 
@@ -336,8 +338,19 @@ class Engine:
             self.full_tiers.pop(tier, None)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
+        if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
+            self.probes_off.update(event.recorder_probes_off)
+            self._blame_probe()
         if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
             self.polled = event
+
+    def _blame_probe(self) -> None:
+        """A probe has switched itself off, and the recorder has left a gap for what it told: what is unknown is so for it."""
+        if self.missing is Unknown.LOST:
+            self.missing = Unknown.PROBE
+        for known in self.stores.values():
+            if known.lost is Unknown.LOST:
+                known.lost = Unknown.PROBE
 
     def _refused(self, event: Plan) -> None:
         """A store has failed."""

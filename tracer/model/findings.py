@@ -42,7 +42,6 @@ class Unknown(StrEnum):
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
     UNNAMED = "the connector stores chunks without naming them"
-    SHARED = "others may have written to the store"
     OPEN = "the request has not ended"
     UNCHECKED = "no rule applied to the request"
     ORDER = "two processes recorded it, and which came first is not known"

@@ -100,10 +100,10 @@ _ADVICE = {
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",
     Unknown.DELAYED: "It passes when the connector gives back what it keeps.",
-    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md).",
+    Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
+    " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
     Unknown.UNNAMED: "A probe that names the keys of chunks would show it (docs/connectors.md).",
-    Unknown.SHARED: "Nothing to do: a store that others write to cannot be judged from one engine.",
     Unknown.OPEN: "It passes when the request ends.",
     Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",
     Unknown.ORDER: "Nothing to do: clocks of two processes are not compared.",

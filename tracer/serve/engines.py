@@ -33,6 +33,8 @@ FORGET_SILENT_NS = 3600 * 10**9
 OVERLAP_NS = 10 * 60 * 10**9
 """In a rollout the new engine may begin so long before the old one is ended."""
 MOST_RECORDERS = 10_000
+MOST_UNTOLD = 100
+"""Kinds of what a recorder could not tell that are kept; there are fewer."""
 
 
 class Status(StrEnum):
@@ -58,6 +60,8 @@ class RecorderState:
         first, highest: the lowest and the highest sequence number received.
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
+        untold: what the recorder says it could not tell, and how often, by kind.
+        probes_off: the connectors whose probe has switched itself off.
         status: what is known of it.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
@@ -78,6 +82,8 @@ class RecorderState:
     highest: int
     received: int = 0
     dropped: int = 0
+    untold: dict[str, int] = field(default_factory=dict)
+    probes_off: tuple[str, ...] = ()
     status: Status = Status.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
@@ -126,6 +132,10 @@ class RecorderState:
         if not isinstance(event, Heartbeat):
             return None
         before, self.dropped = self.dropped, max(self.dropped, event.recorder_dropped)
+        for kind, _, times in (text.rpartition(":") for text in (event.recorder_untold or ())[:MOST_UNTOLD]):
+            if times.isdecimal() and (kind in self.untold or len(self.untold) < MOST_UNTOLD):
+                self.untold[kind] = max(self.untold.get(kind, 0), int(times))
+        self.probes_off = event.recorder_probes_off or self.probes_off
         if event.recorder_closed:
             self.status = Status.CLOSED
         return self.dropped - before
@@ -139,7 +149,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "service", "model", "version", "host", "received", "dropped", "missing", "status", "last_ns",
-            "heard_ns", "lag_ns",
+            "heard_ns", "lag_ns", "untold", "probes_off",
         )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "connectors": sorted(self.connectors)}
 
@@ -236,6 +246,8 @@ class EngineState:
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
         recorders: how many of its recorders have neither closed nor terminated.
         outstanding: events whose sequence number is known and that have not arrived (yet).
+        untold: how often its recorders could not tell something.
+        probes_off: how many connectors' probes have switched themselves off, in all of its recorders.
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
             not age.
@@ -249,6 +261,8 @@ class EngineState:
     heard_ns: int = 0
     recorders: int = 0
     outstanding: int = 0
+    untold: int = 0
+    probes_off: int = 0
     open_loads: int = 0
     open_load_oldest_ns: int = 0
     kept_requests: int = 0
@@ -266,6 +280,8 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
             state.info = (recorder.served or recorder.model, recorder.service, recorder.version)
         state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
         state.outstanding += recorder.missing
+        state.untold += sum(recorder.untold.values())
+        state.probes_off += len(recorder.probes_off)
     for account, now_ns in detector.waiting():
         waiting = states.get(account.engine)
         if waiting is None:

@@ -161,6 +161,15 @@ def test_a_recorder_that_samples_says_nothing_of_its_engine() -> None:
     assert detector.unknown["phantom-hit", Unknown.SAMPLED] == 1
 
 
+def test_what_a_probe_would_have_told_is_unknown_for_that_reason() -> None:
+    """The probe switches itself off, which leaves a gap; the next sign of life says so. A later loss is a loss again."""
+    events = history(f"x: L 64 c0 h0 -> 0\nevict lost\nwait 12\n{CLAIMED}", connector="OffloadConnector", chunk=32)
+    lost = next(number for number, event in enumerate(events) if event.kind == "kv.evict")
+    off = [replace(e, recorder_probes_off=("Some",)) if isinstance(e, Heartbeat) else e for e in events]
+    assert judge(without(events, lost)).unknown["phantom-hit", Unknown.LOST] == 1
+    assert judge(without(off, lost)).unknown["phantom-hit", Unknown.PROBE] == 1
+
+
 # Time.
 
 LOADING = "L 600 c0 h512 -> 512 async\nA 512\n"

@@ -278,3 +278,19 @@ def test_the_api_names_a_bounded_number_of_recorders_and_engines(
     fleet = client.get("/api/fleet").json()
     assert [each["engine"] for each in fleet["engines"]] == ["engine-7", "engine-8", "engine-9", "engine-lossy"]
     assert fleet["known"] == 11
+
+
+def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
+    events = life("a", goodbye=False)
+    (beat, *_) = heartbeats(events, later_s=5)
+    odd = ("kv.lookup:3", "probe.keys:100", "no number")
+    told = replace(beat, recorder_untold=odd, recorder_probes_off=("Some",))  # type: ignore[call-arg]
+    pipeline.ingest(encoded([*events, told]), transport="grpc")
+    pipeline.tidy()
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    (recorder,) = client.get("/api/health").json()["recorders"]
+    assert recorder["untold"] == {"kv.lookup": 3, "probe.keys": 100}
+    assert recorder["probes_off"] == ["Some"]
+    value = pipeline._metrics.registry.get_sample_value
+    assert value("kvtrail_recorder_untold", {"engine": "engine-a"}) == 103
+    assert value("kvtrail_recorder_probes_off", {"engine": "engine-a"}) == 1
