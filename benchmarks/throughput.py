@@ -1,7 +1,8 @@
 """What tracing costs vLLM: the same OffloadConnector traced and untraced, round by round in turn.
 
 `bare`: the bare scheduler, thousands of steps a second, where each microsecond shows. `thread`: the same, but only the CPU of
-the scheduler's thread, and nothing is sent. `engine`: the real engine on the CPU.
+the scheduler's thread, and nothing is sent. `running`: that CPU by how many requests run at a time, at both levels, with the
+events and bytes of a step, and how many of CPython's instructions it takes. `engine`: the real engine on the CPU.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import random
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,10 @@ SIDES = ("OffloadConnector", "UntracedOffloadConnector")
 GRPC_PORT, HTTP_PORT = 24327, 24328
 TURNS = 10
 """Turns of the bare scheduler in a round."""
+STEPS = 30
+"""Of a turn, where so many requests run at a time."""
+BLOCKS_EACH = 40
+"""For each request that runs: more than it needs, so that nobody is preempted."""
 
 
 class NullExporter:
@@ -36,6 +44,111 @@ class NullExporter:
         return True
 
     def close(self) -> None: ...
+
+
+class MeasuringExporter(NullExporter):
+    """Keeps what is recorded until it is measured."""
+
+    def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
+        from kvtrail.connector.recording.encoder import Encoder
+
+        self.encoder, self.waiting = Encoder(resource, span_id_base, base_ns), list[Any]()
+        self.events = self.bytes = 0
+
+    def send(self, events: Sequence[Any]) -> bool:
+        self.waiting += events
+        return True
+
+    def measure(self) -> None:
+        self.events += len(self.waiting)
+        self.bytes += sum(map(len, self.encoder.requests(self.waiting, 512)))
+        self.waiting.clear()
+
+
+class Busy:
+    """A bare scheduler in which so many requests run at all times: each that ends is followed by another. Prompts of 272 to
+    455 tokens, of which 256 are those of an earlier request, and 50 to 199 tokens to generate."""
+
+    def __init__(self, folder: Path, running: int, side: str, level: str) -> None:
+        from kvtrail.connector.simulate.stages import BareScheduler
+
+        settings = {"kv_connector": side, "kv_connector_extra_config": {"kvtrail": {"level": level}}}
+        size: dict[str, Any] = {"max_num_seqs": running, "max_num_batched_tokens": running + 512}
+        blocks = running * BLOCKS_EACH
+        self._bare = BareScheduler(folder / "model", settings, block_size=16, num_blocks=blocks, **size)
+        self._running, self._count, self._rng = running, 0, random.Random(0)
+        self._heads = [self._tokens(256) for _ in range(8)]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(3, 512) for _ in range(count)]
+
+    def steps(self, count: int) -> None:
+        """Run so many steps."""
+        for _ in range(count):
+            while len(self._bare.scheduler.requests) < self._running:
+                prompt = self._rng.choice(self._heads) + self._tokens(self._rng.randrange(16, 200))
+                self._bare.add(f"r-{self._count}", prompt, self._rng.randrange(50, 200))
+                self._count += 1
+            self._bare.step()
+
+    def instructions(self, count: int) -> float:
+        """The instructions of CPython's interpreter that one of so many steps takes."""
+        executed = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal executed
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            executed += event == "opcode"
+            return trace
+
+        sys.settrace(trace)
+        self.steps(count)
+        sys.settrace(None)
+        return executed / count
+
+
+def running(folder: Path, count: int, at_a_time: int) -> None:
+    """CPU of the scheduler's thread for a step with so many requests, untraced and at both levels, in turns of `STEPS`."""
+    from kvtrail.connector.recording.recorder import exporting_to, recorders
+
+    exporters: list[MeasuringExporter] = []
+
+    def exporter() -> MeasuringExporter:
+        exporters.append(MeasuringExporter())
+        return exporters[-1]
+
+    with exporting_to(exporter):
+        levels = ("basic", "detailed")
+        sides = {level: Busy(folder, at_a_time, SIDES[0], level) for level in levels}
+        sides["untraced"] = Busy(folder, at_a_time, SIDES[1], "basic")
+        orders, spent = cycle(permutations(sides)), {name: list[float]() for name in sides}
+        gc.disable()
+        for number in range(-8, count):  # until those that began at once have ended
+            for name in next(orders):
+                gc.collect(1)
+                started = time.thread_time()
+                sides[name].steps(STEPS)
+                if number >= 0:
+                    spent[name].append((time.thread_time() - started) / STEPS * 1e6)
+                for recorder in recorders():
+                    recorder.flush()
+                for each in exporters:
+                    each.measure()
+            if number == -1:
+                for each in exporters:
+                    each.events = each.bytes = 0
+        gc.enable()
+        for level, each in zip(levels, exporters, strict=True):
+            what = f"{at_a_time} requests at a time, level {level}"
+            rounds.print_ratio(what, spent[level], spent["untraced"], "us/step", ("traced", "untraced"))
+            steps = count * STEPS
+            print(f"  a step: {each.events / steps:.2f} events, {each.bytes / steps:,.0f} bytes")
+        executed = {name: side.instructions(STEPS) for name, side in sides.items()}
+        for level in levels:
+            more = executed[level] - executed["untraced"]
+            print(
+                f"  {level}: {more:,.0f} instructions on {executed['untraced']:,.0f} ({more / executed['untraced']:.2%})"
+            )
 
 
 def bare(folder: Path, count: int, *, of_thread: bool) -> None:
@@ -127,8 +240,9 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bare", "thread", "engine"])
+    parser.add_argument("what", choices=["bare", "thread", "running", "engine"])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--at-a-time", type=int, nargs="+", default=[16, 64, 256], help="requests of `running`")
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
@@ -139,14 +253,17 @@ def main() -> None:
             from kvtrail.connector.recording.recorder import exporting_to
 
             stack.enter_context(exporting_to(NullExporter))
-        elif arguments.tracer != "absent":
+        elif arguments.what != "running" and arguments.tracer != "absent":
             process = stack.enter_context(rounds.tracer(folder, GRPC_PORT, HTTP_PORT))
             if arguments.tracer == "hung":
                 process.send_signal(signal.SIGSTOP)
-        if arguments.what != "thread":
+        if arguments.what in ("bare", "engine"):
             print(f"tracer: {arguments.tracer}")
         if arguments.what == "engine":
             engine(folder, arguments.rounds, arguments.layers)
+        elif arguments.what == "running":
+            for at_a_time in arguments.at_a_time:
+                running(folder, arguments.rounds, at_a_time)
         else:
             bare(folder, arguments.rounds, of_thread=arguments.what == "thread")
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,9 +128,21 @@ def near(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
         held.int_value = min(NUMBERS[-1], max(NUMBERS[0], held.int_value + dice.choice((-16, -1, 1, 16))))
 
 
+def element(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
+    """An array loses an element, gets one more, or one changes: of the columns of a step, one does not fit the others."""
+    if arrays := [a.value.array_value.values for a in span.attributes if a.value.WhichOneof("value") == "array_value"]:
+        held = dice.choice(arrays)
+        place = dice.randrange(len(held) + 1)
+        if place < len(held) and dice.random() < 0.5:
+            del held[place]
+        if place == len(held) or dice.random() < 0.5:
+            held.insert(place, any_value(odd_value(dice)))
+
+
 def added(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
     """An attribute of another kind of span, or one that nobody knows."""
-    every = [a.key for fields in semconv.FIELDS.values() for a in fields] + [a.key for a in semconv.COMMON]
+    tables = (*semconv.FIELDS.values(), semconv.STEP_FIELDS, semconv.COMMON)
+    every = [attribute.key for table in tables for attribute in table]
     key = dice.choice([*every, "kvtrail.of.the.future", "gen_ai.request.id", "", "start_ns", "error"])
     span.attributes.add(key=key).value.CopyFrom(any_value(odd_value(dice)))
 
@@ -176,7 +189,7 @@ def identity(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
 
 
 def name(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
-    span.name = dice.choice([*semconv.Kind, "", "kv.of.the.future", "\0"])
+    span.name = dice.choice([*semconv.Kind, semconv.STEP_SPAN, "", "kv.of.the.future", "\0"])
 
 
 def status(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
@@ -227,13 +240,65 @@ def stranger(dice: random.Random, spans: ResourceSpans, span: ProtoSpan) -> None
 
 
 CHANGES: tuple[Odd, ...] = (
-    value, value, value, size, size, near, added, added, absent, twice, unordered, moment, moment, backwards, identity, name,
-    status, inner, resource, resource_absent, resource_of_ours, repeated, lost, order, stranger,
+    value, value, value, size, size, near, element, element, added, added, absent, twice, unordered, moment, moment,
+    backwards, identity, name, status, inner, resource, resource_absent, resource_of_ours, repeated, lost, order, stranger,
 )  # fmt: skip
 
 
+COLUMNS = {
+    semconv.ROW_REQUESTS: semconv.REQUEST_ID,
+    semconv.ROW_NUMBERS: semconv.REQUEST_SEQUENCE,
+    semconv.ROW_EPOCHS: semconv.EPOCH,
+    semconv.ROW_COMPUTED: semconv.COMPUTED,
+    semconv.ROW_SCHEDULED: semconv.SCHEDULED,
+    semconv.ROW_DRAFTED: semconv.DRAFTED,
+}
+
+
+def in_columns(spans: Sequence[ProtoSpan]) -> list[ProtoSpan]:
+    """The same spans as a recorder sends them: later steps of requests as rows of `kv.step`."""
+    held: dict[tuple[Any, Any], list[ProtoSpan]] = {}
+    others, begun = [], set()
+    for span in spans:
+        values = plain(span)
+        of = (values.get(semconv.REQUEST_ID.key), values.get(semconv.EPOCH.key))
+        if span.name == semconv.Kind.SCHEDULE and of in begun and semconv.BLOCK_IDS.key in values:
+            held.setdefault((span.start_time_unix_nano, values[semconv.CONNECTOR_ID.key]), []).append(span)
+        else:
+            others.append(span)
+        if span.name == semconv.Kind.SCHEDULE:
+            begun.add(of)
+    return [*others, *map(_step, held.values())]
+
+
+def _step(rows: Sequence[ProtoSpan]) -> ProtoSpan:
+    values = [plain(row) for row in rows]
+    blocks = [row[semconv.BLOCK_IDS.key] for row in values]
+    columns: dict[str, Any] = {column.key: [row[of.key] for row in values] for column, of in COLUMNS.items()}
+    columns[semconv.ROW_COUNTS.key] = list(map(len, blocks))
+    columns[semconv.ROW_BLOCKS.key] = list(chain.from_iterable(blocks))
+    step = ProtoSpan()
+    step.CopyFrom(rows[0])
+    step.name = semconv.STEP_SPAN
+    del step.attributes[:]
+    own = {of.key for of in COLUMNS.values()} | {semconv.BLOCK_IDS.key, semconv.EXTERNAL_ID.key, semconv.RESUMED.key}
+    for key, value in {**{k: v for k, v in values[0].items() if k not in own}, **columns}.items():
+        step.attributes.add(key=key).value.CopyFrom(any_value(value))
+    return step
+
+
+def plain(span: ProtoSpan) -> dict[str, Any]:
+    """The attributes of a span."""
+    return {pair.key: _plain(pair.value) for pair in span.attributes}
+
+
+def _plain(value: AnyValue) -> Any:
+    of = value.WhichOneof("value") or ""
+    return list(map(_plain, value.array_value.values)) if of == "array_value" else getattr(value, of)
+
+
 def recordings() -> dict[str, ResourceSpans]:
-    """The golden traces, by name: histories of vLLM's real scheduler."""
+    """The golden traces, by name, as recorders send them: histories of vLLM's real scheduler."""
     found: dict[str, ResourceSpans] = {}
     for path in sorted(GOLDEN.glob("*.jsonl")):
         if path.stem == "truncated":  # its last line ends in the middle
@@ -245,6 +310,10 @@ def recordings() -> dict[str, ResourceSpans]:
         ]
         for part in parts[1:]:
             parts[0].scope_spans[0].spans.extend(part.scope_spans[0].spans)
+        spans = parts[0].scope_spans[0].spans
+        sent = in_columns(spans)
+        del spans[:]
+        spans.extend(sent)
         found[path.stem] = parts[0]
     return found
 

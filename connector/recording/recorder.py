@@ -146,17 +146,16 @@ class Recorder:
             tokens: of the step in all.
         """
         taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
-        epochs, sampled = tuple(map(_EPOCH, contexts)), tuple(map(_SAMPLED, contexts))
         values = (
             tuple(map(_REQUEST_ID, contexts)),
             tuple(map(next, map(_SEQUENCE, contexts))),
-            epochs if any(epochs) else None,
+            tuple(map(_EPOCH, contexts)) if any(map(_EPOCH, contexts)) else None,
             computed,
             None if scheduled.count(1) == len(scheduled) else scheduled,
             drafted if any(drafted) else None,
             None if blocks is None else tuple(map(len, blocks)),
             None if blocks is None else tuple(chain.from_iterable(blocks)) or None,
-            None if all(sampled) else sampled,
+            None if all(map(_SAMPLED, contexts)) else tuple(map(_SAMPLED, contexts)),
             step,
             tokens,
         )

@@ -1,8 +1,8 @@
 """What a scheduling step does to requests: preemptions, first and later steps, and what each runs.
 
 A step of an engine with hundreds of requests says nearly nothing new: most of them decode one token into a block that they
-hold already. So a later step of a request is recorded where it says something, and all of these together as one event. On
-the scheduler's thread that costs some microseconds a step, however many requests run (`benchmarks/throughput.py`).
+hold already. So a later step of a request is recorded where it says something, and all of these together as one event
+(`benchmarks/throughput.py running` has what that costs).
 """
 
 from __future__ import annotations
@@ -106,9 +106,10 @@ class Steps:
         if not rows:
             return ()
         told = list(map(ids.__getitem__, rows))
-        contexts = self._contexts(told)
-        if not all(map(_DETAILED, contexts)):
-            kept = list(map(_DETAILED, contexts))
+        # No epoch has changed since the request's last admission. None: it was forgotten among too many.
+        contexts: list[Any] = list(map(self._recorder.contexts.open.get, told))
+        if not (all(contexts) and all(map(_DETAILED, contexts))):
+            kept = [context is not None and context.detailed for context in contexts]
             rows, told, contexts = (list(compress(each, kept)) for each in (rows, told, contexts))
             if not rows:
                 return ()
@@ -128,13 +129,6 @@ class Steps:
             output.total_num_scheduled_tokens,
         )
         return contexts
-
-    def _contexts(self, ids: Sequence[str]) -> list[RequestContext]:
-        """The contexts of requests that go on: their epochs are those of their last admission."""
-        try:
-            return list(map(self._recorder.contexts.open.__getitem__, ids))
-        except KeyError:  # one was forgotten among too many
-            return list(map(self._recorder.contexts.of_id, ids))
 
     def _tell_table(
         self, connector: Any, output: Any, told: Collection[RequestContext], number: int, at_ns: int
@@ -164,15 +158,14 @@ class Steps:
         running, scheduled, new = output.scheduled_cached_reqs, output.num_scheduled_tokens, output.scheduled_new_reqs
         ids, count = running.req_ids, len(running.req_ids)
         rows = list(compress(range(count), running.new_block_ids))
-        if wanted := self._fresh | self._watched:
-            wanted &= scheduled.keys()
-            more, n = set(rows), count
-            while wanted and n:  # those that began last are the last ones
+        if (self._fresh or self._watched) and (wanted := (self._fresh | self._watched) & scheduled.keys()):
+            n, missing = count, len(wanted)
+            while missing and n:  # those that began last are the last ones
                 n -= 1
                 if ids[n] in wanted:
-                    wanted.discard(ids[n])
-                    more.add(n)
-            rows = sorted(more)
+                    missing -= 1
+                    rows.append(n)
+            rows = sorted(set(rows))
         beyond = output.total_num_scheduled_tokens - count
         if new:
             beyond -= sum([scheduled[each.req_id] for each in new])

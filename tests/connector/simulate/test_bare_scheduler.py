@@ -24,7 +24,7 @@ from kvtrail.connector.recording import recorder
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Alloc, Event
+from kvtrail.tracer.model.events import Alloc, Event, Schedule
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.semconv import Kind
 
@@ -184,6 +184,7 @@ def test_the_level_can_be_changed_while_the_engine_runs(
     events = recorded()
     in_detail = {event.request: event.blocks_ids is not None for event in events if isinstance(event, Alloc)}
     assert in_detail == {"r-0": False, "r-1": True, "r-2": True, "r-3": False}
+    assert {e.request for e in events if isinstance(e, Schedule) and e.blocks_ids is not None} == {"r-1", "r-2"}
     assert judged(events).findings == {}
 
 

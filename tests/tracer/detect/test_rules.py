@@ -271,3 +271,25 @@ def test_a_sentence_is_right_where_a_number_is_not_known(text: str, rule: str, s
     (explanation,) = [f.explanation for held in detector.findings.values() for f in held.values() if f.rule == rule]
     assert sentence in explanation
     assert "None" not in explanation
+
+
+@pytest.mark.parametrize(
+    ("table", "end", "numbers"),
+    [
+        ("[1 2]", "end computed 64", None),
+        ("[1 2]", "end computed 65", {"computed": 65, "table_length": 2, "room": 64}),
+        ("[1 2]", "end [1 2]", None),
+        ("[1 2]", "end [1 2 9]", {"untold": [9], "table_length": 2}),
+        ("[1 2]", "end [0 2]", None),
+        ("[1 2 | 7 8]", "end computed 65", None),
+    ],
+)
+def test_blocks_that_no_step_told_show_at_the_end(table: str, end: str, numbers: dict[str, int] | None) -> None:
+    """The steps in which they would have been told say nothing new, and are not recorded."""
+    detector = judge(history(f"L 60 c0 h0 -> 0\nA 0 {table}\nS 0+60 {table}\n{end}"))
+    found = [finding for held in detector.findings.values() for finding in held.values()]
+    assert [(finding.rule, finding.numbers) for finding in found] == [("untold-blocks", numbers)] * (
+        numbers is not None
+    )
+    for finding in found:
+        assert "the request ended with" in finding.explanation

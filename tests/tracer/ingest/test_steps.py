@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from memory import MemoryTransport, a_recorder, a_request
 from msgspec.structs import asdict, replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
 
-from kvtrail.connector.recording.encoder import attribute, key_value
+from kvtrail.connector.recording.encoder import Encoder, attribute, key_value
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -105,6 +108,40 @@ def test_all_readers_take_the_same_events_out_of_it() -> None:
     ]
     assert [asdict(event) for event in JsonDecoder().decoded(line).events] == [asdict(event) for event in by_span]
     assert [asdict(event) for event in by_json] == [asdict(event) for event in by_span]
+
+
+ROW = st.tuples(
+    st.text(min_size=1, max_size=60).filter(str.strip),
+    st.integers(0, 3),
+    st.integers(0, 2**40),
+    st.integers(1, 3) | st.integers(1, 2**31),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 2**31), max_size=4).map(tuple),
+    st.booleans(),
+)
+
+
+@given(rows=st.lists(ROW, min_size=1, max_size=30, unique_by=lambda row: row[0]), groups=st.booleans())
+def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: bool) -> None:
+    """Over both wires, and out of the engine's process as `marshal` writes it."""
+    waiting: list[Any] = []
+    recorder = a_recorder(MemoryTransport())
+    recorder._append = waiting.append
+    contexts = [recorder.contexts.of(a_request(name, num_preemptions=epoch)) for name, epoch, *_ in rows]
+    for context, row in zip(contexts, rows, strict=True):
+        context.sampled = row[-1]
+    _, _, computed, scheduled, drafted, blocks, _ = zip(*rows, strict=True)
+    recorder.record_step(SOURCE, contexts, 10, computed, scheduled, drafted, None if groups else blocks, 12, 46)
+    recorder.close(SLOW_S)
+    resource = {semconv.ENGINE_ID.key: "engine", semconv.RECORDER_ID.key: recorder.id}
+    (payload,) = Encoder(resource, 2**63 - 3, 0).requests(marshal.loads(marshal.dumps(waiting[:1])), 1)
+    for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
+        assert decoded.malformed == []
+        assert [
+            (e.request, e.epoch, e.computed, e.scheduled, e.drafted, e.blocks_ids, e.sampled is not False)
+            for e in decoded.events
+            if isinstance(e, Schedule)
+        ] == [(*row[:5], None if groups else row[5], row[6]) for row in rows]
 
 
 @pytest.mark.parametrize(

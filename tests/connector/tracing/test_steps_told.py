@@ -1,0 +1,76 @@
+"""Which steps are told, on the real scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bare_scheduler import scheduler
+
+from kvtrail.connector.recording import contexts, recorder
+from kvtrail.connector.simulate.scenario import Workers
+from kvtrail.tracer.model.events import Event, LoadError, Schedule
+
+PROMPT = list(range(3, 259))
+
+
+def told_and_run(
+    folder: Path, recorded: Callable[[], list[Event]], workers: Workers
+) -> tuple[list[Event], dict[str, list[int]]]:
+    """What is recorded while a prompt is stored, forgotten by the engine, and loaded; and in which steps each request ran."""
+    extra = {"chunk_size": 64, "kvtrail": {"level": "detailed"}}
+    bare = scheduler(folder, "OffloadConnector", extra, workers=workers)
+    ran: dict[str, list[int]] = {}
+
+    def observe(output: Any) -> None:
+        for request_id in output.num_scheduled_tokens:
+            ran.setdefault(request_id, []).append(bare.steps)
+
+    for name in ("stored", "loaded"):
+        bare.add(name, [*PROMPT, 400], 70)
+        while bare.scheduler.has_unfinished_requests():
+            bare.step(observe)
+        bare.scheduler.reset_prefix_cache()
+    (connector,) = bare.connectors
+    assert connector._kvtrail._steps_told._watched == set(), "a request that has ended is watched no more"
+    return recorded(), ran
+
+
+def test_a_request_that_decodes_is_told_when_it_gets_a_block(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
+    events, ran = told_and_run(tmp_path, recorded, Workers())
+    told = [e for e in events if isinstance(e, Schedule) and e.request == "loaded"]
+    first, second, *later = told
+    assert second.scheduler_step == (first.scheduler_step or 0) + 1, "where it is then shows what became of its prompt"
+    assert later
+    assert all(e.blocks_ids for e in later)
+    assert len(told) < len(ran["loaded"]) / 5
+
+
+def test_a_request_whose_load_failed_is_told_in_every_step(tmp_path: Path, recorded: Callable[[], list[Event]]) -> None:
+    """What it computes again, and from where, decides whether it ever reads what the failed load has left."""
+    events, ran = told_and_run(tmp_path, recorded, Workers(load_failures=1.0))
+    (error,) = [e for e in events if isinstance(e, LoadError)]
+    assert error.request == "loaded"
+    told = [e.scheduler_step for e in events if isinstance(e, Schedule) and e.request == "loaded"]
+    assert told == ran["loaded"]
+    assert len([e for e in events if isinstance(e, Schedule) and e.request == "stored"]) < len(ran["stored"]) / 3
+
+
+def test_requests_that_were_forgotten_cost_the_others_nothing(
+    tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many run at once that the recorder does not remember all of them."""
+    monkeypatch.setattr(contexts, "MAX_REQUESTS", 2)
+    bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 64})
+    for number in range(3):
+        bare.add(f"r-{number}", PROMPT[number : number + 60], 70)
+        for _ in range(5):
+            bare.step()
+    bare.run()
+    events = recorded()
+    assert {e.request for e in events if isinstance(e, Schedule) and not e.blocks_whole} >= {"r-1", "r-2"}
+    assert [each._untold for each in recorder.recorders()] == [{}]
