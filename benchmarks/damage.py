@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from functools import partial
 from operator import is_
 from pathlib import Path
@@ -29,7 +30,6 @@ from under_damage import Caught
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.rules import EngineRule, all_rules
-from kvtrail.tracer.model.events import Event
 
 FRESH = 150
 """Histories after which other healthy runs are recorded."""
@@ -90,42 +90,46 @@ def judge_faulty(runs_each: int, damages_each: int) -> dict[str, Caught]:
     return dict(sorted(result.items()))
 
 
-def judge_a_day(requests: int) -> tuple[dict[str, float], dict[str, float], int]:
+Shares = dict[str, float]
+"""By rule."""
+
+
+def judge_days(requests: int) -> tuple[Shares, Shares, int]:
     """The largest share of `unknown` judgements of each engine-wide rule in what is left of a day after one event was lost,
-    over kinds of events; the same after a late start, without its first minutes; and the day's events."""
-    run = under_damage.a_day(requests)
-    wide = {rule.id for rule in all_rules() if isinstance(rule, EngineRule)}
-    rng = random.Random(0)
-    start_ns, end_ns = run.events[0].end_ns, run.last_ns
-    early = [e for e in run.events if e.recorder == run.scheduler and e.end_ns < start_ns + (end_ns - start_ns) // 4]
-    after_loss: dict[str, float] = {}
-    for kind in sorted({event.kind for event in early}):
-        gone = rng.choice([event for event in early if event.kind == kind])
-        shares = under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns)
-        for rule, (total, unknown) in shares.items():
-            if rule in wide:
-                after_loss[rule] = max(after_loss.get(rule, 0.0), unknown / total)
-        _progress(f"a day without one {kind}")
-    joined_ns = start_ns + (end_ns - start_ns) // 4
+    over kinds of events; the same after a late start, without its first minutes; and the days' events."""
+    after_loss, after_start = Shares(), Shares()
+    days = under_damage.a_day(requests), under_damage.a_told_day()
+    for run in days:
+        start_ns, end_ns = run.events[0].end_ns, run.last_ns
+        quarter_ns = start_ns + (end_ns - start_ns) // 4
+        early = [event for event in run.events if event.recorder == run.scheduler and event.end_ns < quarter_ns]
+        for kind in sorted({event.kind for event in early}):
+            gone = random.Random(kind).choice([event for event in early if event.kind == kind])
+            _enter(after_loss, under_damage.unknown_shares(run.events, lost=partial(is_, gone), from_ns=gone.end_ns))
+            _progress(f"{run.name} without one {kind}")
+        from_ns = quarter_ns + FIRST_MINUTES * 60 * S
+        late = [event for event in run.events if event.end_ns >= quarter_ns]
+        _enter(after_start, under_damage.unknown_shares(late, lost=lambda event: False, from_ns=from_ns))
+    return after_loss, after_start, sum(len(run.events) for run in days)
 
-    def before(event: Event) -> bool:
-        return event.end_ns < joined_ns
 
-    shares = under_damage.unknown_shares(run.events, lost=before, from_ns=joined_ns + FIRST_MINUTES * 60 * S)
-    after_start = {rule: unknown / total for rule, (total, unknown) in shares.items() if rule in wide}
-    return after_loss, after_start, len(run.events)
+def _enter(shares: Shares, counts: Mapping[str, tuple[int, int]]) -> None:
+    """Keep the larger share of each engine-wide rule."""
+    for rule in (rule.id for rule in all_rules() if isinstance(rule, EngineRule) and rule.id in counts):
+        total, unknown = counts[rule]
+        shares[rule] = max(shares.get(rule, 0.0), unknown / total)
 
 
 def section(
     healthy: Healthy,
     caught: dict[str, Caught],
-    day: tuple[dict[str, float], dict[str, float], int],
+    days: tuple[Shares, Shares, int],
 ) -> str:
     """The figures, as Markdown."""
     whole = sum(each.whole for each in caught.values())
     whole_found = sum(each.whole_found for each in caught.values())
     seen, seen_found = sum(each.seen for each in caught.values()), sum(each.seen_found for each in caught.values())
-    after_loss, after_start, events = day
+    after_loss, after_start, events = days
     lines = [
         MARK,
         "Written by `python benchmarks/damage.py --write`; `tests/connector/simulate/test_damage.py` runs a slice.\n",
@@ -138,13 +142,14 @@ def section(
         f"- Faults injected into runs of the same kind: where everything arrived that a rule needs,"
         f" {_share(whole_found, whole)} of {whole:,} findings are made again; where at least their witnesses arrived,"
         f" {_share(seen_found, seen)} of {seen:,}.",
-        f"- A day of an engine ({events:,} events): after one lost event (the worst of one of each kind), and from"
-        f" {FIRST_MINUTES} minutes after a late start on, so many judgements are `unknown`:\n",
+        f"- A day of a recorded engine, and one in which every engine-wide rule has something to judge ({events:,} events):"
+        f" after one lost event (the worst of one of each kind, in the worse of both days), and from {FIRST_MINUTES} minutes"
+        " after a late start on, so many judgements are `unknown`:\n",
         "| rule | after a loss | after a late start |",
         "| --- | ---: | ---: |",
         *(
-            f"| `{rule}` | {_percent(after_loss[rule])} | {_percent(after_start.get(rule, 0.0))} |"
-            for rule in after_loss
+            f"| `{rule}` | {_percent(after_loss[rule])} | {_percent(after_start[rule])} |"
+            for rule in sorted(after_loss)
         ),
         "\n| rule | all arrived | found | witnesses arrived | found |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -166,23 +171,23 @@ def _percent(share: float) -> str:
 
 
 def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{text:100.100}", end="", file=sys.stderr, flush=True)
+    end = "\r" if sys.stderr.isatty() else "\n"
+    print(f"{text:100.100}".rstrip("" if end == "\r" else " "), end=end, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=1_000_000, help="events of damaged healthy histories")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--faulty", type=int, default=20, help="damages for each of two runs of each fault")
-    parser.add_argument("--requests", type=int, default=20_000, help="of the day")
+    parser.add_argument("--faulty", type=int, default=10, help="damages for each of two runs of each fault")
+    parser.add_argument("--requests", type=int, default=10_000, help="of the recorded day")
     parser.add_argument("--write", action="store_true", help="write the figures into docs/recall.md")
     arguments = parser.parse_args()
     started = time.monotonic()
     healthy = judge_healthy(arguments.events, arguments.seed)
     for line in healthy.false:
         print(line)
-    text = section(healthy, judge_faulty(2, arguments.faulty), judge_a_day(arguments.requests))
+    text = section(healthy, judge_faulty(2, arguments.faulty), judge_days(arguments.requests))
     print(text)
     print(f"seeds from {arguments.seed}; {time.monotonic() - started:.0f} s")
     if arguments.write:

@@ -10,6 +10,7 @@ from functools import cache
 
 import recorded_runs
 from damages import Batch, Delivery, S, by_recorder, lives, sent
+from history import history
 from msgspec import structs
 from recorded_runs import CONNECTORS, Run
 from sidecars import FORGET_NS, Name, live, moments
@@ -245,6 +246,62 @@ def a_day(requests: int = 20_000) -> Run:
     return recorded_runs.play(
         scenario, configuration.configuration(), rng, name="a day", levels=(Level.DETAILED,), idle_s=86_400 / steps * 18
     )
+
+
+ROUND = """
+key t{n} after t0 of d{n}
+key t{n} after t0 of d{n}
+a{n}: start 97 as plain
+a{n}: L 97 c0 h64 -> 64 async keys k{m},k{p}
+a{n}: A 64 [1-4]
+a{n}: plan load 0+64 [1 2] keys k{m},k{p} #{n}1
+a{n}: done #{n}1
+a{n}: R
+a{n}: S 64+33 [1-4]
+b{n}: L 65 c0 h64 -> 64 async keys k{m},k{p}
+b{n}: A 64 [5-7]
+wait 10 busy
+b{n}: error [6]
+a{n}: plan store 64+32 [3] keys k{n} #{n}2
+a{n}: done #{n}2
+b{n}: R
+b{n}: S 32+33
+a{n}: P free 1
+b{n}: plan store 0+64 [5 6] keys l{n},m{n} #{n}3
+b{n}: done #{n}3
+b{n}: end
+a{n}: L 98 c0 h0 -> 0
+a{n}: A 0 [5-8]
+a{n}: S 0+98 [5-8]
+a{n}: end
+evict l{n}
+evict m{n}
+evict k{m}
+pool cpu used 8 free 0 total 8
+index applied 3 declined 1 published 4
+wait 76
+"""
+"""What every engine-wide rule judges, in 86 seconds."""
+EIGHTH = """
+holds k{p},k{n}
+reset
+c{n}: L 65 c0 h0 -> 0
+c{n}: A 0 [1-3]
+c{n}: S 0+65 [1-3]
+c{n}: plan store 0+64 [1 2] keys k{p},k{n}
+c{n}: end
+"""
+"""What comes after each eighth of these rounds."""
+
+
+@cache
+def a_told_day() -> Run:
+    """A day in the language of histories: every engine-wide rule has something to judge in it, all the time."""
+    lines = ["s: plan store 0+64 keys k-2,k-1\ns: end"]
+    for n in range(1000):
+        lines += [text.format(n=n, m=n - 2, p=n - 1) for text in ((ROUND, EIGHTH) if n % 8 == 7 else (ROUND,))]
+    events = history("".join(lines), connector="OffloadConnector", chunk=32, recorder="recorder")
+    return Run(name="a told day", events=tuple(events), scheduler="recorder")
 
 
 def unknown_shares(
