@@ -16,7 +16,7 @@ from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest, 
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.semconv import Kind
 
-_MAY_WAIT = {
+MAY_WAIT = {
     Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.PREEMPT, Kind.RECEIVED, Kind.LOAD_ERROR, Kind.REQUEST,
 }  # fmt: skip
 """After these, a request may wait for something that must come in time."""
@@ -41,8 +41,8 @@ class Deadlines:
         self._judgements = judgements
 
     def entered(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
-        """Note, after an event has entered its account, that the request may wait for something from now on."""
-        if event.kind in _MAY_WAIT and not request.waits_ns and event.role == SCHEDULER:
+        """Note, after such an event has entered its account, that the request may wait for something from now on."""
+        if event.role == SCHEDULER:
             time = recorder.engine.time
             self.begin(request, recorder, time.of(event) if time.number >= event.sequence else time.now_ns)
 

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from kvtrail.tracer.detect.account import SCHEDULER, Account
-from kvtrail.tracer.detect.deadlines import Deadlines
+from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.ordering import Stream
@@ -332,10 +332,10 @@ class Detector:
         except Exception as error:
             self._judgements.failed("account", error)
             account.lose(Unknown.RULE)
-        key = (account.engine, account.request)
         if account.ended_ns is not None:
-            self.finished[key] = None
-        self._deadlines.entered(event, request, recorder)
+            self.finished[account.engine, account.request] = None
+        if kind in MAY_WAIT and not request.waits_ns:
+            self._deadlines.entered(event, request, recorder)
         stream.recent.append(event.span_id)
         stream.expected = event.request_sequence + 1
 

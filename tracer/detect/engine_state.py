@@ -368,6 +368,8 @@ class Engine:
 
     def _made_room(self, event: Event) -> None:
         """A chunk was evicted or stored: no tier of the connector is stalled."""
+        if not self.full_tiers:
+            return
         for tier in [tier for tier in self.full_tiers if tier[0] == event.connector_id]:
             del self.full_tiers[tier]
 

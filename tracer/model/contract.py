@@ -31,7 +31,8 @@ def breach(total: int, computed: int, matched: int | None, returned: int | None,
     """
     if not returned:
         return None
-    if not 0 < returned <= new_at_most(total, computed, matched):
+    held = total if matched is None or matched > total else matched
+    if returned < 0 or computed + returned > held:
         return Breach.NOT_NEW
     if not is_async and computed + returned >= total:
         return Breach.NOTHING_TO_RUN

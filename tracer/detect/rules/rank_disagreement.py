@@ -26,6 +26,8 @@ class RankDisagreement(RequestRule[Lookup]):
     hint = "Each rank evicts by itself. Take the minimum over the ranks, and pin on all of them."
 
     def judge(self, event: Lookup, account: Account) -> Judgement:
+        if not account.evidence.rank_lookups:
+            return None
         ranks = {rank.rank: rank for rank in account.evidence.rank_lookups if rank.group is None}
         if not ranks:
             return None
