@@ -132,7 +132,8 @@ def section(
     after_loss, after_start, events = days
     lines = [
         MARK,
-        "Written by `python benchmarks/damage.py --write`; `tests/connector/simulate/test_damage.py` runs a slice.\n",
+        "Written by `python benchmarks/damage.py --write`, in ten minutes; `tests/connector/simulate/test_damage.py` runs a"
+        " slice.\n",
         f"Healthy runs of vLLM's real scheduler (all profiles of `kvtrail check`, {len(CONNECTORS)} connectors, workers"
         " with recorders of their own, changing levels, ids used again) were damaged at random: sampling, losses,"
         " repetitions, any order, clocks an hour off, drifting and jumping, late starts and restarts of the sidecar,"
@@ -140,8 +141,9 @@ def section(
         f"- **{len(healthy.false)} false drifts** in {healthy.events:,} events of {healthy.histories:,} damaged histories;"
         f" {healthy.in_files} of them were also audited, replayed, and judged through the sidecar's store.",
         f"- Faults injected into runs of the same kind: where everything arrived that a rule needs,"
-        f" {_share(whole_found, whole)} of {whole:,} findings are made again; where at least their witnesses arrived,"
-        f" {_share(seen_found, seen)} of {seen:,}.",
+        f" {whole_found:,} of {whole:,} findings are made again ({_share(whole_found, whole)}); where at least their"
+        f" witnesses arrived, and of a deadline a sign that it is past, {seen_found:,} of {seen:,}"
+        f" ({_share(seen_found, seen)}).",
         f"- A day of a recorded engine, and one in which every engine-wide rule has something to judge ({events:,} events):"
         f" after one lost event (the worst of one of each kind, in the worse of both days), and from {FIRST_MINUTES} minutes"
         " after a late start on, so many judgements are `unknown`:\n",
@@ -171,8 +173,10 @@ def _percent(share: float) -> str:
 
 
 def _progress(text: str) -> None:
-    end = "\r" if sys.stderr.isatty() else "\n"
-    print(f"{text:100.100}".rstrip("" if end == "\r" else " "), end=end, file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(f"\r{text:100.100}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

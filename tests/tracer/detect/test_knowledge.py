@@ -327,6 +327,16 @@ def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, s
     assert rules_found(judge(without(events, lost))) == [rule]
 
 
+@pytest.mark.parametrize(("later", "rules"), [("", ["stuck-load"]), ("S 0+600\n", [])])
+def test_a_failed_load_that_nobody_makes_up_for_is_found_with_steps_in_columns(later: str, rules: list[str]) -> None:
+    """A step of a detailed epoch is told with the tokens of all its requests; after a load error, each one is."""
+    events = history(f"L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [3]\n{later}wait 200")
+    told = [replace(e, scheduler_tokens=600) if isinstance(e, Schedule) else e for e in events]
+    assert rules_found(judge(told)) == rules
+    basic = [replace(e, blocks_ids=None) if isinstance(e, Schedule) else e for e in told]
+    assert rules_found(judge(basic)) == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
