@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from functools import cache
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache, wraps
 from typing import Any
 
 from kvtrail.connector.known import importable_as
+
+logger = logging.getLogger("vllm.kvtrail")
+
+TRACE = "KVTRAIL_TRACE"
+"""The environment variable that traces connectors under their own names."""
 
 TRACED = "Traced"
 PLAIN_OFFLOAD = "UntracedOffloadConnector"
@@ -87,7 +95,56 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def register() -> None:
-    """vLLM's `vllm.general_plugins` entry point: register the names. It may be called several times in a process."""
+    """vLLM's `vllm.general_plugins` entry point: register the names, and trace the connectors that the environment names. It
+    may be called several times in a process."""
+    _register_names()
+    if patterns := trace_patterns(os.environ.get(TRACE, "")):
+        _trace_under_own_names(patterns)
+
+
+def trace_patterns(value: str) -> Sequence[str]:
+    """Which connectors a value of `KVTRAIL_TRACE` asks for: the globs of their names, which commas separate."""
+    match value.strip().lower():
+        case "" | "0" | "false" | "no" | "off":
+            return ()
+        case "1" | "true" | "yes" | "on":
+            return ("*",)
+    return tuple(filter(None, (each.strip() for each in value.split(","))))
+
+
+def _trace_under_own_names(patterns: Sequence[str]) -> None:
+    """Make vLLM's factory give the traced class for these names. What vLLM decides by a connector's name holds, since the
+    configuration keeps it; the children of a MultiConnector come from the same factory."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvtrail.connector.tracing.traced import traced
+
+    # Older versions say in one answer which class it is and how many arguments it takes.
+    asked = "_get_connector_class_with_compat"
+    asked = asked if hasattr(KVConnectorFactory, asked) else "get_connector_class"
+    plain = getattr(KVConnectorFactory, asked)
+    if hasattr(plain, "__wrapped__"):
+        return
+
+    @wraps(plain)
+    def get(factory: type, config: Any) -> Any:
+        found = plain(config)
+        cls, *more = found if isinstance(found, tuple) else (found,)
+        if any(fnmatchcase(config.kv_connector, pattern) for pattern in patterns):
+            try:
+                cls = traced(cls, name=cls.__name__)
+            except Exception:
+                logger.exception("kvtrail: %s cannot be traced; it runs as it is", config.kv_connector)
+        return (cls, *more) if isinstance(found, tuple) else cls
+
+    setattr(KVConnectorFactory, asked, classmethod(get))
+    logger.info(
+        "kvtrail: %s=%s: traces what --kv-transfer-config names; without a KV connector there is nothing to trace",
+        *(TRACE, ",".join(patterns)),
+    )
+
+
+def _register_names() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     registry = KVConnectorFactory._registry

@@ -104,6 +104,11 @@ class Recorder:
         self._thread.start()
         atexit.register(self.close)
 
+    @property
+    def endpoint(self) -> str:
+        """Where the events go."""
+        return self._exporter.endpoint
+
     def record(
         self,
         kind: str,
@@ -267,7 +272,7 @@ class Recorder:
             logger.warning(
                 "kvtrail: no tracer answers at %s; %d events wait, %d were dropped. The engine goes on undisturbed."
                 " Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
-                self._exporter.endpoint,
+                self.endpoint,
                 len(self._ring.waiting) + len(events),
                 self.dropped,
             )

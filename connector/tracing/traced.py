@@ -8,6 +8,7 @@ what they copy. What vLLM calls for every layer stays as it is.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable
@@ -43,6 +44,8 @@ class Tracing:
 
     _kvtrail_plain: Any
     """The connector class. Its methods are called directly, since `super()` takes three times as long."""
+    _kvtrail_takes_cache: bool
+    """Whether the connector's constructor takes vLLM's KV cache configuration: those written for an older vLLM do not."""
     _kvtrail: Instrumentation
     _kvtrail_look_up: Callable[..., tuple[int | None, bool]]
     _kvtrail_build: Callable[..., Any]
@@ -60,10 +63,11 @@ class Tracing:
         self._kvtrail_update = plain.update_connector_output
         return self
 
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         transfer = vllm_config.kv_transfer_config
         settings = Settings.read((transfer.kv_connector_extra_config or {}).get("kvtrail"))
-        super().__init__(vllm_config, role, kv_cache_config)  # type: ignore[call-arg]  # the connector class is next
+        given = (vllm_config, role, kv_cache_config) if self._kvtrail_takes_cache else (vllm_config, role)
+        super().__init__(*given)  # type: ignore[call-arg]  # the connector class is next
         try:
             self._kvtrail = _instrumentation(self, settings, vllm_config, role, kv_cache_config)
         except Exception:
@@ -182,8 +186,9 @@ class TracingHMA(Tracing):
 
 
 @cache
-def traced(cls: type) -> type:
-    """The traced subclass of a connector class, always the same for the same class.
+def traced(cls: type, *, name: str | None = None) -> type:
+    """The traced subclass of a connector class, always the same for the same class and name; by default it is called
+    `Traced<X>`.
 
     Raises:
         TypeError: `cls` is not a `KVConnectorBase_V1`.
@@ -195,12 +200,14 @@ def traced(cls: type) -> type:
     if issubclass(cls, Tracing):
         return cls
     mixin = TracingHMA if supports_hma(cls) else Tracing
-    name = plain_name(cls) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
+    if name is None:
+        name = plain_name(cls) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
     own: dict[str, Any] = {
         "__module__": "kvtrail.connector",
         "__qualname__": name,
         "__doc__": cls.__doc__,
         "_kvtrail_plain": cls,
+        "_kvtrail_takes_cache": _takes_cache(cls),
     }
     own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
     probe = _probe_of(cls)
@@ -237,8 +244,29 @@ def _instrumentation(
     recorder = of_process(str(transfer.engine_id), resource)
     if recorder is not None:
         recorder.level.set(settings.level, settings.level_file)
+        logger.info(
+            "kvtrail traces %s (%s): %s, level %s, guard %s, to %s",
+            *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),
+        )
     encoded = b"".join(attribute(key, value) for key, value in source.items())
     return Instrumentation(recorder, name=name, source=encoded, probe=probe, guard=settings.guard)
+
+
+def _described(probe: Probe) -> str:
+    return "no probe" if type(probe) is Probe else f"probe {type(probe).__module__}:{type(probe).__qualname__}"
+
+
+def _takes_cache(cls: type) -> bool:
+    """Whether a connector's constructor takes three arguments."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return (
+        any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters)
+        or sum(each.kind in positional for each in parameters) > 2
+    )
 
 
 def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
