@@ -68,8 +68,8 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
             continue
         text = "\n".join(line for item in _items(paragraph) for line in wrapped(item, columns))
         text = re.sub(r"`([^`]+)`", lambda code: style(code[1], bold=True), text)
-        if text == f"Severity: {rule.severity}.":
-            text = f"Severity: {_severity(rule.severity)}."
+        if text.startswith(said := f"Severity: {rule.severity}."):
+            text = f"Severity: {_severity(rule.severity)}.{text.removeprefix(said)}"
         paragraphs.append(text)
     return "\n\n".join(paragraphs)
 
