@@ -108,7 +108,7 @@ class Contexts:
             sampled_only: requests that the sampler leaves out are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
-        self.kept: OrderedDict[str, RequestContext] = OrderedDict()
+        self.kept: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id, self._launch = engine_id, launch
         self._sampler = sampler
@@ -144,15 +144,19 @@ class Contexts:
         if self.open.pop(context.request_id, None) is not None:
             context.ended = _weakly(context.request)
             context.request = None
-            for ended in (self._ended, self.kept) if kept else (self._ended,):
-                ended[context.request_id] = context
-                if len(ended) > MAX_ENDED:
-                    ended.popitem(last=False)
+            self._ended[context.request_id] = context
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+            if kept:
+                self.kept[context.request_id] = context
+                if len(self.kept) > MAX_ENDED:
+                    del self.kept[next(iter(self.kept))]
 
     def events(self) -> dict[str, int]:
-        """How many events there were of each recorded request that is open, or whose blocks are kept."""
-        contexts = [*self.kept.values(), *self.open.values()]
-        return {context.request_id: context.events for context in contexts if context.recorded}
+        """How many events there were of each recorded request that is open, or whose blocks are kept. Asked by another thread
+        than the scheduler's, which goes on."""
+        contexts = {**self.kept, **self.open}  # a copy in one go
+        return {name: context.events for name, context in contexts.items() if context.recorded}
 
     def _meet(self, request: Any) -> RequestContext:
         """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and
