@@ -69,8 +69,8 @@ class Observer:
         self._reset_step: int | None = None
         self._ended: dict[str, str] = {}
         """How each request ended, the latest last."""
-        self._hit: tuple[int, Any] = (0, None)
-        """The largest hit, and its request."""
+        self._hit: tuple[int, int, Any] = (0, 0, None)
+        """The largest hit: its tokens, the end of the prefix that was found, and its request."""
         self.seen: dict[tuple[str, str], Observation] = {}
 
     # What lookups claim.
@@ -80,7 +80,7 @@ class Observer:
             return  # the rules judge that, or nobody knows what is stored
         prefixes, end = self._prefixes.of(request), computed + returned
         if prefixes[end - 1] in self._computed:
-            self._hit = max(self._hit, (returned, request), key=lambda hit: hit[0])
+            self._hit = max(self._hit, (returned, end, request), key=lambda hit: hit[0])
             return
         known = next((at for at in range(end, 0, -1) if prefixes[at - 1] in self._computed), 0)
         since = "" if self._reset_step is None else f" since the connector was reset before step {self._reset_step}"
@@ -250,7 +250,7 @@ class Observer:
 
     def _forgets(self, run: Callable[[Sequence[Arrival]], None]) -> None:
         """At rest a reset must succeed; then the largest hit is none any more, and becomes one again."""
-        returned, request = self._hit
+        returned, end, request = self._hit
         if request is None or not self._resets or self._connector is not self._stage.connectors[0]:
             return
         scheduler = self._stage.scheduler
@@ -261,7 +261,8 @@ class Observer:
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
             return
-        tokens = list(request.all_token_ids)[: self._stage.config.model_config.max_model_len - 1]
+        # What was found has room in the store; with more of the request it may have none.
+        tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 1)]
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
         for number in range(1 + PATIENCE):

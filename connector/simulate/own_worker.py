@@ -101,7 +101,7 @@ class OwnWorker(FakeWorker):
         report.kv_connector_worker_meta = worker.build_connector_worker_meta()
         worker.clear_connector_metadata()
         for loads, ended in ((True, results.finished_recving), (False, results.finished_sending)):
-            for request_id in ended or ():
+            for request_id in sorted(ended or ()):  # a set's order differs from process to process
                 end = self._end_of(wait(request_id, self._waited[request_id]))
                 self._held_back[loads, request_id] = max(end, self._held_back.get((loads, request_id), 0))
                 self._waited[request_id] += 1
@@ -123,7 +123,7 @@ class OwnWorker(FakeWorker):
 
     def _fail(self, output: Any, report: Any) -> None:
         """Fail some of the loads between steps that are reported now; look at the others."""
-        for request_id in report.finished_recving or ():
+        for request_id in sorted(report.finished_recving or ()):
             if blocks := self._failing(request_id):
                 report.invalid_block_ids |= blocks
                 self._fill(blocks, FAILED)

@@ -18,6 +18,7 @@ from typing import Any
 
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
+from kvtrail.connector.simulate.coverage import left_out
 from kvtrail.connector.simulate.observer import Observation, Observer
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
@@ -148,12 +149,15 @@ def play(
     alone = schedulers[child - 1] if 0 < child <= len(schedulers) else None
     detector, checks = judged_alone(events, alone)
     found = [finding for held in detector.findings.values() for finding in held.values()]
+    observations = [] if observer is None else list(observer.seen.values())
+    if observed and (gap := left_out(events, alone)) is not None:
+        observations.append(gap)
     return Played(
         exporters=exporters,
         events=events,
         findings=by_weight(found),
         checks=checks,
-        observations=() if observer is None else tuple(observer.seen.values()),
+        observations=observations,
         error=error,
         traceback=trace,
         steps=stage.steps,

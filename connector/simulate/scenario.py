@@ -62,6 +62,8 @@ class When(StrEnum):
     FAILED = "failed"
     """A load of it between steps has failed. Of a load within a step vLLM 0.32 keeps the failed blocks in its prefix cache
     until the request computes them, so whoever aborts it before that breaks others, whatever the connector does."""
+    FAILED_WITHIN = "failed within"
+    """A load of it within a step has failed. For requests whose prefix nobody shares until vLLM's cache has been reset."""
 
 
 @dataclass(frozen=True, slots=True)

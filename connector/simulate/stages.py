@@ -165,8 +165,9 @@ class BareScheduler:
                 return bool(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
             case When.PREEMPTED:
                 return bool(request.status is RequestStatus.PREEMPTED)
-            case When.FAILED:
-                return request_id in self.calls.failed and self.calls.loads[request_id].is_async
+            case When.FAILED | When.FAILED_WITHIN:
+                is_async = when is When.FAILED
+                return request_id in self.calls.failed and self.calls.loads[request_id].is_async is is_async
 
     def step(self, observe: Callable[[Any], None] = lambda output: None) -> int:
         """Run one scheduling step with a fake answer of the model; returns how many tokens it ran.

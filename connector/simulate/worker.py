@@ -110,7 +110,8 @@ class FakeWorker:
         """Fail some loads from some block on: those of this step, and those between steps that end in it."""
         if not self._workers.load_failures:
             return
-        for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *(report.finished_recving or ())):
+        received = sorted(report.finished_recving or ())  # a set's order differs from process to process
+        for request_id in (*(new.req_id for new in output.scheduled_new_reqs), *received):
             whole, load = self._whole.pop(request_id, ()), self._loads.pop(request_id, None)
             if load is not None and load.blocks and self._rng.random() < self._workers.load_failures:
                 report.invalid_block_ids |= set(whole or load.blocks[self._rng.randrange(len(load.blocks)) :])

@@ -67,7 +67,8 @@ def asynchronous(rng: random.Random) -> Scenario:
 def load_failure(rng: random.Random) -> Scenario:
     """Some loads fail and are reported; vLLM computes those tokens itself. Before each wave a request computes a part of the
     shared prefix, so that some loads begin, and fail, behind what vLLM has. Some requests are aborted when their load has
-    failed, and what they would have computed is asked for again."""
+    failed, and what they would have computed is asked for again. At last come requests that share a prefix with nobody: it is
+    stored, loaded, given up when the load within the step fails, and asked for again."""
     scenario = _waves(rng)
     heads = dict.fromkeys(arrival.prompt[0] for arrival in scenario.arrivals)
     parts = [
@@ -83,6 +84,7 @@ def load_failure(rng: random.Random) -> Scenario:
     gone = tuple(Abort(each.id, each.at_step, When.FAILED) for each in longer if _coin(rng, 0.3))
     workers = replace(scenario.workers, load_failures=rng.choice([0.3, 0.6]))
     scenario = replace(scenario, arrivals=(*parts, *longer, *again), aborts=gone, workers=workers)
+    scenario = _given_up(rng, scenario)
     return _with(scenario, max_num_batched_tokens=rng.choice([48, 200, 400]))
 
 
@@ -272,6 +274,22 @@ def _waves(rng: random.Random) -> Scenario:
         workers=Workers(latest_steps=3, seed=rng.randrange(10**6)),
         seed=rng.randrange(10**6),
     )
+
+
+def _given_up(rng: random.Random, scenario: Scenario) -> Scenario:
+    """After all others, requests that are aborted when a load within their step has failed, and come again: nobody has
+    computed what lies behind the failed load. vLLM's cache is reset in between, since it keeps the failed blocks."""
+    arrivals, aborts, resets = list(scenario.arrivals), list(scenario.aborts), list(scenario.resets)
+    begin = max([each.at_step for each in arrivals] + [each.at_step for each in resets]) + 40
+    for number in range(5):
+        head, at_step = _segment(rng, "alone", BLOCK_SIZE * rng.randrange(4, 10)), begin + number * 40
+        prompt = (head, _fresh(rng, rng.randrange(100, 400)))
+        arrivals.append(Arrival(f"stores-{number}", (head, _fresh(rng, 1)), 1, at_step))
+        arrivals.append(Arrival(f"fails-{number}", prompt, 1, at_step + 14))
+        aborts.append(Abort(f"fails-{number}", at_step + 14, When.FAILED_WITHIN))
+        arrivals.append(Arrival(f"asks-{number}", prompt, 1, at_step + 28))
+        resets += [CachesReset(at_step + after, running=True) for after in (13, 27)]
+    return replace(scenario, arrivals=tuple(arrivals), aborts=tuple(aborts), resets=tuple(resets))
 
 
 def _growing(rng: random.Random) -> Scenario:

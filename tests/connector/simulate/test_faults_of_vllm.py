@@ -1,0 +1,71 @@
+"""Faults of vLLM 0.32 that docs/findings.md describes, each in the smallest run that shows it. `kvtrail check` avoids them,
+since they are no connector's, or would hide what else is wrong: a newer vLLM that has none of them needs no such care."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="the vLLM side needs vLLM")
+
+import vllm
+
+from kvtrail.connector.registration import configuration
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, When, Workers, tokens
+from kvtrail.connector.simulate.stages import BareScheduler
+from kvtrail.tracer.model.events import LoadError, RequestEnd
+
+pytestmark = pytest.mark.skipif(not vllm.__version__.startswith("0.32."), reason="these are faults of vLLM 0.32")
+PREFIX = ("prefix", 128)
+OFFLOADING = configuration("OffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+
+
+def test_a_failed_block_stays_in_vllms_prefix_cache_when_nobody_computes_it_again() -> None:
+    scenario = Scenario(
+        arrivals=(
+            Arrival("stores", (PREFIX, ("a", 1))),
+            Arrival("loads", (PREFIX, ("b", 200)), at_step=20),
+            Arrival("asks", (PREFIX, ("c", 50)), at_step=40),
+        ),
+        resets=(CachesReset(15),),
+        aborts=(Abort("loads", 20, When.FAILED_WITHIN),),
+        workers=Workers(load_failures=1.0, latest_steps=0, seed=1),
+    )
+    played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), own_workers=True)
+    (failed,) = [event for event in played.events if isinstance(event, LoadError)]
+    assert len(failed.blocks_ids or ()) == 4, "none of the prefix's 128 tokens could be loaded"
+    ended = {event.request: event for event in played.events if isinstance(event, RequestEnd)}
+    assert (ended["loads"].outcome, ended["loads"].computed) == ("aborted", 0), "nor were they computed"
+    asked = {lookup.request: lookup.computed for lookup in played.lookups}
+    assert asked["asks"] == 128, "and vLLM counts all of them as computed"
+
+
+@pytest.mark.parametrize("resets", [1, 2])
+def test_the_offloading_connector_dies_of_a_second_reset_while_it_loads(resets: int) -> None:
+    scenario = Scenario(
+        arrivals=(Arrival("first", (PREFIX,), 2), Arrival("second", (PREFIX, ("a", 50)), 2, at_step=100)),
+        resets=(CachesReset(90), *resets * (CachesReset(103, prefix_cache=False, connector=True),)),
+        workers=Workers(latest_steps=40, seed=3),
+    )
+    played = play(scenario, OFFLOADING)
+    assert played.lookups[-1].is_async, "the second request loads"
+    assert (played.error is not None) is (resets == 2)
+    assert "assert not self._current_batch_jobs_to_flush" in played.traceback or resets == 1
+
+
+@pytest.mark.parametrize("name", ["same", "other"])
+def test_the_offloading_connector_dies_of_an_id_that_comes_again_while_a_store_is_open(
+    tmp_path: Path, name: str
+) -> None:
+    stage = BareScheduler(tmp_path, {**OFFLOADING, "engine_id": "again"}, workers=Workers(latest_steps=20, seed=1))
+    stage.add("same", tokens((PREFIX,)), 1)
+    stage.run()
+    stage.step()
+    stage.add(name, tokens((("a", 128),)), 30)
+    if name == "other":
+        stage.run()
+        return
+    with pytest.raises(KeyError):
+        stage.run()
