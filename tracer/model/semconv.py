@@ -321,7 +321,7 @@ STEP_BRIEF = (
     " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
     " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
     " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
-    " `kv.schedule` again."
+    " `kv.schedule` again. The span is in its recorder's own trace, and not in those of the requests."
 )
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
