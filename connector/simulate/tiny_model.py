@@ -55,6 +55,10 @@ def prepare_environment() -> None:
     """Make vLLM run in this process, quietly, on two cores."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    import torch
+
+    if not torch.cuda.is_available():  # a vLLM that was built for a GPU finds no device then, unless it is told
+        os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 
 
 def engine_config(folder: Path, connector: Mapping[str, Any] | None, *, drafts: int = 0, **overrides: Any) -> Any:
