@@ -95,15 +95,17 @@ class Instrumentation:
         source: bytes = b"",
         probe: Probe | None = None,
         guard: Guard = Guard.OBSERVE,
+        unannounced: bool = False,
     ) -> None:
         """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guard`, what to do
-        with a lookup's answer that breaks the contract."""
+        with a lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`."""
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
         self._level = LevelSwitch() if recorder is None else recorder.level
         self._name = name
         self._source = source
         self._probe = probe or Probe()
         self._guard = guard
+        self._unannounced = unannounced
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
@@ -127,16 +129,16 @@ class Instrumentation:
     # On the scheduler's side, in the order of a request's life.
 
     @_never_breaks(Kind.CACHE_RESET)
-    def pool_bound(self, kv_cache_manager: Any) -> None:
-        """After `bind_kv_cache_manager`: vLLM's block pool, whose map of cached blocks is a new one after each reset. Another
-        vLLM may have none."""
-        pool = getattr(kv_cache_manager, "block_pool", None)
-        if pool is not None and hasattr(pool, "cached_block_hash_to_block"):
+    def pool_bound(self, bound: Any) -> None:
+        """After `bind_kv_cache_manager` or `bind_gpu_block_pool`: vLLM's block pool, whose map of cached blocks is a new one
+        after each reset. Another vLLM may have none."""
+        pool = getattr(bound, "block_pool", bound)
+        if hasattr(pool, "cached_block_hash_to_block"):
             self._pool, self._prefix_cache = pool, pool.cached_block_hash_to_block
 
     @_never_breaks(Kind.REQUEST_START)
     def request_started(self, request: Any) -> None:
-        """After `on_new_request`."""
+        """After `on_new_request`; of a vLLM that has no such call, after the first lookup."""
         context = self._recorder.contexts.of(request)
         if not context.started:
             context.started = True
@@ -175,6 +177,8 @@ class Instrumentation:
             if self._recorder is not None:
                 values = (total, computed, matched, returned, True if is_async else False, cached, refused, keys)  # noqa: SIM210 - faster
                 context = self._recorder.contexts.of(request)
+                if self._unannounced and not context.started:
+                    self.request_started(request)
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._source, context, start_ns, end_ns, values)
         except Exception:
             self._untold(Kind.LOOKUP, _ids_in((request,)))
@@ -252,7 +256,7 @@ class Instrumentation:
                 or output.preempted_req_ids
                 or output.scheduled_cached_reqs.resumed_req_ids
             ):
-                self._steps_told.record(connector, output, self._steps, at_ns)
+                self._steps_told.record(connector, output, self._pool, self._steps, at_ns)
         except Exception:
             self._untold(Kind.SCHEDULE, _ids_of_step(output))
         self._steps += 1

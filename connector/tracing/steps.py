@@ -54,11 +54,11 @@ class Steps:
         """The request has ended."""
         self._watched.discard(request_id)
 
-    def record(self, connector: Any, output: Any, number: int, at_ns: int) -> None:
-        """Record a `SchedulerOutput`, the step of this number."""
+    def record(self, connector: Any, output: Any, pool: Any, number: int, at_ns: int) -> None:
+        """Record a `SchedulerOutput`, the step of this number. `pool` is vLLM's block pool, as far as it is known."""
         of_id, running = self._recorder.contexts.of_id, output.scheduled_cached_reqs
         if output.preempted_req_ids:
-            free = _left_free(connector, output)
+            free = _left_free(pool, output)
             for request_id in output.preempted_req_ids:
                 context = of_id(request_id)
                 context.blocks = None
@@ -205,13 +205,12 @@ def _first_groups(added: Sequence[Sequence[Sequence[int]] | None]) -> list[Seque
     return [() if groups is None else groups[0] for groups in added]
 
 
-def _left_free(connector: Any, output: Any) -> int | None:
+def _left_free(pool: Any, output: Any) -> int | None:
     """The blocks that preemptions left free: those that are free after the step, and those that it used. None where that
     cannot be seen: another vLLM may keep its blocks elsewhere."""
     used = [new.block_ids for new in output.scheduled_new_reqs]
     used += [blocks for blocks in output.scheduled_cached_reqs.new_block_ids if blocks is not None]
-    pool = getattr(getattr(connector, "_kv_cache_manager", None), "block_pool", None)
-    if pool is None or any(len(groups) != 1 for groups in used):
+    if not hasattr(pool, "get_num_free_blocks") or any(len(groups) != 1 for groups in used):
         return None
     free: int = pool.get_num_free_blocks()
     return free + sum(len(groups[0]) for groups in used)

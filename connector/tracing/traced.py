@@ -35,6 +35,9 @@ WATCHED = (
     "build_connector_worker_meta", "clear_connector_metadata",
 )  # fmt: skip
 """Methods of which only exceptions are recorded, where a connector has them."""
+BINDING = ("bind_kv_cache_manager", "bind_gpu_block_pool")
+"""How vLLM hands over its block pool: in its KV cache manager since 0.30, by itself before; in 0.20 only to a connector with
+this method."""
 
 
 class Tracing:
@@ -73,26 +76,6 @@ class Tracing:
         except Exception:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
             self._kvtrail = Instrumentation(guard=settings.guard)
-
-    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> Any:
-        start_ns = monotonic_ns()
-        try:
-            result = self._kvtrail_plain.bind_kv_cache_manager(self, kv_cache_manager)
-        except Exception as error:
-            self._kvtrail.call_failed("bind_kv_cache_manager", start_ns, error)
-            raise
-        self._kvtrail.pool_bound(kv_cache_manager)
-        return result
-
-    def on_new_request(self, request: Any) -> Any:
-        start_ns = monotonic_ns()
-        try:
-            result = self._kvtrail_plain.on_new_request(self, request)
-        except Exception as error:
-            self._kvtrail.call_failed("on_new_request", start_ns, error, request)
-            raise
-        self._kvtrail.request_started(request)
-        return result
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
@@ -210,6 +193,10 @@ def traced(cls: type, *, name: str | None = None) -> type:
         "_kvtrail_takes_cache": _takes_cache(cls),
     }
     own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
+    if hasattr(cls, "on_new_request"):
+        own["on_new_request"] = _hearing("on_new_request", cls.on_new_request, Instrumentation.request_started)
+    binding = next((call for call in BINDING if hasattr(cls, call)), BINDING[-1])
+    own[binding] = _hearing(binding, getattr(cls, binding, _nothing), Instrumentation.pool_bound)
     probe = _probe_of(cls)
     for call, record in ((probe.load_call, Instrumentation.loaded), (probe.store_call, Instrumentation.stored)):
         if call is not None and hasattr(cls, call):
@@ -249,7 +236,10 @@ def _instrumentation(
             *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),
         )
     encoded = b"".join(attribute(key, value) for key, value in source.items())
-    return Instrumentation(recorder, name=name, source=encoded, probe=probe, guard=settings.guard)
+    unannounced = not hasattr(plain, "on_new_request")
+    return Instrumentation(
+        recorder, name=name, source=encoded, probe=probe, guard=settings.guard, unannounced=unannounced
+    )
 
 
 def _described(probe: Probe) -> str:
@@ -281,6 +271,27 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return watched
+
+
+def _hearing(call: str, plain: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+    """A method with one argument, which is recorded once the connector has it."""
+
+    @wraps(plain)
+    def hearing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        start_ns = monotonic_ns()
+        try:
+            result = plain(self, *args, **kwargs)
+        except Exception as error:
+            self._kvtrail.call_failed(call, start_ns, error, *args, *kwargs.values())
+            raise
+        record(self._kvtrail, *args, *kwargs.values())
+        return result
+
+    return hearing
+
+
+def _nothing(connector: Any, gpu_block_pool: Any) -> None:
+    """A method that the connector class does not have, though vLLM calls it where there is one."""
 
 
 def _moving(

@@ -76,7 +76,8 @@ class Runner:
         self._requests = FakeRequests(prefixes, one_process=recorded.one_process)
         self._environment = environment
         self._connector = connector
-        connector.bind_kv_cache_manager(FakeCacheManager(self._requests))
+        if hasattr(connector, "bind_kv_cache_manager"):
+            connector.bind_kv_cache_manager(FakeCacheManager(self._requests))
         self._probe = probe
         self._forks = Forks()
         self._astray = ""

@@ -44,7 +44,7 @@ from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
-from kvtrail.connector.tracing.traced import WATCHED, Tracing, TracingHMA, traced
+from kvtrail.connector.tracing.traced import BINDING, WATCHED, Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.model.events import Failure
 
@@ -63,8 +63,9 @@ INTERFACE: dict[str, Any] = {
 }
 """Everything public that vLLM may ask of a connector, as it is declared in vLLM's own base classes."""
 
-MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")} | set(WATCHED)
-OVERRIDDEN = sorted(MIXED_IN & set(INTERFACE))
+MIXED_IN = {name for mixin in (Tracing, TracingHMA) for name in vars(mixin) if not name.startswith("_")}
+BOUND_BY = next((name for name in BINDING if name in INTERFACE), BINDING[-1])
+OVERRIDDEN = sorted({*MIXED_IN, *WATCHED, "on_new_request", BOUND_BY} & set(INTERFACE))
 CLASS_METHODS = sorted(n for n, a in INTERFACE.items() if isinstance(a, classmethod | staticmethod))
 PROPERTIES = sorted(n for n, a in INTERFACE.items() if isinstance(a, property))
 PER_LAYER = ("wait_for_layer_load", "save_kv_layer")
@@ -353,7 +354,7 @@ def test_everything_else_is_the_plain_classs_own(plain: type, cls: type) -> None
     of_traced = {n: a for n, a in inspect.getmembers_static(cls) if not n.startswith("__") and n != "_abc_impl"}
     changed = {n for n in of_plain if of_traced[n] is not of_plain[n]}
     assert changed == {n for n in OVERRIDDEN if n in of_plain} | copying(plain)
-    assert [n for n in of_traced.keys() - of_plain.keys() if not n.startswith("_kvtrail")] == []
+    assert [n for n in of_traced.keys() - of_plain.keys() if not n.startswith("_kvtrail") and n != BOUND_BY] == []
     assert [n for n in of_plain if n.startswith("_kvtrail")] == []
 
 
@@ -361,7 +362,7 @@ def test_tracing_overrides_plain_methods_of_the_interface_only() -> None:
     """No public name of the mixins is unknown to vLLM; none replaces a classmethod, a property or a per-layer call."""
     assert MIXED_IN - set(INTERFACE) == set()
     assert [n for n in OVERRIDDEN if not inspect.isfunction(INTERFACE[n])] == []
-    assert not set(PER_LAYER) & MIXED_IN
+    assert not set(PER_LAYER) & set(OVERRIDDEN)
 
 
 def test_per_layer_calls_are_the_plain_classs_functions(plain: type, cls: type) -> None:
@@ -472,7 +473,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     sender = MemoryTransport()
     recorder = Recorder("engine", {}, InProcessExporter(sender))
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
-    for method in expected:
+    for method in expected.keys() & INTERFACE.keys():
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
     recorder.close()
     spans = [s for payload in sender.payloads for s in protobuf.spans(payload)]
