@@ -264,7 +264,7 @@ def outcome(call: Callable[[], Any]) -> tuple[type, str, Any]:
     try:
         value = call()
     except Exception as error:
-        return type(error), str(error), None
+        return type(error), str(error).replace("'Traced", "'"), None  # an AttributeError names the class
     kind: Any = type(value)
     return kind, "", value if kind.__eq__ is not object.__eq__ else None
 
@@ -328,6 +328,12 @@ def with_a_child_without_hma(name: str, **more: Any) -> KVTransferConfig:
     return transfer_config(name, kv_connector_extra_config={"connectors": [child]}, **more)
 
 
+asks_the_configuration = pytest.mark.skipif(
+    not hasattr(KVConnectorFactory, "supports_hma_config"), reason="this vLLM asks the class only"
+)
+
+
+@asks_the_configuration
 @pytest.mark.parametrize("name", [n for n in HERE if n != "MultiConnector"])
 def test_hma_support_of_the_configuration_is_the_same(name: str) -> None:
     """`supports_hma_config` is what decides whether vLLM switches its hybrid memory allocator off."""
@@ -341,9 +347,16 @@ def test_a_connector_can_be_traced_under_its_own_name(name: str, cls: type) -> N
     with the plain name and kv_connector_module_path "kvtrail.connector" it gets the traced class and the same answers."""
     own_name = with_a_child_without_hma(name, kv_connector_module_path="kvtrail.connector")
     assert KVConnectorFactory.get_connector_class(own_name) is cls
+    if hasattr(own_name, "has_connector"):
+        assert own_name.has_connector(name)
+
+
+@asks_the_configuration
+@pytest.mark.parametrize("name", [n for n in HERE if n != OURS])
+def test_so_its_configuration_supports_the_same(name: str) -> None:
+    own_name = with_a_child_without_hma(name, kv_connector_module_path="kvtrail.connector")
     plainly = KVConnectorFactory.supports_hma_config(with_a_child_without_hma(name))
     assert KVConnectorFactory.supports_hma_config(own_name) == plainly
-    assert own_name.has_connector(name)
 
 
 def test_everything_else_is_the_plain_classs_own(plain: type, cls: type) -> None:
@@ -504,6 +517,7 @@ def test_the_recorder_hears_of_every_exception(plain: type, monkeypatch: pytest.
     recorder.close()
 
 
+@pytest.mark.skipif("get_transfer_results" not in INTERFACE, reason="in this vLLM no traced call calls another")
 def test_an_exception_that_passes_two_traced_calls_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a child of a MultiConnector that is traced itself, or where one method calls another."""
     sender = MemoryTransport()
