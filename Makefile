@@ -2,6 +2,7 @@
 # make demo ARGS=...   the same with options; `make demo ARGS=--help` lists them
 # make test            set everything up, then run all tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
+# make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
 # make clean           remove the environment and what the demo and the tests left
 
 PYTHON ?= python3
@@ -9,13 +10,16 @@ BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint versions clean
 
 demo: .venv/.ready
 	@$(BIN)/kvtrail demo $(ARGS)
 
 test: .venv/.ready
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+versions: .venv/.ready
+	@$(BIN)/python tests/versions/matrix.py $(ARGS)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

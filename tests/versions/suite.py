@@ -1,0 +1,101 @@
+"""What is tried with each version of vLLM: one JSON object on the last line, a cell's text by its column.
+
+Run by `matrix.py` with the Python of that version's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EVERY_CONNECTOR = ROOT / "tests" / "connector" / "tracing" / "test_every_connector.py"
+RUN_S = 900
+
+
+def answers() -> str:
+    """Whether the traced class of each connector that this vLLM registers answers as the plain one does."""
+    out = _run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(EVERY_CONNECTOR))
+    counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|error)", out)}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    return f"{counts.get('passed', 0)} tests" if counts.get("passed") and not failed else f"**{failed} tests fail**"
+
+
+def checked(connector: str) -> str:
+    """What `kvtrail check` says, with one run of each profile."""
+    from kvtrail.connector.simulate.check.profiles import PROFILES
+    from kvtrail.connector.simulate.check.session import check
+    from kvtrail.connector.simulate.run import Unbuildable
+
+    try:
+        result = check(connector, steps=None, runs=len(PROFILES), shrink_tries=0)
+    except Unbuildable as reason:
+        return f"**{reason}**"
+    if result.found:
+        return "found: " + ", ".join(sorted(f"`{each.failure.what}`" for each in result.found))
+    return f"{result.steps.total():,} steps, {result.hits} hits"
+
+
+def engine() -> str:
+    """Whether a whole engine of this version, with the OffloadConnector, loads what it has stored, and nothing is found."""
+    from kvtrail.connector.registration import configuration
+    from kvtrail.connector.simulate.run import Unbuildable, play
+    from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
+
+    arrivals = tuple(Arrival(f"r-{n}", (("head", 256), (f"tail-{n % 3}", 40)), 4, at_step=30 * n) for n in range(6))
+    resets = tuple(CachesReset(30 * n - 1) for n in range(1, 6))
+    scenario = Scenario(arrivals=arrivals, resets=resets, num_blocks=64)
+    try:
+        played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), whole_engine=True)
+    except Unbuildable as reason:
+        return f"scheduler only: {str(reason).splitlines()[0]}"
+    hits = sum(bool(lookup.returned) for lookup in played.lookups)
+    if played.error or played.findings or not hits:
+        return f"**{played.error or [f.rule for f in played.findings] or 'no hit'}**"
+    return f"runs, {hits} hits"
+
+
+CELLS = {
+    "answers": answers,
+    "offload": lambda: checked("OffloadConnector"),
+    "offloading": lambda: checked("OffloadingConnector"),
+    "engine": engine,
+}
+
+
+def _run(*arguments: str) -> str:
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        env=environment,
+        check=False,
+        cwd=ROOT,
+    )
+    return done.stdout + done.stderr
+
+
+def main() -> None:
+    if len(sys.argv) > 1:  # one cell, in a process of its own: an engine of vLLM leaves much behind
+        os.chdir(tempfile.mkdtemp())
+        print("\n" + json.dumps({sys.argv[1]: CELLS[sys.argv[1]]()}))
+        return
+    cells: dict[str, str] = {}
+    for column in CELLS:
+        last = _run(__file__, column).strip().rpartition("\n")[2]
+        try:
+            cells |= json.loads(last)
+        except json.JSONDecodeError:
+            cells[column] = f"**{last[:120]}**"
+    print(json.dumps(cells))
+
+
+if __name__ == "__main__":
+    main()
