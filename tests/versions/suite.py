@@ -89,11 +89,9 @@ def main() -> None:
         return
     cells: dict[str, str] = {}
     for column in CELLS:
-        last = _run(__file__, column).strip().rpartition("\n")[2]
-        try:
-            cells |= json.loads(last)
-        except json.JSONDecodeError:
-            cells[column] = f"**{last[:120]}**"
+        lines = _run(__file__, column).strip().splitlines() or [""]
+        told = [line for line in lines if line.startswith(f'{{"{column}"')]
+        cells |= json.loads(told[-1]) if told else {column: f"**{lines[-1][:120]}**"}
     print(json.dumps(cells))
 
 

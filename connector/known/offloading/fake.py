@@ -12,6 +12,8 @@ class OffloadingFake(Fake):
     """Replaces the workers' copy between GPU and host."""
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
+        if not hasattr(plan, "load_jobs"):  # an older vLLM waits for requests, and not for numbered jobs
+            return
         for number, job in plan.load_jobs.items():
             yield Job(number, loads=(job.req_id,))
         for number in plan.store_jobs:
@@ -21,10 +23,10 @@ class OffloadingFake(Fake):
         return job.key in (plan.jobs_to_flush or ())
 
     def worker_metadata(self, ended: Sequence[Job]) -> Any:
-        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
-
         if not ended:
             return None
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+
         metadata = OffloadingWorkerMetadata()
         for job in ended:
             metadata.mark_completed(job.key)  # type: ignore[arg-type]  # a number of `jobs`

@@ -1,6 +1,7 @@
 """vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, and their ends.
 
-It does not store the matched prefix after a lookup, so that stays unknown.
+It does not store the matched prefix after a lookup, so that stays unknown. Before vLLM 0.22 its transfers have no numbers, and
+nothing of them is seen.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ class OffloadingProbe(Probe):
     sees_ends = True
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
-        if not (metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush):
+        if not hasattr(metadata, "load_jobs") or not (
+            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush
+        ):
             return None
         size = connector._vllm_config.cache_config.block_size
         loads = [_planned(number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]

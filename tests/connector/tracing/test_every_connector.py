@@ -366,7 +366,7 @@ def test_everything_else_is_the_plain_classs_own(plain: type, cls: type) -> None
     of_plain = {n: a for n, a in inspect.getmembers_static(plain) if not n.startswith("__") and n != "_abc_impl"}
     of_traced = {n: a for n, a in inspect.getmembers_static(cls) if not n.startswith("__") and n != "_abc_impl"}
     changed = {n for n in of_plain if of_traced[n] is not of_plain[n]}
-    assert changed == {n for n in OVERRIDDEN if n in of_plain} | copying(plain)
+    assert changed == {n for n in (*OVERRIDDEN, BOUND_BY) if n in of_plain} | copying(plain)
     assert [n for n in of_traced.keys() - of_plain.keys() if not n.startswith("_kvtrail") and n != BOUND_BY] == []
     assert [n for n in of_plain if n.startswith("_kvtrail")] == []
 
