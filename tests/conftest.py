@@ -117,6 +117,9 @@ def page(chromium: Browser) -> Iterator[Page]:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Event]]]:
     """What the recorders of this test have sent."""
+    for each in recorder.recorders():  # of earlier tests, which sent what nobody read to a tracer that was not there
+        each.close(0)
+    recorder._recorders.clear()
     memory = MemoryTransport()
     monkeypatch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(memory))
 

@@ -298,12 +298,11 @@ def test_after_a_preemption_what_was_evicted_meanwhile_is_stored_again() -> None
 
     def step(request: Any, computed: int) -> list[str]:
         offload.new_tokens(request, 0)
-        new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=0)
+        new = SimpleNamespace(req_id=request.request_id, num_computed_tokens=0, block_ids=([7, 8],))
         output = SimpleNamespace(
             scheduled_new_reqs=[new],
-            scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[]),
+            scheduled_cached_reqs=SimpleNamespace(req_ids=[], num_computed_tokens=[], new_block_ids=[]),
             num_scheduled_tokens={request.request_id: computed},
-            kv_connector_block_state=SimpleNamespace(get_block_ids=lambda _: ([7, 8],)),
         )
         return [copy.request_id for copy in offload.end_step(output).stores]
 
