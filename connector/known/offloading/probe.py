@@ -1,7 +1,7 @@
 """vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, and their ends.
 
-It does not store the matched prefix after a lookup, so that stays unknown. Before vLLM 0.22 its transfers have no numbers, and
-nothing of them is seen.
+It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
+and nothing of them is seen.
 """
 
 from __future__ import annotations
