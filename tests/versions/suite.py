@@ -84,6 +84,9 @@ def _run(*arguments: str) -> str:
 
 def main() -> None:
     if len(sys.argv) > 1:  # one cell, in a process of its own: an engine of vLLM leaves much behind
+        from kvtrail.connector.simulate.tiny_model import prepare_environment
+
+        prepare_environment()  # before vLLM is imported
         os.chdir(tempfile.mkdtemp())
         print("\n" + json.dumps({sys.argv[1]: CELLS[sys.argv[1]]()}))
         return
