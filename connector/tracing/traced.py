@@ -194,13 +194,13 @@ def traced(cls: type, *, name: str | None = None) -> type:
     }
     own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
     if hasattr(cls, "on_new_request"):
-        own["on_new_request"] = _hearing("on_new_request", cls.on_new_request, Instrumentation.request_started)
+        own["on_new_request"] = _recorded("on_new_request", cls.on_new_request, _started)
     binding = next((call for call in BINDING if hasattr(cls, call)), BINDING[-1])
-    own[binding] = _hearing(binding, getattr(cls, binding, _nothing), Instrumentation.pool_bound)
+    own[binding] = _recorded(binding, getattr(cls, binding, _nothing), _bound)
     probe = _probe_of(cls)
-    for call, record in ((probe.load_call, Instrumentation.loaded), (probe.store_call, Instrumentation.stored)):
+    for call, record in ((probe.load_call, _loaded), (probe.store_call, _stored)):
         if call is not None and hasattr(cls, call):
-            own[call] = _moving(call, getattr(cls, call), record)
+            own[call] = _recorded(call, getattr(cls, call), record)
     return type(name, (mixin, cls), own)
 
 
@@ -273,44 +273,41 @@ def _watched(call: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-def _hearing(call: str, plain: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
-    """A method with one argument, which is recorded once the connector has it."""
+def _recorded(call: str, plain: Callable[..., Any], record: Callable[..., None]) -> Callable[..., Any]:
+    """A method that is recorded once the connector has done it: with the connector, when it began, and its arguments."""
 
     @wraps(plain)
-    def hearing(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         start_ns = monotonic_ns()
         try:
             result = plain(self, *args, **kwargs)
         except Exception as error:
             self._kvtrail.call_failed(call, start_ns, error, *args, *kwargs.values())
             raise
-        record(self._kvtrail, *args, *kwargs.values())
+        record(self, start_ns, *args, *kwargs.values())
         return result
 
-    return hearing
+    return recorded
 
 
 def _nothing(connector: Any, gpu_block_pool: Any) -> None:
     """A method that the connector class does not have, though vLLM calls it where there is one."""
 
 
-def _moving(
-    call: str, plain: Callable[..., Any], record: Callable[[Instrumentation, Any, int], None]
-) -> Callable[..., Any]:
-    """A worker's method that copies, and records what it has copied."""
+def _started(connector: Any, start_ns: int, request: Any) -> None:
+    connector._kvtrail.request_started(request)
 
-    @wraps(plain)
-    def moving(self: Any, *args: Any, **kwargs: Any) -> Any:
-        start_ns = monotonic_ns()
-        try:
-            result = plain(self, *args, **kwargs)
-        except Exception as error:
-            self._kvtrail.call_failed(call, start_ns, error, *args, *kwargs.values())
-            raise
-        record(self._kvtrail, self, start_ns)
-        return result
 
-    return moving
+def _bound(connector: Any, start_ns: int, bound: Any) -> None:
+    connector._kvtrail.pool_bound(bound)
+
+
+def _loaded(connector: Any, start_ns: int, *arguments: Any) -> None:
+    connector._kvtrail.loaded(connector, start_ns)
+
+
+def _stored(connector: Any, start_ns: int, *arguments: Any) -> None:
+    connector._kvtrail.stored(connector, start_ns)
 
 
 def _probe_of(cls: type) -> Probe:
