@@ -35,6 +35,7 @@ class KnownConnector:
         capabilities: what rules may rely on in its spans.
         compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
         other_writers: whether its lookups may find what no request of this engine has computed.
+        children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         check_children: the connectors of which `kvtrail check` makes two its children.
     """
@@ -44,6 +45,7 @@ class KnownConnector:
     capabilities: frozenset[Capability] = frozenset()
     compared_by_name: bool = False
     other_writers: bool = False
+    children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
 

@@ -36,6 +36,7 @@ class RequestContext:
         start_ns: when it was first seen, by the monotonic clock.
         request: vLLM's request object on the scheduler's side, else None.
         blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
+        cached: tokens of its prompt that were not computed at its first admission, once that is known.
         hashed: how many of its block hashes have been recorded.
         started: whether its start has been recorded; several connectors may report it.
         ended: once the request has ended, a weak reference to vLLM's object.
@@ -53,7 +54,7 @@ class RequestContext:
     """
 
     __slots__ = (
-        "blocks", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
+        "blocks", "cached", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
         "recorded", "request", "request_id", "root", "sampled", "sequence", "start_ns", "started", "table_ns",
     )  # fmt: skip
 
@@ -70,6 +71,7 @@ class RequestContext:
         self.request_id = request_id
         self.request: Any = None
         self.blocks: Any = None
+        self.cached: int | None = None
         self.started = False
         self.hashed = 0
         self.ended: Callable[[], Any] | None = None
@@ -98,6 +100,7 @@ class Contexts:
 
     Attributes:
         open: the requests that have not ended, by id.
+        invites: whether vLLM's own spans are asked into the trace of a request that nobody called with one.
         kept: those that have ended and whose blocks are kept, by id.
     """
 
@@ -108,6 +111,7 @@ class Contexts:
             sampled_only: requests that the sampler leaves out are not recorded.
         """
         self.open: dict[str, RequestContext] = {}
+        self.invites = False
         self.kept: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id, self._launch = engine_id, launch
@@ -173,11 +177,16 @@ class Contexts:
         return context
 
     def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
-        parent = caller_of(getattr(request, "trace_headers", None))
+        headers = getattr(request, "trace_headers", None)
+        parent = caller_of(headers)
         root = root_ids(self._engine_id, request_id, incarnation, self._launch)
+        if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
+            parent = None  # we have invited ourselves: the request was forgotten among too many, and comes back
         if parent is not None:
             root = parent.trace_id.to_bytes(16, "big") + root[16:]
         sampled = self._is_sampled(root, parent)
+        if self.invites and request is not None and not headers:
+            request.trace_headers = {"traceparent": _traceparent(root, sampled)}
         context = self._context(request_id, root, parent, sampled)
         context.request, context.incarnation = request, incarnation
         self._remember(context)
@@ -204,6 +213,11 @@ class Contexts:
         if len(self.open) >= MAX_REQUESTS:
             del self.open[next(iter(self.open))]
         self.open[context.request_id] = context
+
+
+def _traceparent(root: bytes, sampled: bool) -> str:
+    """The root as the parent of spans elsewhere: https://www.w3.org/TR/trace-context/#traceparent-header."""
+    return f"00-{root[:16].hex()}-{root[16:].hex()}-{int(sampled):02x}"
 
 
 def _weakly(request: Any) -> Callable[[], Any]:

@@ -22,6 +22,7 @@ Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
 
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64
+_EVENT_TIME = struct.Struct("<BQ")  # time_unix_nano (1) of a span's event, a fixed64
 _FLAGS = b"\x85\x01" + struct.pack(
     "<I", 1
 )  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
@@ -88,6 +89,17 @@ def attribute(key: str, value: Value) -> bytes:
     return field(9, key_value(key, value))
 
 
+def of_span(span_id: bytes) -> bytes:
+    """The id of a span as a field of `Span`. In an event's source it replaces the one that the encoder gives: of a field that
+    is there twice, protobuf takes the last."""
+    return field(2, span_id)
+
+
+def inside(parent_id: bytes) -> bytes:
+    """The id of a span's parent, likewise."""
+    return field(4, parent_id)
+
+
 class _Attribute(dict[object, bytes]):
     """One attribute: value -> its bytes as a field of `Span`, encoded when first asked for.
 
@@ -129,9 +141,22 @@ class _SequenceNumber:
         return self._before + _LOW[sequence & (1 << _LOW_BITS) - 1] + self._after
 
 
+def _exception(error: str, at_ns: int) -> bytes:
+    """A recorded error, `Class: message`, as an event of its span, named as in
+    https://opentelemetry.io/docs/specs/semconv/exceptions/exceptions-spans/."""
+    type_, _, text = error.partition(": ")
+    told = field(3, key_value("exception.type", type_)) + field(3, key_value("exception.message", text))
+    return field(11, _EVENT_TIME.pack(0x09, at_ns) + field(2, b"exception") + told)
+
+
 class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
-    """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; both, span
-    and parent id of the root itself; and the attributes that name the request and say whether it is sampled."""
+    """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; what the
+    root itself has instead, and its names for others' tools; and the attributes that name the request and say whether it is
+    sampled. What concerns no request has no parent."""
+
+    def __init__(self, model: str | None) -> None:
+        super().__init__()
+        self._of_root = b"" if model is None else attribute(semconv.REQUEST_MODEL.key, model)
 
     def __missing__(self, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
         root, caller, request_id, sampled = identity
@@ -139,10 +164,14 @@ class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
             self.clear()
         trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
         trace += _FLAGS if sampled else b""
+        if not request_id:
+            fields = self[identity] = (trace, b"", b"", b"")
+            return fields
         own = trace + field(2, span_id) + (field(4, caller) if caller else b"")
+        own += self._of_root + attribute(semconv.CALLERS_ID.key, external)
         names = attribute(semconv.REQUEST_ID.key, request_id) + attribute(semconv.EXTERNAL_ID.key, external)
         names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
-        fields = self[identity] = (trace, field(4, span_id), own, names if request_id else b"")
+        fields = self[identity] = (trace, field(4, span_id), own, names)
         return fields
 
 
@@ -170,7 +199,8 @@ class Encoder:
         self._epochs = _Attribute(semconv.EPOCH.key, int)
         self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key, int)
         self._sequence = _SequenceNumber(semconv.SEQUENCE.key)
-        self._identities = _Identities()
+        model = resource.get(semconv.SERVED_MODEL.key) or resource.get(semconv.MODEL.key)
+        self._identities = _Identities(None if model is None else str(model))
         self._lengths = _Lengths()
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
         self._resource = field(1, b"".join(field(1, pair) for pair in known))
@@ -216,5 +246,5 @@ class Encoder:
         parts += [encoded[value] for encoded, value in zip(fields, values, strict=True) if value is not None]
         if error is not None:
             message = field(2, error.encode("utf-8", "replace"))
-            parts.append(field(15, message + b"\x18\x02"))  # STATUS_CODE_ERROR
+            parts += (field(15, message + b"\x18\x02"), _exception(error, self._base_ns + end_ns))  # STATUS_CODE_ERROR
         return b"".join(parts)

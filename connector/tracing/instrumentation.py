@@ -15,7 +15,7 @@ import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from operator import index, itemgetter
 from time import monotonic, monotonic_ns
@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from kvtrail.connector.known.probe import NO_PROBE, Moved, Planned, Probe, Seen
 from kvtrail.connector.recording.contexts import RequestContext
+from kvtrail.connector.recording.encoder import inside, of_span
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.holdings import Holdings
@@ -102,7 +103,7 @@ class Instrumentation:
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
         self._level = LevelSwitch() if recorder is None else recorder.level
         self._name = name
-        self._source = source
+        self._source = self._call_source = source
         self._probe = probe or Probe()
         self._guard = guard
         self._unannounced = unannounced
@@ -125,6 +126,16 @@ class Instrumentation:
         """Why the probe sees nothing; None while it works."""
         if recorder is not None:
             recorder.join()
+
+    @contextmanager
+    def placed(self, *, span_id: bytes = b"", parent_id: bytes = b"") -> Iterator[None]:
+        """Inside, lookups and allocations have this id, or are children of this span."""
+        before = self._call_source
+        self._call_source += (of_span(span_id) if span_id else b"") + (inside(parent_id) if parent_id else b"")
+        try:
+            yield
+        finally:
+            self._call_source = before
 
     # On the scheduler's side, in the order of a request's life.
 
@@ -179,7 +190,7 @@ class Instrumentation:
                 context = self._recorder.contexts.of(request)
                 if self._unannounced and not context.started:
                     self.request_started(request)
-                self._recorder.record(_NAMES[Kind.LOOKUP], self._source, context, start_ns, end_ns, values)
+                self._recorder.record(_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
         except Exception:
             self._untold(Kind.LOOKUP, _ids_in((request,)))
         if refused is not None and self._guard is Guard.RAISE:
@@ -211,7 +222,7 @@ class Instrumentation:
         sources = _hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, None, None, sources)
         if error is None:
-            self._recorder.record(_NAMES[Kind.ALLOC], self._source, context, start_ns, monotonic_ns(), values)
+            self._recorder.record(_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
         else:
             self._failed(Kind.ALLOC, context, start_ns, values, error)
 
@@ -234,8 +245,8 @@ class Instrumentation:
     def _failed(
         self, kind: Kind, context: RequestContext | None, start_ns: int, values: tuple[Any, ...], error: Exception
     ) -> None:
-        text = message(error)
-        self._recorder.record(_NAMES[kind], self._source, context, start_ns, monotonic_ns(), values, text)
+        text, source = message(error), self._source if kind is Kind.FAILURE else self._call_source
+        self._recorder.record(_NAMES[kind], source, context, start_ns, monotonic_ns(), values, text)
         with suppress(AttributeError, TypeError):
             setattr(error, _TOLD, True)
         if monotonic() >= self._no_flush_s and not self._recorder.flush(FLUSH_S):  # the engine may be about to die
@@ -335,7 +346,8 @@ class Instrumentation:
                 delayed = bool(answer[0])
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
                 hashes = self._new_hashes(context, request)
-                values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None)
+                used = (getattr(request, "num_prompt_tokens", None), context.cached)
+                values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None, *used)
             except Exception:  # an end without its numbers is an end all the same
                 self._untold(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN

@@ -70,7 +70,10 @@ class Steps:
             stats = getattr(context.request, "prefill_stats", None)  # set when it is scheduled for the first time
             if stats is not None and stats.num_prompt_tokens:
                 reported = (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens, None)
+                context.cached = stats.num_cached_tokens
                 self._record(_STATS, context, at_ns, reported)
+            elif context.cached is None:
+                context.cached = getattr(context.request, "num_cached_tokens", None)  # an older vLLM's
         if running.resumed_req_ids:
             for n, request_id in enumerate(running.req_ids):
                 if request_id in running.resumed_req_ids:

@@ -24,6 +24,7 @@ from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Settings, Unsampled
 from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.tracer.model import semconv
 
 logger = logging.getLogger("vllm.kvtrail")
@@ -182,7 +183,9 @@ def traced(cls: type, *, name: str | None = None) -> type:
         raise TypeError(f"kvtrail: {cls!r} is no KVConnectorBase_V1 class and cannot be traced")
     if issubclass(cls, Tracing):
         return cls
-    mixin = TracingHMA if supports_hma(cls) else Tracing
+    mixins: tuple[type, ...] = (TracingHMA if supports_hma(cls) else Tracing,)
+    if (known := by_class(cls)) is not None and known.children is not None:
+        mixins = (Nesting, *mixins)
     if name is None:
         name = plain_name(cls) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
     own: dict[str, Any] = {
@@ -201,7 +204,7 @@ def traced(cls: type, *, name: str | None = None) -> type:
     for call, record in ((probe.load_call, _loaded), (probe.store_call, _stored)):
         if call is not None and hasattr(cls, call):
             own[call] = _recorded(call, getattr(cls, call), record)
-    return type(name, (mixin, cls), own)
+    return type(name, (*mixins, cls), own)
 
 
 def _instrumentation(
@@ -231,6 +234,9 @@ def _instrumentation(
     recorder = of_process(str(transfer.engine_id), resource)
     if recorder is not None:
         recorder.level.set(settings.level, settings.level_file)
+        # vLLM makes its `llm_request` when the request has ended, in another process, by the request's headers.
+        observability = getattr(vllm_config, "observability_config", None)
+        recorder.contexts.invites = getattr(observability, "otlp_traces_endpoint", None) is not None
         logger.info(
             "kvtrail traces %s (%s): %s, level %s, guard %s, to %s",
             *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),

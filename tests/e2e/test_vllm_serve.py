@@ -212,10 +212,10 @@ def vllm_command(model: Path, port: int, endpoint: str) -> list[str]:
 
 
 def all_recorded(api: str, *ids: str) -> bool:
-    """True once the requests have ended, vLLM's own span has come and the workers' transfers are reported."""
+    """True once the requests have ended, vLLM's own spans have come and the workers' transfers are reported."""
     found = [call(f"{api}/requests?search={id_}") for id_ in ids]
     spans = call(f"{api}/spans?limit=10000")
-    of_vllm = any(s["name"] == "llm_request" for s in spans if s["trace_id"] == CALLER_TRACE)
+    of_vllm = sum(s["name"] == "llm_request" for s in spans) == len(ids)
     ended = all(accounts and accounts[0]["status"] == "finished" for accounts in found)
     return ended and of_vllm and {"kv.store", "kv.load"} <= {s["name"] for s in spans}
 
@@ -322,6 +322,13 @@ def test_the_second_request_is_a_hit(story: Story) -> None:
     assert (load["role"], load["numbers"]["count"]) == ("worker", HIT)
     (root,) = story.named("kv.request", account["trace_id"])
     assert root["parent_id"] == ""
+
+
+def test_vllms_own_span_joins_a_request_without_a_caller(story: Story) -> None:
+    trace_id = story.second["request"]["trace_id"]
+    (root,), (of_vllm,) = story.named("kv.request", trace_id), story.named("llm_request", trace_id)
+    assert of_vllm["parent_id"] == root["span_id"]
+    assert [step["name"] for step in story.second["steps"] if step["foreign"]] == ["llm_request"]
 
 
 def test_scheduler_and_worker_are_processes_of_their_own(story: Story) -> None:

@@ -131,6 +131,8 @@ class RequestEnd(Event, kw_only=True, gc=False):
     """Of the blocks that were filled after its start."""
     handoff: bool | None = None
     lease_s: Count | None = None
+    prompt: Count | None = None
+    cache_read: Count | None = None
 
 
 class Lookup(Event, kw_only=True, gc=False):

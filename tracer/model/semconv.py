@@ -159,6 +159,13 @@ HANDOFF = Attribute(
     "kvtrail.handoff", bool, "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
 )
 LEASE = Attribute("kvtrail.lease.s", int, "Seconds for which the connector keeps the blocks at most.")
+PROMPT = Attribute("gen_ai.usage.input_tokens", int, "Tokens of the request's prompt.", "prompt")
+CACHE_READ = Attribute(
+    "gen_ai.usage.cache_read.input_tokens",
+    int,
+    "Tokens of the prompt that were not computed at its first admission: vLLM's own prefix cache and the connector had them.",
+    "cache_read",
+)
 GROUP = Attribute("kvtrail.group", int, "Number of a KV cache group, where the answer is that group's alone.")
 BOUNDARIES = Attribute(
     "kvtrail.tokens.boundaries", tuple, "Lengths of the request's prefixes for which an object is held, in tokens."
@@ -212,7 +219,9 @@ IDLE_EVENTS = Attribute(
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, IDENTITY),
-    Kind.REQUEST: (TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE),
+    Kind.REQUEST: (
+        TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE, PROMPT, CACHE_READ,
+    ),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
     Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS, WHOLE, STEP, STEP_TOKENS),
@@ -346,6 +355,11 @@ COMMON: tuple[Attribute, ...] = (
 )  # fmt: skip
 """Attributes of every kvtrail span; those of a request are absent where no request is concerned."""
 
+REQUEST_MODEL = Attribute("gen_ai.request.model", str, "The name under which vLLM serves the model.")
+CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as vLLM's own `llm_request` has it.")
+OF_ROOT: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID)
+"""What the root says for tools that know nothing of kvtrail. Ours reads it elsewhere: it is no field of an event."""
+
 RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.", "recorder")
 ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.", "engine")
 BLOCK_SIZE = Attribute("kvtrail.block.size", int, "Tokens per KV block.")
@@ -440,7 +454,8 @@ def as_markdown() -> str:
         f" `kvtrail minimize`.\n\n{head}{rows(MINIMIZED)}\n",
     ]
     for kind, attributes in FIELDS.items():
-        table = f"\n\n{head}{rows(attributes)}" if attributes else ""
+        shown = (*attributes, *OF_ROOT) if kind is Kind.REQUEST else attributes
+        table = f"\n\n{head}{rows(shown)}" if shown else ""
         parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
         if kind is Kind.SCHEDULE:
             parts.append(f"## `{STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(STEP_FIELDS)}\n")

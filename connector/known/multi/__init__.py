@@ -8,5 +8,6 @@ CONNECTOR = KnownConnector(
     classes=("MultiConnector",),
     capabilities=frozenset({Capability.ANSWERS_FOR_CHILDREN}),
     compared_by_name=True,
+    children="_connectors",
     check_children=("OffloadConnector", "OffloadingConnector"),
 )

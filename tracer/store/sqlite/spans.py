@@ -12,7 +12,7 @@ from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text, whole_sum
 
-GEN_AI_REQUEST_ID = "gen_ai.request.id"
+GEN_AI_REQUEST_ID = semconv.CALLERS_ID.key
 """The attribute with which vLLM's `llm_request` names its request, by the external id, even in another trace."""
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS resources (id INTEGER PRIMARY KEY, body TEXT NOT NULL UNIQUE)",

@@ -1,0 +1,43 @@
+"""Calls that a connector passes on to connectors of its own: their spans are children of its span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from secrets import token_bytes
+from typing import Any
+
+from kvtrail.connector.known import by_class
+from kvtrail.connector.tracing.instrumentation import Instrumentation
+
+_SPAN_ID_BYTES = 8
+
+
+class Nesting:
+    """Mixed in before `Tracing`, for a connector that is known to have connectors of its own."""
+
+    _kvtrail: Instrumentation
+    _kvtrail_plain: type
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        with _one_span(self):
+            return super().get_num_new_matched_tokens(request, num_computed_tokens)  # type: ignore[misc]
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> Any:
+        with _one_span(self):
+            return super().update_state_after_alloc(request, blocks, num_external_tokens)  # type: ignore[misc]
+
+
+@contextmanager
+def _one_span(connector: Any) -> Iterator[None]:
+    """What the connector records inside is one span, whose id is known before it ends: that is the parent of what its own
+    connectors record meanwhile, those that are traced."""
+    known = by_class(connector._kvtrail_plain)
+    children = getattr(connector, known.children, ()) if known and known.children else ()
+    span_id = token_bytes(_SPAN_ID_BYTES)
+    with ExitStack() as stack:
+        stack.enter_context(connector._kvtrail.placed(span_id=span_id))
+        for child in children:
+            if (inner := getattr(child, "_kvtrail", None)) is not None:
+                stack.enter_context(inner.placed(parent_id=span_id))
+        yield
