@@ -11,6 +11,7 @@ from functools import cache, wraps
 from typing import Any
 
 from kvtrail.connector.known import importable_as
+from kvtrail.connector.vllm_version import too_old
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -24,12 +25,17 @@ OURS = ("OffloadConnector", PLAIN_OFFLOAD)
 
 @cache
 def resolve(name: str) -> Any:
-    """The class of one of the names that the package's docstring lists.
+    """The class of one of the names that the package's docstring lists; in a vLLM that is too old, the untraced one.
 
     Raises:
         AttributeError: no such connector, or no such fault; the text lists those that exist. An AttributeError, because vLLM
             asks for the class as an attribute of the module.
     """
+    plain_name = name.removeprefix(TRACED).removeprefix(":")
+    if reason := too_old():
+        if plain_name in OURS or plain_name.startswith("Faulty:"):
+            raise AttributeError(f"kvtrail: {plain_name} cannot run: {reason}")
+        return _plain(plain_name)
     from kvtrail.connector import faults
     from kvtrail.connector.tracing.traced import traced
 
@@ -39,7 +45,7 @@ def resolve(name: str) -> Any:
         if fault is None:
             raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(faults.FAULTS)}")
         return traced(faults.inject(fault, _plain(plain)))
-    cls = _plain(name.removeprefix(TRACED).removeprefix(":"))
+    cls = _plain(plain_name)
     return cls if name == PLAIN_OFFLOAD else traced(cls)
 
 
@@ -52,14 +58,15 @@ def _plain(name: str) -> type:
         return _member("kvtrail.connector.offload", PLAIN_OFFLOAD)
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    try:
-        return KVConnectorFactory.get_connector_class_by_name(name)
-    except ValueError:
-        known = ", ".join(sorted(KVConnectorFactory._registry))
+    registry = KVConnectorFactory._registry
+    if name not in registry:
+        known = ", ".join(sorted(registry))
         raise AttributeError(
             f"kvtrail: vLLM knows no connector {name!r}. It knows: {known}. For a class of your own, say"
             f" 'Traced:<module>:<class>' with kv_connector_module_path 'kvtrail.connector'."
-        ) from None
+        )
+    cls: type = registry[name]()
+    return cls
 
 
 def _member(module: str, attribute: str) -> type:
@@ -96,10 +103,24 @@ def configuration(name: str, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def register() -> None:
     """vLLM's `vllm.general_plugins` entry point: register the names, and trace the connectors that the environment names. It
-    may be called several times in a process."""
-    _register_names()
-    if patterns := trace_patterns(os.environ.get(TRACE, "")):
+    may be called several times in a process. In a vLLM that is too old, the engine runs on, and nothing is traced."""
+    reason = too_old()
+    if reason is not None:
+        _say_untraced(reason)
+    try:
+        _register_names()
+    except ImportError:
+        return  # a vLLM without connectors
+    if reason is None and (patterns := trace_patterns(os.environ.get(TRACE, ""))):
         _trace_under_own_names(patterns)
+
+
+@cache
+def _say_untraced(reason: str) -> None:
+    logger.warning(
+        "kvtrail: nothing is traced: %s. `Traced<X>` is X itself, %s does nothing, and the OffloadConnector cannot run.",
+        *(reason, TRACE),
+    )
 
 
 def trace_patterns(value: str) -> Sequence[str]:
@@ -149,9 +170,6 @@ def _register_names() -> None:
 
     registry = KVConnectorFactory._registry
     plain = [name for name in registry if not name.startswith(TRACED) and name not in OURS]
-    names = ["OffloadConnector", *(TRACED + name for name in plain)]
-    for name in names:
+    for name in (*OURS, *(TRACED + name for name in plain)):
         if name not in registry:
             KVConnectorFactory.register_connector(name, "kvtrail.connector", name)
-    if PLAIN_OFFLOAD not in registry:
-        KVConnectorFactory.register_connector(PLAIN_OFFLOAD, "kvtrail.connector.offload", PLAIN_OFFLOAD)

@@ -86,6 +86,10 @@ class Probe:
     store_call: str | None = None
     sees_ends = False
 
+    def knows_plans(self) -> bool:
+        """Whether the plans of the connector that is installed here have a form that `stepped` can read."""
+        return True
+
     def chunk_size(self, connector: Any) -> int | None:
         """Tokens per chunk of the connector's store."""
         return None

@@ -25,7 +25,9 @@ from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Settings, Unsampled
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
+from kvtrail.connector.vllm_version import lacks
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.lacks import Lack, declaration
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -198,7 +200,7 @@ def traced(cls: type, *, name: str | None = None) -> type:
     own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
     if hasattr(cls, "on_new_request"):
         own["on_new_request"] = _recorded("on_new_request", cls.on_new_request, _started)
-    binding = next((call for call in BINDING if hasattr(cls, call)), BINDING[-1])
+    binding = next((call for call in BINDING if hasattr(KVConnectorBase_V1, call)), BINDING[-1])
     own[binding] = _recorded(binding, getattr(cls, binding, _nothing), _bound)
     probe = _probe_of(cls)
     for call, record in ((probe.load_call, _loaded), (probe.store_call, _stored)):
@@ -228,7 +230,9 @@ def _instrumentation(
     probe = _probe_of(plain)
     if (chunk_size := _chunk_size(probe, connector)) is not None:
         source[semconv.CHUNK_SIZE.key] = chunk_size
-    resource = _resource(plain, vllm_config, kv_cache_config)
+    resource, lacking = _resource(plain, vllm_config, kv_cache_config), lacks(probe)
+    if lacking:
+        resource[semconv.LACKS.key] = declaration(lacking)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
     recorder = of_process(str(transfer.engine_id), resource)
@@ -242,7 +246,7 @@ def _instrumentation(
             *(name, role.name.lower(), _described(probe), settings.level, settings.guard, recorder.endpoint),
         )
     encoded = b"".join(attribute(key, value) for key, value in source.items())
-    unannounced = not hasattr(plain, "on_new_request")
+    unannounced = Lack.REQUEST_STARTS in lacking
     return Instrumentation(
         recorder, name=name, source=encoded, probe=probe, guard=settings.guard, unannounced=unannounced
     )

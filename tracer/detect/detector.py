@@ -22,7 +22,7 @@ from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.ordering import Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
-from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
+from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
@@ -334,6 +334,8 @@ class Detector:
             account.lose(Unknown.RULE)
         if account.ended_ns is not None:
             self.finished[account.engine, account.request] = None
+        if event.lacks is not None and isinstance(event, RequestEnd):
+            self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
             self._deadlines.entered(event, request, recorder)
         stream.recent.append(event.span_id)

@@ -31,6 +31,7 @@ _OPTIONAL = (
     (semconv.CAPABILITIES.key, str),
     (semconv.SAMPLED_ONLY.key, bool),
     (semconv.LAUNCH.key, str),
+    (semconv.LACKS.key, str),
 )
 """Attributes of a resource that are fields of its events where they have this type."""
 

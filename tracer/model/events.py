@@ -51,6 +51,7 @@ _KEYS = {
             semconv.CAPABILITIES,
             semconv.SAMPLED_ONLY,
             semconv.LAUNCH,
+            semconv.LACKS,
         ),
         semconv.COMMON,
         *semconv.FIELDS.values(),
@@ -97,6 +98,8 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     """True where its recorder leaves out the requests that are not sampled."""
     launch: str | None = None
     """The launch of the engine, where its recorder says so."""
+    lacks: str | None = None
+    """What the engine does not show: the value of `semconv.LACKS`."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""

@@ -41,6 +41,7 @@ class Unknown(StrEnum):
     DELAYED = "the connector may still give it back"
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
+    VERSION = "this vLLM does not show it"
     UNNAMED = "the connector stores chunks without naming them"
     OPEN = "the request has not ended"
     UNCHECKED = "no rule applied to the request"

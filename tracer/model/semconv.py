@@ -407,10 +407,17 @@ SAMPLED_ONLY = Attribute(
     "The recorder leaves out the requests that are not sampled, so nothing can be said about the engine as a whole.",
     "sampled_only",
 )
+LACKS = Attribute(
+    "kvtrail.vllm.lacks",
+    str,
+    "What this vLLM does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`, `statistics`,"
+    " `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
+    "lacks",
+)
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
     MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH,
+    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

@@ -103,6 +103,7 @@ _ADVICE = {
     Unknown.PROBE: "A probe for the connector would show it (docs/connectors.md). Where the fleet page says that it is off,"
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
+    Unknown.VERSION: "A newer vLLM shows it (docs/limits.md, *What a vLLM does not show*).",
     Unknown.UNNAMED: "A probe that names the keys of chunks would show it (docs/connectors.md).",
     Unknown.OPEN: "It passes when the request ends.",
     Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",

@@ -15,6 +15,11 @@ from kvtrail.connector.known.probe import Planned, Probe, Seen
 class OffloadingProbe(Probe):
     sees_ends = True
 
+    def knows_plans(self) -> bool:
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
+
+        return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not hasattr(metadata, "load_jobs") or not (
             metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush

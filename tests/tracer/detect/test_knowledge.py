@@ -161,6 +161,17 @@ def test_a_recorder_that_samples_says_nothing_of_its_engine() -> None:
     assert detector.unknown["phantom-hit", Unknown.SAMPLED] == 1
 
 
+def test_what_a_vllm_does_not_show_is_unknown_once_for_each_request() -> None:
+    text = "a: L 65 c0 h64 -> 64\na: end\nb: L 65 c0 h64 -> 64\nb: end\n"
+    events = history(text, connector="OffloadingConnector")
+    shown = judge(events)
+    lacking = judge([replace(e, lacks="hit_sources,plans,statistics,of a newer kvtrail") for e in events])
+    assert (Verdict.UNKNOWN in of(shown, "statistics"), of(lacking, "statistics")) == (False, {Verdict.UNKNOWN: 2})
+    assert lacking.unknown["statistics", Unknown.VERSION] == lacking.unknown["plan-blocks", Unknown.VERSION] == 2
+    assert of(lacking, "over-report") == of(shown, "over-report") != {}
+    assert {lacking.why_unknown(a) for a in lacking.accounts.values()} == {None}
+
+
 def test_what_a_probe_would_have_told_is_unknown_for_that_reason() -> None:
     """The probe switches itself off, which leaves a gap; the next sign of life says so. A later loss is a loss again."""
     events = history(f"x: L 64 c0 h0 -> 0\nevict lost\nwait 12\n{CLAIMED}", connector="OffloadConnector", chunk=32)

@@ -20,6 +20,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
+from kvtrail.tracer.model.lacks import kinds_missing
 from kvtrail.tracer.model.semconv import Kind, Level
 
 E = TypeVar("E", bound=Event, contravariant=True)
@@ -184,6 +185,13 @@ class RuleSet:
                     whole.setdefault(kind, []).append((tally, rule.judge))
                     judge = unsure(rule.judge) if rule.needs_history else rule.judge
                     partial.setdefault(kind, []).append((tally, judge))
+
+    def request_over(self, declared: str) -> None:
+        """A request has ended in an engine that declares these lacks: rules that need what it never shows are `unknown`."""
+        missing = kinds_missing(declared)
+        for tally in self._tallies:
+            if not missing.isdisjoint(tally.rule.kinds):
+                tally.unknown[Unknown.VERSION] += 1
 
     @property
     def verdicts(self) -> Counter[tuple[str, Verdict]]:

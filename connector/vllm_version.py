@@ -1,0 +1,60 @@
+"""Which vLLM runs here: whether its connectors can be traced, and what it does not show of them.
+
+What a version lacks is looked for in its classes. Only whether it is too old is decided by its number.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+
+from kvtrail.connector.known.probe import Probe
+from kvtrail.tracer.model.lacks import Lack
+
+logger = logging.getLogger("vllm.kvtrail")
+
+OLDEST = (0, 20)
+"""The oldest vLLM whose connectors are traced."""
+
+
+@cache
+def too_old() -> str | None:
+    """Why nothing can be traced here, as a clause; None if this vLLM is new enough. So is a build whose number says nothing:
+    that of a checkout without tags."""
+    import vllm
+
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: F401
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1  # noqa: F401
+    except ImportError as error:
+        return f"vLLM {vllm.__version__} has no KV connectors that kvtrail knows ({error})"
+    number = re.match(r"(\d+)\.(\d+)(?!\.dev)", vllm.__version__)
+    if number is None or tuple(map(int, number.groups())) >= OLDEST:
+        return None
+    return f"this is vLLM {vllm.__version__}, and kvtrail traces connectors from {'.'.join(map(str, OLDEST))} on"
+
+
+def lacks(probe: Probe) -> frozenset[Lack]:
+    """What this vLLM does not show of a connector with this probe."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.request import Request
+
+    shown = {
+        Lack.REQUEST_STARTS: hasattr(KVConnectorBase_V1, "on_new_request"),
+        Lack.HIT_SOURCES: hasattr(KVConnectorBase_V1, "get_external_cache_hit_sources"),
+        Lack.BLOCK_TABLES: hasattr(KVConnectorBase_V1, "bind_kv_cache_manager"),
+        Lack.STATISTICS: hasattr(Request, "take_prefill_stats"),
+        Lack.PLANS: probe.knows_plans(),
+    }
+    found = frozenset(lack for lack, is_shown in shown.items() if not is_shown)
+    _say(found)
+    return found
+
+
+@cache
+def _say(found: frozenset[Lack]) -> None:
+    if found:
+        logger.info(
+            "kvtrail: this vLLM does not show %s (docs/limits.md says what that means)", ", ".join(sorted(found))
+        )
