@@ -1,7 +1,7 @@
 """A real `vllm serve` (API server, engine core and worker in processes of their own), traced into a real `kvtrail serve`.
 
-The model is tiny and its weights are random; all else is as a user has it: the connector is named in the configuration and
-found by vLLM through the entry point, and where the spans go is said by OpenTelemetry's own variables.
+The model is tiny and its weights are random; all else is as a user has it: the configuration names a plain connector, one
+variable says that it is to be traced, and OpenTelemetry's own say where the spans go.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ def vllm_environment(directory: Path, endpoint: str) -> dict[str, str]:
         OTEL_SERVICE_NAME=SERVICE,
         OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
         OTEL_BSP_SCHEDULE_DELAY="200",
+        KVTRAIL_TRACE="1",  # which is all that is said of kvtrail here
         VLLM_SERVER_DEV_MODE="1",  # for /reset_prefix_cache
         VLLM_NO_USAGE_STATS="1",
         VLLM_CPU_KVCACHE_SPACE="1",
@@ -207,7 +208,7 @@ def vllm_command(model: Path, port: int, endpoint: str) -> list[str]:
         script("vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny",
         "--load-format", "dummy", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024",
         "--block-size", str(BLOCK), "--num-gpu-blocks-override", "60", "--otlp-traces-endpoint", endpoint,
-        "--kv-transfer-config", '{"kv_connector":"OffloadConnector","kv_role":"kv_both"}',
+        "--kv-transfer-config", '{"kv_connector":"UntracedOffloadConnector","kv_role":"kv_both"}',
     ]  # fmt: skip
 
 

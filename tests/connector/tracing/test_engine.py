@@ -106,7 +106,8 @@ def test_this_comparison_can_fail(
     def flipping(self: HostMemory, copies: list[Copy]) -> None:
         plain(self, copies)
         for copy in copies:
-            for _, room in self._layers:
+            for part in self._parts:
+                room = torch.as_tensor(part._room)
                 room[copy.slot].view(torch.float32).neg_()
 
     monkeypatch.setattr(HostMemory, "store", flipping)
