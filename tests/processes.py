@@ -50,6 +50,12 @@ class Tracer:
         response.raise_for_status()
         return response.json()
 
+    def read(self, path: str) -> str:
+        """What it answers, as text."""
+        response = httpx.get(f"{self.url}{path}", timeout=SLOW_S)
+        response.raise_for_status()
+        return response.text
+
     def post(self, body: bytes) -> None:
         """Send it spans over HTTP: an encoded `ExportTraceServiceRequest`."""
         headers = {"content-type": "application/x-protobuf"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from history import BLOCK_SIZE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -13,13 +13,14 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 
 
-def encoded(events: Sequence[Event]) -> bytes:
-    """The bytes of an `ExportTraceServiceRequest` with the events of one recorder."""
+def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of an `ExportTraceServiceRequest` with the events of one recorder, whose resource says this, too."""
     resource = {
         "service.name": "test",
         semconv.ENGINE_ID.key: events[0].engine,
         semconv.RECORDER_ID.key: events[0].recorder,
         semconv.BLOCK_SIZE.key: BLOCK_SIZE,
+        **(about or {}),
     }
     encoder = Encoder(resource, span_id_base=0x1000, base_ns=0)
     contexts: dict[str, RequestContext] = {}

@@ -12,6 +12,7 @@ import atexit
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 
+from kvtrail import __version__
 from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
 from kvtrail.connector.recording.idle import IdleRequests
@@ -76,7 +78,12 @@ class Recorder:
         self._bits_of_many = self._many - 1
         """The thread is woken at each event whose number has none of these bits."""
         self._delay_s = environment.number(OTEL_BSP_SCHEDULE_DELAY, 500) / 1000
-        own = {"process.pid": os.getpid(), semconv.RECORDER_ID.key: self.id, semconv.ENGINE_ID.key: engine_id}
+        own = {
+            "process.pid": os.getpid(),
+            semconv.RECORDER_ID.key: self.id,
+            semconv.ENGINE_ID.key: engine_id,
+            semconv.VERSION.key: __version__,
+        }
         attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
         launch = str(resource.get(semconv.LAUNCH.key, ""))
@@ -322,15 +329,16 @@ def _numbers(events: Sequence[EventTuple]) -> int:
 
 def _resource(attributes: dict[str, Any]) -> Resource:
     """What the SDK detects, `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` included, and these attributes. The service is
-    vLLM where none is named."""
+    vLLM, and the host this machine, where none is named."""
+    machine = Resource({"service.name": "vllm", "host.name": socket.gethostname()})
     try:
         resource = Resource.create(attributes)
     except Exception:  # a detector that the user asked for
         logger.exception("kvtrail: what OpenTelemetry knows of this process cannot be read and is left out")
-        return Resource({"service.name": "vllm", **attributes})
+        return machine.merge(Resource(attributes))
     if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
-        return resource.merge(Resource({"service.name": "vllm"}))
-    return resource
+        resource = resource.merge(Resource({"service.name": "vllm"}))
+    return machine.merge(resource)
 
 
 def _sampler() -> Sampler:

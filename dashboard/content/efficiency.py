@@ -105,10 +105,11 @@ def copy_rows(sums: Row) -> list[Row]:
 
 def place_rows(efficiency: Row, models: dict[str, str]) -> list[Row]:
     """Engines and their connectors, those that spared most first; `models` by engine."""
+    names = efficiency["engine_names"]
     places = sorted(efficiency["by_place"], key=lambda p: (-p["worth"]["spared"], p["engine"], p["connector"]))
     return [
         {
-            "Engine": place["engine"][:8],
+            "Engine": names.get(place["engine"], place["engine"]),
             "Connector": place["connector"],
             "Model": models.get(place["engine"]) or None,
             "Hit rate": _hundredths(sums["hit_share"]),

@@ -57,7 +57,7 @@ def finding_rows(findings: Iterable[Row]) -> list[Row]:
             "Seen": finding["count"],
             "Healed": finding["healed"],
             "Connector": finding["connector"],
-            "Engine": finding["engine"][:8],
+            "Engine": finding["engine_name"],
             "Model": finding["model"] or None,
         }
         for finding in findings

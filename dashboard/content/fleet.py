@@ -73,18 +73,19 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
         return is_gone, -max((r["last_ns"] for r in engine["recorders"]), default=0), engine["engine"]
 
     ordered = sorted(((engine, newest(engine)) for engine in engines), key=order)
-    hosts = any(engine["host"] for engine, _ in ordered)  # recorders name it if OpenTelemetry's resource does
     return [
         {
-            "Engine": engine["engine"],
+            "Engine": engine["name"],
             "State": recorder_state(recorder, now_ns=now_ns) if recorder else "not seen since the tracer started",
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
+            "kvtrail": engine["kvtrail"] or None,
             "Connectors": ", ".join(sorted({c for r in engine["recorders"] for c in r["connectors"]})) or None,
-            **({"Host": engine["host"] or None} if hosts else {}),
+            "Host": engine["host"] or None,
             "Open requests": engine["open"],
             "Recorders": len(engine["recorders"]),
             "Last seen": text.clock(max((r["last_ns"] for r in engine["recorders"]), default=0), now_ns=now_ns),
+            "Id": engine["engine"],
         }
         for engine, recorder in ordered
     ]
@@ -100,8 +101,9 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
     return [
         {
             "Recorder": recorder["id"],
-            "Engine": recorder["engine"][:8],
+            "Engine": recorder["engine_name"],
             "Model": recorder["model"] or None,
+            "kvtrail": recorder["kvtrail"] or None,
             "State": recorder_state(recorder, now_ns=now_ns),
             "Lag": duration(recorder["lag_ns"]),
             "Received": recorder["received"],

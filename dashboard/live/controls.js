@@ -14,25 +14,22 @@ export function showControls(find, view, answer, marks) {
   press(find(".follow"), view.to_ms === null);
   for (const button of find(".spans").children) press(button, Number(button.dataset.span) === Math.round(view.span_ms));
   find(".next").disabled = marks === 0;
-  showOptions(find(".engine"), "All engines", answer?.engines ?? [], view.engine);
+  showOptions(find(".engine"), "All engines", answer?.engines ?? [], view.engine, answer?.engine_names);
   showOptions(find(".connector"), "All connectors", answer?.connectors ?? [], view.connector);
   showOptions(find(".status"), "Any status", STATUSES, view.status);
   const q = find(".q");
   if (q.getRootNode().activeElement !== q) q.value = view.q;
 }
 
-function showOptions(select, all, names, chosen) {
+/** The options of a filter; `texts` has those that do not show as they are. */
+function showOptions(select, all, names, chosen, texts = {}) {
   const wanted = chosen && !names.includes(chosen) ? [...names, chosen] : names;
-  const shown = [...select.options].slice(1).map((option) => option.value);
-  if (select.options.length === 0 || shown.join("\n") !== wanted.join("\n")) {
-    select.replaceChildren(new Option(all, ""), ...wanted.map((name) => new Option(short(name), name)));
+  const options = wanted.map((name) => new Option(texts[name] ?? name, name));
+  const signature = (each) => each.map((option) => `${option.value} ${option.text}`).join("\n");
+  if (select.options.length === 0 || signature([...select.options].slice(1)) !== signature(options)) {
+    select.replaceChildren(new Option(all, ""), ...options);
   }
   select.value = chosen;
-}
-
-/** An unnamed engine has a UUID, whose beginning is enough, as on the other pages. */
-function short(name) {
-  return /^[0-9a-f]{8}-[0-9a-f-]{27}$/.test(name) ? name.slice(0, 8) : name;
 }
 
 /** Colours in the order of a request's life; `done` has nothing to colour. */

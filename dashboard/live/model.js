@@ -31,6 +31,7 @@ export function modelOf(answer, rows) {
     phases: answer.phases,
     requests,
     ...placed,
+    heads: placed.heads.map((head) => ({ ...head, name: answer.engine_names[head.engine] ?? head.engine })),
     inRow,
     segments,
     byPhase,

@@ -166,7 +166,7 @@ function paintHeads(pen, place, theme) {
     pen.fillStyle = theme.faint;
     pen.fillRect(0, y, place.width, HEAD - 4);
     pen.fillStyle = theme.muted;
-    pen.fillText(`engine ${head.engine}`, 8, y + (HEAD - 4) / 2 + 0.5);
+    pen.fillText(`engine ${head.name}`, 8, y + (HEAD - 4) / 2 + 0.5);
   }
 }
 

@@ -13,14 +13,15 @@ from kvtrail.dashboard.views import shared
 def filters() -> tuple[str, str, str]:
     """The range, the engine and the connector; the choices are those of a week."""
     try:
-        choices = shared.tracer().efficiency(**shared.current_range("7 d").query)["choices"]
+        week = shared.tracer().efficiency(**shared.current_range("7 d").query)
     except TracerAway:
-        choices = {"engines": [], "connectors": []}  # the page below says so
+        week = {"choices": {"engines": [], "connectors": []}, "engine_names": {}}  # the page below says so
+    choices = week["choices"]
     left, middle, right = st.columns([3, 2, 2])
     with left:
         chosen = shared.choose_range()
     with middle:
-        engine = shared.choose("Engine", choices["engines"], name="engine", cut=8)
+        engine = shared.choose("Engine", choices["engines"], name="engine", shown=week["engine_names"])
     with right:
         connector = shared.choose("Connector", choices["connectors"], name="connector")
     return chosen, engine, connector

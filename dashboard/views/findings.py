@@ -20,15 +20,15 @@ FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors",
 def filters() -> tuple[str, dict[str, str]]:
     """The range and the filters that are set; their choices are what ever had a finding."""
     try:
-        choices = shared.tracer().findings_trend()["choices"]
+        every = shared.tracer().findings_trend()
     except TracerAway:
-        choices = {}  # the page below says so
+        every = {"choices": {}, "engine_names": {}}  # the page below says so
     chosen = shared.choose_range()
     given = {}
     for column, (name, plural) in zip(st.columns([3, 2, 3, 2, 2]), FILTERS.items(), strict=True):
         with column:
-            cut = 8 if name == "engine" else None
-            given[name] = shared.choose(name.capitalize(), choices.get(plural, []), name=name, cut=cut)
+            shown = every["engine_names"] if name == "engine" else {}
+            given[name] = shared.choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
     return chosen, {name: value for name, value in given.items() if value}
 
 
@@ -112,7 +112,7 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
         numbers=("Seen", "Healed"),
         widths={
             "Severity": 95, "Rule": 120, "Request": 110, "Explanation": 300, "Epoch": 58, "Seen": 55, "Healed": 62,
-            "Connector": 135, "Engine": 80, "Model": 95,
+            "Connector": 135, "Engine": 120, "Model": 95,
         },
         formats={"Last seen": seen},
     )  # fmt: skip

@@ -44,8 +44,8 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
     shared.table(
         rows,
         key="engines",
-        links=[("efficiency", {"engine": row["Engine"]}) for row in rows],
-        widths={"Engine": 260},
+        links=[("efficiency", {"engine": row["Id"]}) for row in rows],
+        widths={"Engine": 200},
         numbers=("Open requests",),
         formats={"Last seen": st.column_config.TextColumn("Last seen (UTC)")},
     )

@@ -114,7 +114,7 @@ def header(timeline: Row, engines: list[Row]) -> None:
         f"lasted {duration(duration_ns(request, now_ns=now_ns))}",
         request["connector"] or "no connector named",
         f"model {model}",
-        f"engine {request['engine'][:8]}",
+        f"engine {request['engine_name']}",
         f"trace {request['trace_id']}",
     ]
     st.caption(plain(" · ".join(facts)))

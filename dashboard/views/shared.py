@@ -257,11 +257,15 @@ def pin_control(shown: TimeRange) -> None:
                 st.rerun()
 
 
-def choose(label: str, choices: Sequence[str], *, name: str, cut: int | None = None) -> str:
-    """A filter's choice, empty for any. What the address names is a choice even if nothing in the range has it."""
+def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
+    """A filter's choice, empty for any. What the address names is a choice even if nothing in the range has it. `shown` has
+    the texts of choices that are not shown as they are."""
+    texts = shown or {}
     options = list(dict.fromkeys([ANY, *choices, st.query_params.get(name, ANY)]))
     key = _follow(name, options, default=ANY)
-    st.selectbox(label, options, key=key, on_change=_write, args=(name, key, ANY), format_func=lambda text: text[:cut])
+    st.selectbox(
+        label, options, key=key, on_change=_write, args=(name, key, ANY), format_func=lambda text: texts.get(text, text)
+    )
     chosen = st.session_state[key]
     return "" if chosen in (None, ANY) else str(chosen)
 

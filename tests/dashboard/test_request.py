@@ -136,6 +136,8 @@ def recorder(**changes: Any) -> dict[str, Any]:
     base = {"id": "r" * 16, "engine": "e" * 36, "service": "vllm", "model": "opt", "received": 1234, "dropped": 0}
     return {
         **base,
+        "engine_name": "llama-0",
+        "kvtrail": "0.1.0",
         "missing": 0,
         "status": "running",
         "last_ns": START_NS,

@@ -106,8 +106,9 @@ def test_bytes_that_nobody_reported_are_not_known() -> None:
 
 def test_another_engine_is_another_engine() -> None:
     assert efficiency(PREEMPTED, engine="another")["by_place"] == []
-    (place,) = savings.place_rows(efficiency(PREEMPTED), {"engine": "opt"})
-    assert (place["Engine"], place["Model"], place["Spared"], place["Preemptions"]) == ("engine", "opt", 1952, 1)
+    named = {**efficiency(PREEMPTED), "engine_names": {"engine": "llama-0"}}
+    (place,) = savings.place_rows(named, {"engine": "opt"})
+    assert (place["Engine"], place["Model"], place["Spared"], place["Preemptions"]) == ("llama-0", "opt", 1952, 1)
     assert place["Hit rate"] == pytest.approx(1952 / 8196 * 100)
 
 
@@ -171,6 +172,8 @@ def recorder(**changes: Any) -> dict[str, Any]:
     base = {
         "id": "r" * 16,
         "engine": "a" * 36,
+        "engine_name": "llama-0",
+        "kvtrail": "0.1.0",
         "service": "vllm",
         "model": "opt",
         "received": 9,
@@ -184,19 +187,18 @@ def recorder(**changes: Any) -> dict[str, Any]:
 
 
 def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
-    said = {"model": "opt", "version": "0.32.0", "service": "vllm", "host": "", "open": 2}
-    return {"engine": name * 36, **said, "recorders": list(recorders)}
+    said = {"model": "opt", "version": "0.32.0", "kvtrail": "0.1.0", "service": "vllm", "host": "gpu-7", "open": 2}
+    return {"engine": name * 36, "name": f"pod-{name}", **said, "recorders": list(recorders)}
 
 
 def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
     gone = engine("b", recorder(status="closed", last_ns=START_NS))
     listed = [engine("c"), gone, engine("a", recorder(status="closed"), recorder())]
     rows = fleet.engine_rows(listed, now_ns=NOW_NS)
-    assert [(row["Engine"][0], row["State"]) for row in rows] == [
-        ("a", "live"), ("b", "closed"), ("c", "not seen since the tracer started"),
+    assert [(row["Engine"], row["State"]) for row in rows] == [
+        ("pod-a", "live"), ("pod-b", "closed"), ("pod-c", "not seen since the tracer started"),
     ]  # fmt: skip
-    assert "Host" not in rows[0]
-    assert fleet.engine_rows([{**gone, "host": "h1"}], now_ns=NOW_NS)[0]["Host"] == "h1"
+    assert (rows[0]["Host"], rows[0]["kvtrail"], rows[0]["Id"]) == ("gpu-7", "0.1.0", "a" * 36)
 
 
 def test_whoever_loses_something_is_on_top() -> None:

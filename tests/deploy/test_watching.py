@@ -124,6 +124,12 @@ def test_an_injected_bug_fires_an_alert_and_it_resolves(watched: Watched, promet
     alert = webhook.heard("KvtrailSevereDrift", "firing", rule="stale-lookup", engine=engines["dying"])[0]
     assert alert["labels"]["severity"] == "critical"
     assert alert["labels"]["connector"] == "OffloadConnector"
+    (name,) = (
+        each["name"]
+        for each in watched.dying.get("/api/fleet")["engines"]
+        if each["engine"] == alert["labels"]["engine"]
+    )
+    assert f"Engine {name}: " in alert["annotations"]["description"]
     assert alert["annotations"]["runbook_url"] == f"{DASHBOARD}/runbook?name=KvtrailSevereDrift"
     until(lambda: webhook.heard("KvtrailConnectorErrors", "firing", engine=engines["dying"], call="kv.alloc"))
     # One engine is dead, and its alert is over. In the other the bug goes on, and so does the alert.
@@ -164,11 +170,20 @@ def test_the_variables_of_the_dashboards_have_choices(watched: Watched, promethe
     for board in BOARDS:
         for variable in json.loads(board.read_text())["templating"]["list"]:
             if variable["type"] == "query":
-                asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"])
-                assert asked is not None
-                metric, label = asked.groups()
-                series = prometheus.get("series", **{"match[]": metric.replace("$engine", ".*")})
-                assert {each[label] for each in series} - {""}
+                assert _choices(prometheus, variable)
+
+
+def _choices(prometheus: Prometheus, variable: dict[str, Any]) -> set[str]:
+    """What Grafana would offer for a variable."""
+    kind, asked = variable["query"].removesuffix(")").split("(", 1)
+    if kind == "query_result":
+        pattern = re.compile(variable["regex"].strip("/").replace("(?<", "(?P<"))
+        series = [each["metric"] for each in prometheus.get("query", query=asked)["result"]]
+        texts = (",".join(f'{name}="{value}"' for name, value in sorted(each.items())) for each in series)
+        return {match["text"] for text in texts if (match := pattern.search(text)) and match["value"]}
+    metric, label = asked.rsplit(", ", 1)
+    series = prometheus.get("series", **{"match[]": metric.replace("$engine", ".*")})
+    return {each[label] for each in series} - {""}
 
 
 def _counted_by_vllm(page: Page) -> dict[str, float]:

@@ -195,6 +195,7 @@ class Decoded:
         malformed: for each span of ours that lacks what its kind needs, what is wrong.
         unknown_spans: spans of ours whose name this kvtrail does not know, by name.
         unknown_attributes: attributes of ours that this kvtrail does not know, by name.
+        resources: those of our spans, each once in a row.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -202,6 +203,7 @@ class Decoded:
     malformed: list[str] = field(default_factory=list)
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
+    resources: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def at_ns(self) -> int:
@@ -292,6 +294,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
             if scope != semconv.SCOPE:
                 decoded.foreign += [self._span(span, resource, scope) for span in spans]
                 continue
+            decoded.resources.append(resource)
             of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
             before = len(decoded.events)
             self._add(decoded, spans, of_all)

@@ -368,6 +368,7 @@ SERVED_MODEL = Attribute(
     "kvtrail.model.served", str, "The name under which vLLM serves the model: `model_name` in its own metrics."
 )
 ENGINE_VERSION = Attribute("kvtrail.vllm.version", str, "vLLM's version.")
+VERSION = Attribute("kvtrail.version", str, "Version of the kvtrail that recorded.")
 POOL_BLOCKS = Attribute("kvtrail.blocks.total", int, "KV blocks of the engine's pool, the null block included.")
 MAX_BATCHED = Attribute("kvtrail.scheduler.max_batched_tokens", int, "Tokens of a step at most.")
 MAX_SEQUENCES = Attribute("kvtrail.scheduler.max_sequences", int, "Requests that run at once at most.")
@@ -415,8 +416,8 @@ LACKS = Attribute(
     "lacks",
 )
 RESOURCE: tuple[Attribute, ...] = (
-    RECORDER_ID, ENGINE_ID, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED, MAX_SEQUENCES,
-    MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
+    RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
+    MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
     CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,6 +17,7 @@ from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
+from kvtrail.tracer.model import engines, semconv
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
 from kvtrail.tracer.model.words import count, some
 
@@ -40,6 +41,7 @@ class Audit:
         checks: how often each rule gave each verdict.
         spans, events, foreign: what was read; `repeated` spans were read twice and count once.
         unknown_spans, unknown_attributes: what a newer kvtrail wrote and this one does not know, by name.
+        engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
         became: what became of the requests with findings, by engine and request, in words.
@@ -63,6 +65,7 @@ class Audit:
     repeated: int = 0
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
+    engine_names: Mapping[str, str] = field(default_factory=dict)
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
     became: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -77,6 +80,10 @@ class Audit:
     probes_off: Sequence[str] = ()
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
+
+    def engine_name(self, engine: str) -> str:
+        """The engine's name for people."""
+        return self.engine_names.get(engine, engine)
 
     @property
     def drift(self) -> bool:
@@ -118,11 +125,13 @@ class Audit:
         if self.unknown_spans:
             reasons.append("A newer kvtrail wrote spans that this one cannot judge: install that version.")
         if self.joined_late:
-            reasons.append(f"The first events are missing of {_some(self.joined_late)}: add the files from before.")
+            reasons.append(
+                f"The first events are missing of {_some(self._named(self.joined_late))}: add the files from before."
+            )
         if self.silent:
             reasons.append(
-                f"No goodbye came from {_some(self.silent)}: it was killed, or it hangs, or still runs. Look at its end, or"
-                " audit once it has shut down."
+                f"No goodbye came from {_some(self._named(self.silent))}: it was killed, or it hangs, or still runs. Look at"
+                " its end, or audit once it has shut down."
             )
         if self.unfinished:
             requests = _some([request for _, request in self.unfinished])
@@ -135,6 +144,9 @@ class Audit:
             )
         return reasons
 
+    def _named(self, engines: Sequence[str]) -> list[str]:
+        return [self.engine_name(engine) for engine in engines]
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
         return {
@@ -142,7 +154,11 @@ class Audit:
             "inconclusive": self.inconclusive,
             "unjudged": {why.value: rules for why, rules in self.unjudged.items()},
             "findings": [
-                {**finding.as_dict(), "became": self.became.get((finding.engine, finding.request), "")}
+                {
+                    **finding.as_dict(),
+                    "engine_name": self.engine_name(finding.engine),
+                    "became": self.became.get((finding.engine, finding.request), ""),
+                }
                 for finding in self.findings
             ],
             "requests": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
@@ -204,7 +220,9 @@ def _audit(
     detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
+    resources: dict[Any, Mapping[str, Any]] = {}
     for reader, batch in by_time(traces):
+        resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in batch.resources}
         detector.feed(batch.events)
         _count(batch, reader.path, result, foreign)
     for trace in traces:
@@ -221,6 +239,7 @@ def _audit(
         result.stories += log.stories.digest()
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     detector.close()
+    result.engine_names = engines.names(engines.descriptions(resources.values()))
     result.findings = by_weight(detector.findings.values())
     result.became = detector.became
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing

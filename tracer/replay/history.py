@@ -12,6 +12,7 @@ from typing import Any
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import TraceReader
+from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 
@@ -44,6 +45,11 @@ class History:
     def events(self) -> list[Event]:
         """The events alone."""
         return [event for event, _ in self.moments]
+
+    def engine_names(self) -> dict[str, str]:
+        """The engines' names for people, by id."""
+        by_recorder = {event.recorder: span.resource for event, span in self.moments}
+        return engines.names(engines.descriptions(by_recorder.values()))
 
     def resource(self, recorder: str) -> Mapping[str, Any]:
         """The resource of a recorder's spans, which describes its engine; empty if the recorder is not in the history."""

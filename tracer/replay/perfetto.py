@@ -132,8 +132,9 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
     by_engine: dict[str, list[Event]] = {}
     for event in events:
         by_engine.setdefault(event.engine, []).append(event)
+    names = history.engine_names()
     for engine, its_events in by_engine.items():
-        pid, header = form.process(f"engine {engine}")
+        pid, header = form.process(f"engine {names.get(engine, engine)}")
         yield from header
         yield from form.tracks(pid, "the engine itself", [_ENGINE_TRACK])
         tracks = _Tracks(_FIRST_TRACK)

@@ -104,6 +104,7 @@ class Player:
         judged: what the rules say of them.
         requests: the indices of each request's events, in order; the requests are ordered by their first event.
         begin_ns: when the history begins, Unix nanoseconds.
+        engine_names: the engines' names for people, by id.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Player:
         for index, event in enumerate(self.events):
             if event.request is not None:
                 self.requests.setdefault((event.engine, event.request), []).append(index)
+        self.engine_names = history.engine_names()
         self.begin_ns = min((event.start_ns for event in self.events), default=0)
         self._from_ns, self._to_ns = from_ns, to_ns
         self._replays: dict[Key, AccountReplay] = {}

@@ -42,7 +42,12 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
         paragraphs.append(_heading(found[0], len(requests), columns))
         shown = requests if everything else requests[:MAX_REQUESTS]
         paragraphs += [
-            _finding(f, columns, several_engines, result.became.get((f.engine, f.request), ""))
+            _finding(
+                f,
+                columns,
+                engine=result.engine_name(f.engine) if several_engines or not f.request else "",
+                became=result.became.get((f.engine, f.request), ""),
+            )
             for request in shown
             for f in request
         ]
@@ -56,7 +61,8 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
 def finding_text(finding: Finding, *, columns: int | None = None) -> str:
     """One finding: its rule, its request, the explanation, the moments that show it, and the usual cause."""
     hint = wrapped(f"Usually: {finding.hint}", columns, first="    ")
-    return "\n".join([*_title(finding, columns), *_finding(finding, columns, False).split("\n"), *hint])
+    engine = "" if finding.request else finding.engine
+    return "\n".join([*_title(finding, columns), *_finding(finding, columns, engine=engine).split("\n"), *hint])
 
 
 def rule_page(rule: Rule, *, columns: int | None = None) -> str:
@@ -90,13 +96,13 @@ def _title(finding: Finding, columns: int | None) -> list[str]:
     return lines
 
 
-def _finding(finding: Finding, columns: int | None, name_engine: bool, became: str = "") -> str:
+def _finding(finding: Finding, columns: int | None, *, engine: str, became: str = "") -> str:
     """One contradiction: where and how often it occurred, what became of the request, why it is one, and the moments that
-    show it."""
+    show it. `engine` is named unless it is empty."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
     facts.append(finding.connector)
-    if name_engine or not finding.request:
-        facts.append(f"engine {finding.engine}")
+    if engine:
+        facts.append(f"engine {engine}")
     often = f"{words.ending(finding.count)}, {words.healed(finding.healed, count=finding.count)}"
     head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, became) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]

@@ -102,7 +102,7 @@ def lines(player: Player, *, columns: int | None) -> Iterator[str]:
             gap = words.some(step.gap, "event")
             yield style(f"{'':{digits}}  ... {gap} of {plain(event.request or '')} missing here", fg="yellow")
         about = plain(event.request or words.NOTHING)
-        where = f"{plain(event.engine)}  " if engines > 1 else ""
+        where = f"{plain(_engine(player, event))}  " if engines > 1 else ""
         by = _recorded_by(event, name_connector=several_connectors)
         what = words.kind(event.kind) + (f" ({by})" if by else "")
         account = "; ".join(_changes(step))
@@ -155,7 +155,7 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
     at = f"{day(at_ns(event))} {clock(at_ns(event))} UTC, {since:+,.3f} s"
     findings = words.some(len(player.findings), "finding")
     whose = f"request {event.request}, epoch {event.epoch}" if event.request else "no request"
-    facts = ", ".join(part for part in (whose, event.connector, f"engine {event.engine}") if part)
+    facts = ", ".join(part for part in (whose, event.connector, f"engine {_engine(player, event)}") if part)
     lines = [style(line, bold=True) for line in wrapped(f"{place}   {at}   {findings}", columns, rest="  ")]
     return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
 
@@ -205,6 +205,11 @@ def _around(player: Player, columns: int, count: int) -> list[str]:
             text = style(text, dim=True)
         texts.append(text)
     return texts
+
+
+def _engine(player: Player, event: Event) -> str:
+    """The name of an event's engine for people."""
+    return player.engine_names.get(event.engine, event.engine)
 
 
 def _said(event: Event) -> str:

@@ -46,8 +46,9 @@ class Health(BaseModel):
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
     recorders: list[dict[str, Any]]
-    """Each recorder's engine, model, status (`running`, `silent`, `terminated` or `closed`), and events received, dropped (as
-    it reports) and missing (by sequence numbers); if there are very many, those that lost events, then the latest."""
+    """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
+    `closed`), and events received, dropped (as it reports) and missing (by sequence numbers); if there are very many, those
+    that lost events, then the latest."""
     recorders_by_status: dict[str, int]
     """How many there are of each status."""
 
@@ -72,8 +73,9 @@ class Fleet(BaseModel):
     tracer: dict[str, Any]
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
-    """Each engine's `engine`, `model`, vLLM `version`, `service`, `host`, `open` requests and `recorders`. An engine
-    without recorders has not been heard from lately. If there are very many, those with recorders, then the latest."""
+    """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`, the
+    recorder's version (`kvtrail`), `open` requests and `recorders`. An engine without recorders has not been heard from
+    lately. If there are very many, those with recorders, then the latest."""
     known: int
     """How many engines there are."""
 
@@ -119,7 +121,11 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
 
     def recorders() -> list[dict[str, Any]]:
         most_telling = sorted(pipeline.recorders.values(), key=lambda r: (not (r.dropped or r.missing), -r.heard_at))
-        return [recorder.as_dict() for recorder in most_telling[:MAX_RECORDERS]]
+        names = reader.names()
+        return [
+            {**recorder.as_dict(), "engine_name": names.get(recorder.engine, recorder.engine)}
+            for recorder in most_telling[:MAX_RECORDERS]
+        ]
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:

@@ -45,6 +45,8 @@ class LaneColumns(BaseModel):
     engines: list[str]
     connectors: list[str]
     """The engines heard since this tracer started, and the engines and connectors of the window."""
+    engine_names: dict[str, str]
+    """Those engines' names for people, by id."""
     heard_ns: int | None
     """When the latest event of any recorder happened."""
     known: int
@@ -103,6 +105,8 @@ def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState],
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
     findings = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
+    engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes})
+    names = reader.names()
     lane_numbers = {(lane.engine, lane.request): number for number, lane in enumerate(lanes)}
 
     def us(at_ns: int) -> int:
@@ -137,7 +141,8 @@ def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState],
             "end_us": [us(gap.to_ns) for _, gap in gaps],
             "missing": [gap.missing for _, gap in gaps],
         },
-        engines=sorted({r.engine for r in recorders} | {lane.engine for lane in lanes}),
+        engines=engines,
+        engine_names={engine: names[engine] for engine in engines if engine in names},
         connectors=sorted({lane.connector for lane in lanes if lane.connector}),
         heard_ns=max((r.last_ns for r in recorders), default=None),
         known=found.known,

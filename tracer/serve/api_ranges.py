@@ -34,6 +34,8 @@ class FindingsTrend(BaseModel):
     """For each `rule`, `severity` and stretch that begins at `at_ns`: the number of `findings` last seen in it."""
     choices: dict[str, list[str]]
     """The `rules`, `severities`, `connectors`, `engines` and `models` that have findings at all."""
+    engine_names: dict[str, str]
+    """The engines' names for people, by id."""
 
 
 class SavingsReport(BaseModel):
@@ -53,6 +55,8 @@ class SavingsReport(BaseModel):
     """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
     choices: dict[str, list[str]]
     """The `engines` and `connectors` of the range, whatever the filters are."""
+    engine_names: dict[str, str] = {}
+    """Those engines' names for people, by id."""
 
 
 def add_routes(api: APIRouter, reader: Reader) -> None:
@@ -71,8 +75,13 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
             model, request=request, rule=rule, severity=severity, connector=connector, engine=engine,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        models = {name: known["model"] for name, known in reader.engines().items()}
-        return [{**f, "model": models.get(f["engine"], "")} for f in reader.findings(asked, limit=limit)]
+        known = reader.engines()
+
+        def told(finding: dict[str, Any]) -> dict[str, Any]:
+            engine = known.get(finding["engine"], {"name": finding["engine"], "model": ""})
+            return {**finding, "engine_name": engine["name"], "model": engine["model"]}
+
+        return [told(finding) for finding in reader.findings(asked, limit=limit)]
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(
@@ -93,6 +102,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
             step_ns=step_ns,
             counts=reader.findings_trend(asked, step_ns=step_ns),
             choices={**places, "severities": [*Severity], "models": models},
+            engine_names={engine: known[engine]["name"] for engine in places["engines"] if engine in known},
         )
 
     @api.get("/efficiency", summary="What the offload saved over a range of time")
@@ -103,9 +113,12 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
-        return savings_report(
+        report = savings_report(
             rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
         )
+        names = reader.names()
+        report.engine_names = {engine: names[engine] for engine in report.choices["engines"] if engine in names}
+        return report
 
 
 def savings_report(

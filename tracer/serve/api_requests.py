@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -69,6 +69,9 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
         return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
 
+    def named(account: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        return {**account, "engine_name": names.get(account["engine"], account["engine"])}
+
     @api.get("/requests", summary="Requests, latest first")
     def requests(
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
@@ -77,12 +80,14 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
         before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        return reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
+        found = reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
+        names = reader.names()
+        return [named(account, names) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
         account = account_of(request_id, engine)
-        return timeline(account, reader.spans_of(account), findings_of(account))
+        return timeline(named(account, reader.names()), reader.spans_of(account), findings_of(account))
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:

@@ -17,11 +17,14 @@ from typing import Any
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.ordering import Gaps
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.engines import described, shown_name
 from kvtrail.tracer.model.events import Event, Heartbeat
 
-INFO = ("model_name", "service_name", "vllm_version")
+INFO = (
+    "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
+    "kvtrail_version",
+)  # fmt: skip
 """The labels that describe an engine, in the order of `EngineState.info`."""
-
 
 SILENT_NS = 30 * 10**9
 """After so much silence a recorder is no longer running, as far as is known."""
@@ -54,8 +57,8 @@ class RecorderState:
     """One recorder, which is one process of an engine. Counts are events, times are Unix nanoseconds.
 
     Attributes:
-        id, engine, service, model, host: as its spans name them.
-        version: of vLLM.
+        id, engine: as its spans name them.
+        description: of its engine: the fields of `model.engines.DESCRIPTION`.
         served: the name under which vLLM serves the model, the label `model_name` of vLLM's own metrics.
         first, highest: the lowest and the highest sequence number received.
         received: how many events arrived.
@@ -73,10 +76,7 @@ class RecorderState:
 
     id: str
     engine: str
-    service: str
-    model: str
-    version: str
-    host: str
+    description: dict[str, str]
     served: str
     first: int
     highest: int
@@ -97,18 +97,11 @@ class RecorderState:
     def of(cls, event: Event, resource: Mapping[str, Any], *, at_ns: int = 0) -> RecorderState:
         """The state of the recorder that sent `event`, its first, which arrived at `at_ns` of the monotonic clock, before the
         event is counted."""
-
-        def text(key: str) -> str:
-            return str(resource.get(key, ""))
-
         return cls(
             id=event.recorder,
             engine=event.engine,
-            service=text("service.name"),
-            model=text(semconv.MODEL.key),
-            version=text(semconv.ENGINE_VERSION.key),
-            host=text("host.name"),
-            served=text(semconv.SERVED_MODEL.key),
+            description=described(resource),
+            served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             first=event.sequence,
             highest=event.sequence,
             began_at=at_ns,
@@ -148,10 +141,16 @@ class RecorderState:
     def as_dict(self) -> dict[str, Any]:
         """The state as JSON-ready data."""
         names = (
-            "id", "engine", "service", "model", "version", "host", "received", "dropped", "missing", "status", "last_ns",
-            "heard_ns", "lag_ns", "untold", "probes_off",
+            "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
+            "probes_off",
         )  # fmt: skip
-        return {**{name: getattr(self, name) for name in names}, "connectors": sorted(self.connectors)}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, **self.description, "connectors": sorted(self.connectors)}
+
+    @property
+    def replaceable_as(self) -> tuple[str, str]:
+        """Service and model: an engine that has the same may come in the place of this one's."""
+        return self.description["service"], self.description["model"]
 
 
 class Recorders:
@@ -221,7 +220,7 @@ class Recorders:
             since = max(min(r.began_at for r in held), max(r.heard_at for r in held) - OVERLAP_NS)
             for began_at, other in fresh:
                 theirs = engines[other][0]
-                if began_at > since and (theirs.service, theirs.model) == (held[0].service, held[0].model):
+                if began_at > since and theirs.replaceable_as == held[0].replaceable_as:
                     fresh.remove((began_at, other))
                     self._replaced_by[engine] = other
                     for recorder in held:
@@ -257,7 +256,7 @@ class EngineState:
     """
 
     engine: str
-    info: tuple[str, ...] = ("", "", "")
+    info: tuple[str, ...] = ("",) * len(INFO)
     heard_ns: int = 0
     recorders: int = 0
     outstanding: int = 0
@@ -270,14 +269,21 @@ class EngineState:
     kept_oldest_ns: int = 0
 
 
+def _info(recorder: RecorderState) -> tuple[str, ...]:
+    about = recorder.description
+    return (
+        shown_name(recorder.engine, about), recorder.served or about["model"], about["service"],
+        about["instance"], about["pod"], about["host"], about["version"], about["kvtrail"],
+    )  # fmt: skip
+
+
 def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineState]:
     """The state of every engine that has a recorder."""
     states: dict[str, EngineState] = {}
     for recorder in recorders:
         state = states.setdefault(recorder.engine, EngineState(engine=recorder.engine))
-        if recorder.heard_ns >= state.heard_ns:
-            state.heard_ns = recorder.heard_ns
-            state.info = (recorder.served or recorder.model, recorder.service, recorder.version)
+        state.heard_ns = max(state.heard_ns, recorder.heard_ns)
+        state.info = _info(recorder)  # of the one that was met last, as in the store
         state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
         state.outstanding += recorder.missing
         state.untold += sum(recorder.untold.values())

@@ -123,9 +123,12 @@ class Reader(Protocol):
         asks for longer stretches, which are multiples of these.
         """
 
+    def names(self) -> dict[str, str]:
+        """For each engine ever heard from: its name for people, which no other has."""
+
     def engines(self) -> dict[str, dict[str, Any]]:
-        """For each engine ever heard from: its `model`, vLLM `version`, `service` and `host`, as its recorders report
-        them, and how many of its requests are `open`."""
+        """For each engine ever heard from: its `name` for people; the fields of `model.engines.DESCRIPTION`, as its
+        recorders report them; and how many of its requests are `open`."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
         """The lanes of a window, quickly, however much is stored. `live` are the engines whose open requests go on."""

@@ -11,6 +11,7 @@ from parts import (
     RULE,
     RULE_OF_ROW,
     graph,
+    named,
     new_dashboard,
     query,
     stat_panel,
@@ -18,6 +19,8 @@ from parts import (
 )
 
 RATE = "[$__rate_interval]"
+SHOWN = "engine_name, model_name, service_name, k8s_pod_name, host_name, vllm_version, kvtrail_version"
+"""What the table of engines shows of each."""
 
 
 def rate(metric: str, select: str = CONNECTOR, by: str = "engine, connector") -> str:
@@ -59,7 +62,7 @@ def overview() -> dashboards.Dashboard:
                           query(rate("kvtrail_requests_total", by="outcome"), "{{outcome}}"), unit="reqps", stacked=True,
                           links=(ALL_REQUESTS,)))
         .with_panel(graph("Preemptions", "They make stale answers and repeated loads possible.",
-                          query(rate("kvtrail_preemptions_total"), "{{connector}} {{engine}}"), unit="ops"))
+                          query(rate("kvtrail_preemptions_total"), "{{connector}} {{engine_name}}"), unit="ops"))
         .with_panel(graph("Lookup time", "On the scheduler's thread, so it delays every request. The dots are requests.",
                           query(quantile(0.99, "kvtrail_lookup_duration_seconds"), "99% {{connector}}", exemplars=True),
                           query(quantile(0.5, "kvtrail_lookup_duration_seconds"), "half {{connector}}"), unit="s"))
@@ -76,10 +79,10 @@ def drift() -> dashboards.Dashboard:
                           query(f"sum by (severity) ({found}{{{CONNECTOR}}})", "{{severity}}"), stacked=True,
                           links=(REQUESTS,)))
         .with_panel(graph("Findings for each request that ended", "More than one in a hundred is an alert.",
-                          query(f"engine:kvtrail_findings:per_request15m{{{OURS}}}", "{{engine}}"), unit="percentunit"))
+                          query(f"engine:kvtrail_findings:per_request15m{{{OURS}}}", "{{engine_name}}"), unit="percentunit"))
         .with_panel(table_panel("Findings since the tracers started", "Click a rule for its findings in kvtrail's dashboard.",
-                         query("sum by (rule, severity, connector, engine) "
-                                       f"(kvtrail_findings_total{{{CONNECTOR}}}) > 0", instant=True),
+                         query(named("sum by (rule, severity, connector, engine) "
+                                             f"(kvtrail_findings_total{{{CONNECTOR}}}) > 0"), instant=True),
                          links={"rule": RULE_OF_ROW}))
         .with_panel(graph("Verdicts of drift", "Repetitions count.",
                           query(f'sum by (rule) (rate(kvtrail_checks_total{{verdict="drift"}}{RATE}))', "{{rule}}"),
@@ -88,7 +91,7 @@ def drift() -> dashboards.Dashboard:
                           query(f"sum by (verdict) (rate(kvtrail_checks_total{RATE}))", "{{verdict}}"), unit="ops",
                           stacked=True))
         .with_panel(graph("Answers that the guard replaced", "The scheduler would have acted on each of them.",
-                          query(rate("kvtrail_lookups_healed_total"), "{{connector}} {{engine}}"), unit="ops",
+                          query(rate("kvtrail_lookups_healed_total"), "{{connector}} {{engine_name}}"), unit="ops",
                           links=(REQUESTS,)))
         .with_panel(graph("Calls that raised", "In the scheduler, this ends the engine.",
                           query(rate("kvtrail_connector_errors_total", by="connector, call"), "{{connector}} {{call}}"),
@@ -97,8 +100,8 @@ def drift() -> dashboards.Dashboard:
                           query(rate("kvtrail_load_failures_total", by="connector, report"), "{{connector}} {{report}}"),
                           unit="ops"))
         .with_panel(graph("Blocks kept after the end", "Requests that ended and whose blocks the connector still holds.",
-                          query(f"sum by (engine) (kvtrail_kept_requests{{{OURS}}})", "requests of {{engine}}"),
-                          query(f"sum by (engine) (kvtrail_kept_blocks{{{OURS}}})", "blocks of {{engine}}")))
+                          query(f"sum by (engine) (kvtrail_kept_requests{{{OURS}}})", "requests of {{engine_name}}"),
+                          query(f"sum by (engine) (kvtrail_kept_blocks{{{OURS}}})", "blocks of {{engine_name}}")))
     )  # fmt: skip
 
 
@@ -140,9 +143,9 @@ def efficiency() -> dashboards.Dashboard:
                           query("model_name:kvtrail_queried_tokens:rate5m", "kvtrail {{model_name}}"),
                           query("model_name:vllm_external_prefix_cache_queries:rate5m", "vLLM {{model_name}}")))
         .with_panel(graph("Evicted chunks", "A store that is too small evicts what is needed next.",
-                          query(rate("kvtrail_evicted_chunks_total"), "{{connector}} {{engine}}"), unit="ops"))
+                          query(rate("kvtrail_evicted_chunks_total"), "{{connector}} {{engine_name}}"), unit="ops"))
         .with_panel(graph("Open loads", "Asynchronous loads that have not been received.",
-                          query(f"kvtrail_open_loads{{{OURS}}}", "{{engine}}")))
+                          query(f"kvtrail_open_loads{{{OURS}}}", "{{engine_name}}")))
     )  # fmt: skip
 
 
@@ -152,19 +155,20 @@ def sidecar() -> dashboards.Dashboard:
         new_dashboard("kvtrail sidecar", "kvtrail-sidecar", "Whether kvtrail sees everything.")
         .with_panel(table_panel("Engines", "How each describes itself, and the seconds since it was last heard.",
                          query("time() - max by (engine) (kvtrail_engine_last_received_timestamp_seconds"
-                                       f"{{{OURS}}}) * on (engine) group_left (model_name, service_name, vllm_version)"
-                                       " max by (engine, model_name, service_name, vllm_version) (kvtrail_engine_info)",
+                                       f"{{{OURS}}}) * on (engine) group_left ({SHOWN})"
+                                       f" topk by (engine) (1, max by (engine, {SHOWN}) (kvtrail_engine_info))",
                                        instant=True)))
         .with_panel(graph("Events received", "By engine; without requests, a heartbeat every 5 s.",
-                          query(rate("kvtrail_events_received_total", OURS, "engine"), "{{engine}}"), unit="ops"))
+                          query(rate("kvtrail_events_received_total", OURS, "engine"), "{{engine_name}}"), unit="ops"))
         .with_panel(graph("Lag", "From a batch's oldest event until it is stored: the slowest in a hundred, and the median.",
-                          query(f"engine:kvtrail_event_lag_seconds:p99_rate5m{{{OURS}}}", "99% {{engine}}"),
-                          query(quantile(0.5, "kvtrail_event_lag_seconds", OURS, "engine"), "half {{engine}}"), unit="s"))
+                          query(f"engine:kvtrail_event_lag_seconds:p99_rate5m{{{OURS}}}", "99% {{engine_name}}"),
+                          query(quantile(0.5, "kvtrail_event_lag_seconds", OURS, "engine"), "half {{engine_name}}"),
+                          unit="s"))
         .with_panel(graph("Events lost", "Missing by their sequence numbers, and dropped as the recorders report.",
-                          query(rate("kvtrail_events_missing_total", OURS, "engine"), "missing {{engine}}"),
-                          query(rate("kvtrail_events_dropped_total", OURS, "engine"), "dropped {{engine}}"), unit="ops"))
+                          query(rate("kvtrail_events_missing_total", OURS, "engine"), "missing {{engine_name}}"),
+                          query(rate("kvtrail_events_dropped_total", OURS, "engine"), "dropped {{engine_name}}"), unit="ops"))
         .with_panel(graph("Events outstanding", "Their sequence numbers are known, and they have not arrived, or never will.",
-                          query(f"kvtrail_events_outstanding{{{OURS}}}", "{{engine}}")))
+                          query(f"kvtrail_events_outstanding{{{OURS}}}", "{{engine_name}}")))
         .with_panel(graph("Time to store a batch", "From its arrival to its acknowledgement.",
                           query(quantile(0.99, "kvtrail_ingest_duration_seconds", "", "instance"), "99% {{instance}}"),
                           query(quantile(0.5, "kvtrail_ingest_duration_seconds", "", "instance"), "half {{instance}}"),
@@ -184,7 +188,7 @@ def sidecar() -> dashboards.Dashboard:
         .with_panel(graph("Versions", "Tracers by version.",
                           query("count by (version) (kvtrail_build_info)", "{{version}}")))
         .with_panel(graph("Recorders", "Recorders of each engine that have not closed.",
-                          query(f"kvtrail_engine_recorders{{{OURS}}}", "{{engine}}")))
+                          query(f"kvtrail_engine_recorders{{{OURS}}}", "{{engine_name}}")))
     )  # fmt: skip
 
 

@@ -15,6 +15,8 @@ SOURCE = common.DataSourceRef(type_val="prometheus", uid="$datasource")
 OURS = 'engine=~"$engine"'
 """Selects the engines chosen on the dashboard."""
 CONNECTOR = 'engine=~"$engine",connector=~"$connector"'
+NAMES = "engine:kvtrail_engine_info:name"
+"""A series for each engine, with the label `engine_name`."""
 TAG = "kvtrail"
 
 
@@ -37,8 +39,16 @@ RULE_OF_ROW = Link(title=RULE.title, path="/findings?rule=${__value.raw}")
 ALL_REQUESTS = Link(title="Requests in kvtrail", path="/requests")
 
 
+def named(expr: str) -> str:
+    """An expression by `engine`, with the label `engine_name`."""
+    return f"({expr}) * on (engine) group_left (engine_name) {NAMES}"
+
+
 def query(expr: str, legend: str = "", *, exemplars: bool = False, instant: bool = False) -> prometheus.Dataquery:
-    """A query. With exemplars, the panel links its dots to requests by their trace ids."""
+    """A query. The legend of what is given by engine may have `{{engine_name}}`. With exemplars, the panel links its dots
+    to requests by their trace ids."""
+    if "{{engine_name}}" in legend:
+        expr = named(expr)
     built = prometheus.Dataquery().expr(expr).datasource(SOURCE).legend_format(legend or "__auto").exemplar(exemplars)
     return built.instant().format(PromQueryFormat.TABLE) if instant else built.range()
 
@@ -113,13 +123,12 @@ def table_panel(
 
 def new_dashboard(title: str, uid: str, description: str) -> dashboards.Dashboard:
     """A dashboard with the variables that all dashboards share, and links to the others."""
-    engines = "label_values(kvtrail_engine_info, engine)"
     connectors = 'label_values(kvtrail_lookups_total{engine=~"$engine"}, connector)'
     return (
         dashboards.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly().refresh("30s")
         .time("now-1h", "now").timezone("browser").tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboards.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(_choice("engine", "Engine", engines))
+        .with_variable(_choice("engine", "Engine", f"query_result({NAMES})").regex(_NAMED))
         .with_variable(_choice("connector", "Connector", connectors))
         .with_variable(dashboards.TextBoxVariable("kvtrail").label("kvtrail's dashboard")
                        .default_value("http://localhost:8501"))
@@ -127,6 +136,10 @@ def new_dashboard(title: str, uid: str, description: str) -> dashboards.Dashboar
               .include_vars(True).keep_time(True))
         .link(ALL_REQUESTS.build().type(dashboard.DashboardLinkType.LINK).icon("external link"))
     )  # fmt: skip
+
+
+_NAMED = '/engine="(?<value>[^"]+)".*engine_name="(?<text>[^"]+)"/'
+"""Of a series as `query_result` gives it: what the variable's value is, and what is shown for it."""
 
 
 def _choice(name: str, label: str, query: str) -> dashboards.QueryVariable:

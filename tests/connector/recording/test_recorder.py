@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from processes import SLOW_S, until
 
+from kvtrail import __version__
 from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.exporter import InProcessExporter
@@ -402,6 +404,22 @@ def test_names_of_service_and_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     (span, *_) = protobuf.spans(transport.payloads[0])
     assert span.resource["service.name"] == "my-vllm"
     assert span.resource["deployment.environment"] == "test"
+    assert span.resource["host.name"] == socket.gethostname()
+    assert span.resource[semconv.VERSION.key] == __version__
+
+
+@pytest.mark.parametrize("detectors", ["", "none-such"])
+def test_people_name_the_host_and_the_pod(monkeypatch: pytest.MonkeyPatch, detectors: str) -> None:
+    """Also where another detector, which they asked for, is not there."""
+    monkeypatch.setenv("OTEL_EXPERIMENTAL_RESOURCE_DETECTORS", detectors)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=gpu-7,k8s.pod.name=llama-0,service.instance.id=blue")
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    recorder.close(SLOW_S)
+    (span, *_) = protobuf.spans(transport.payloads[0])
+    names = {key: span.resource.get(key) for key in ("host.name", "k8s.pod.name", "service.instance.id")}
+    assert names == {"host.name": "gpu-7", "k8s.pod.name": "llama-0", "service.instance.id": "blue"}
+    assert span.resource["service.name"] == "vllm"
 
 
 def test_a_jump_of_the_wall_clock_moves_no_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model import engines, semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text, whole_sum
@@ -37,12 +38,6 @@ COLUMNS = (
 _NOTE_USE_NS = 60 * 10**9
 """How often it is noted that a resource is in use."""
 _SUMMED = {"returned": semconv.RETURNED.key, "count_tokens": semconv.COUNT.key, "bytes": semconv.BYTES.key}
-_ENGINE_FIELDS = {
-    "model": semconv.MODEL.key,
-    "version": semconv.ENGINE_VERSION.key,
-    "service": "service.name",
-    "host": "host.name",
-}
 
 
 class Resources:
@@ -149,24 +144,33 @@ class SpanReader(Database):
         )
         return {name: dict(zip(("count", *_SUMMED), counts, strict=True)) for name, *counts in rows}
 
+    def names(self) -> dict[str, str]:
+        return engines.names(self._descriptions())
+
     def engines(self) -> dict[str, dict[str, Any]]:
-        known: dict[str, dict[str, Any]] = {}
-        unknown = {**dict.fromkeys(_ENGINE_FIELDS, ""), "open": 0}
-        for (body,) in self.query("SELECT body FROM resources ORDER BY id"):
-            resource = from_text(body)
-            if isinstance(name := resource.get(semconv.ENGINE_ID.key), str):
-                # A later recorder replaces what an earlier one reported.
-                engine = known.setdefault(name, dict(unknown))
-                engine.update({field: str(resource[key]) for field, key in _ENGINE_FIELDS.items() if resource.get(key)})
+        descriptions = self._descriptions()
+        names = engines.names(descriptions)
+        known = {engine: {"name": names[engine], **each, "open": 0} for engine, each in descriptions.items()}
         open_requests = self.query(
             "SELECT engine, count(*) FROM requests INDEXED BY requests_open",
             ["ended_ns IS NULL"],
             (),
             "GROUP BY engine",
         )
-        for name, count in open_requests:
-            known.setdefault(name, dict(unknown))["open"] = count
+        for engine, count in open_requests:
+            known.setdefault(engine, {"name": engine, **engines.described({}), "open": 0})["open"] = count
         return known
+
+    def _descriptions(self) -> dict[str, dict[str, str]]:
+        bodies = self.query("SELECT body FROM resources ORDER BY id")
+        return engines.descriptions(_describing(body) for (body,) in bodies)
+
+
+@lru_cache(maxsize=8192)
+def _describing(body: str) -> dict[str, Any]:
+    """What a stored resource says of its engine. The pages ask for it again and again, and it never changes."""
+    resource = from_text(body)
+    return {key: resource[key] for key in (semconv.ENGINE_ID.key, *engines.DESCRIPTION.values()) if key in resource}
 
 
 def span_of(row: Sequence[Any]) -> Span:

@@ -1,0 +1,76 @@
+"""Who an engine is: what the resource of its recorders says, and the name by which people know it.
+
+vLLM's engine id is a random UUID unless one is configured, and new at each start. It tells engines apart, and tells nobody
+which one it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kvtrail.tracer.model import semconv
+
+DESCRIPTION = {
+    "model": semconv.MODEL.key,
+    "version": semconv.ENGINE_VERSION.key,
+    "kvtrail": semconv.VERSION.key,
+    "service": "service.name",
+    "instance": "service.instance.id",
+    "pod": "k8s.pod.name",
+    "host": "host.name",
+}
+"""What describes an engine, and the attribute of its recorders' resource that says it: `version` is vLLM's, `kvtrail` the
+recorder's."""
+_UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
+_RANK = re.compile(r"_dp(\d+)$")
+"""What vLLM appends to the engine id of a data-parallel rank."""
+_SHORT = 8
+
+
+def described(resource: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of `DESCRIPTION`, as a recorder's resource has them; what it lacks is empty, and so is an instance's id that
+    the OpenTelemetry SDK has made up, for each process another."""
+    description = {field: str(resource.get(key) or "") for field, key in DESCRIPTION.items()}
+    if _UUID.fullmatch(description["instance"]):
+        description["instance"] = ""
+    return description
+
+
+def shown_name(engine: str, description: Mapping[str, str]) -> str:
+    """The name of an engine for people: its id if somebody chose it, else its pod or its instance; else its service and host
+    with the beginning of its UUID, as a host may run several; else that beginning alone. It never changes while the engine
+    runs, and several engines of one pod may have the same."""
+    rank = _RANK.search(engine)
+    own = engine.removesuffix(rank[0]) if rank else engine
+    if not _UUID.fullmatch(own):
+        return engine
+    name = description["pod"] or description["instance"]
+    if not name and description["host"]:
+        place = " on ".join(filter(None, (description["service"], description["host"])))
+        name = f"{place} ({own[:_SHORT]})"
+    name = name or own[:_SHORT]
+    return f"{name} dp{rank[1]}" if rank else name
+
+
+def descriptions(resources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """By engine id: what these resources say of it. A later recorder replaces what an earlier one said."""
+    known: dict[str, dict[str, str]] = {}
+    for resource in resources:
+        if isinstance(engine := resource.get(semconv.ENGINE_ID.key), str):
+            description = known.setdefault(engine, described({}))
+            description.update({field: text for field, text in described(resource).items() if text})
+    return known
+
+
+def names(known: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The names of engines, by id, from their descriptions: those that several would have are told apart by the beginning of
+    each one's id, or by all of it."""
+    plain = {engine: shown_name(engine, description) for engine, description in known.items()}
+    apart = dict(plain)
+    for length in (_SHORT, None):
+        often = Counter(apart.values())
+        apart = {e: f"{plain[e]} ({e[:length]})" if often[name] > 1 else name for e, name in apart.items()}
+    return apart
