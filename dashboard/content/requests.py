@@ -29,6 +29,7 @@ def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Started": datetime.fromtimestamp(request["started_ns"] / 1e9, UTC),
             "Duration": duration_ns(request, now_ns=now_ns) / 1e9,
             "Connector": request["connector"],
+            "Engine": request["engine_name"],
         }
         for request in requests
     ]

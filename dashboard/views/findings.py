@@ -111,8 +111,8 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
         links=[("request", shared.request_query(finding)) for finding in findings],
         numbers=("Seen", "Healed"),
         widths={
-            "Severity": 95, "Rule": 120, "Request": 110, "Explanation": 300, "Epoch": 58, "Seen": 55, "Healed": 62,
-            "Connector": 135, "Engine": 120, "Model": 95,
+            "Severity": 95, "Rule": 120, "Request": 110, "Explanation": 250, "Epoch": 58, "Seen": 55, "Healed": 62,
+            "Connector": 135, "Engine": 175, "Model": 90,
         },
         formats={"Last seen": seen},
     )  # fmt: skip

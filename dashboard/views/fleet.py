@@ -45,7 +45,7 @@ def engine_table(engines: list[Row], *, now_ns: int) -> None:
         rows,
         key="engines",
         links=[("efficiency", {"engine": row["Id"]}) for row in rows],
-        widths={"Engine": 200},
+        widths={"Engine": 200, "State": 130},
         numbers=("Open requests",),
         formats={"Last seen": st.column_config.TextColumn("Last seen (UTC)")},
     )
