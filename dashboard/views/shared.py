@@ -130,7 +130,8 @@ def recorder_table(recorders: Iterable[Row], *, now_ns: int, most: int | None = 
         "Last seen": st.column_config.TextColumn("Last seen (UTC)"),
     }
     numbers = ("Received", "Dropped", "Gaps")
-    table(rows[:most], key="recorders", numbers=numbers, widths={"Recorder": 150, "Engine": 175, "State": 130}, formats=formats)
+    widths = {"Recorder": 150, "Engine": 175, "State": 130}
+    table(rows[:most], key="recorders", numbers=numbers, widths=widths, formats=formats)
 
 
 def cards(size: Literal["small", "middle", "large"]) -> Any:
