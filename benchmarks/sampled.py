@@ -32,6 +32,7 @@ class Encoding:
     """Encodes as the export process does, and drops the bytes. It counts events, bytes and seconds of CPU."""
 
     endpoint = "nowhere"
+    is_kvtrail: bool | None = True
 
     def __init__(self) -> None:
         self.events = self.bytes = 0

@@ -37,6 +37,7 @@ class NullExporter:
     """Drops what is recorded."""
 
     endpoint = "nowhere"
+    is_kvtrail: bool | None = True
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None: ...
 

@@ -37,6 +37,18 @@ class Unsampled(StrEnum):
     """Leave them out. Nothing can be said then about an engine as a whole."""
 
 
+class Heartbeats(StrEnum):
+    """Whether a recorder sends signs of life."""
+
+    AUTO = "auto"
+    """To a receiver that says that it is kvtrail's; no other has a use for spans of no length. The goodbye is for all: the
+    sidecar may be behind another receiver."""
+    SPANS = "spans"
+    """To any receiver: the sidecar is behind it."""
+    OFF = "off"
+    """To none, and no goodbye either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one traced connector.
@@ -46,12 +58,14 @@ class Settings:
     level_file: a file that holds a level, read every few seconds: the level can be changed while the engine runs.
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
+    heartbeats: whether signs of life are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
     """
 
     guard: Guard = Guard.OBSERVE
     level: Level = Level.DETAILED
     level_file: str | None = None
     unsampled: Unsampled = Unsampled.RECORD
+    heartbeats: Heartbeats = Heartbeats.AUTO
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -72,7 +86,12 @@ class Settings:
             for name in known
             if (value := given.get(name, environ.get(f"KVTRAIL_{name.upper()}") or None)) is not None
         }
-        for name, choices in (("guard", Guard), ("level", Level), ("unsampled", Unsampled)):
+        for name, choices in (
+            ("guard", Guard),
+            ("level", Level),
+            ("unsampled", Unsampled),
+            ("heartbeats", Heartbeats),
+        ):
             if name in values:
                 values[name] = _choice(name, values[name], choices)
         if not isinstance(values.get("level_file", ""), str):

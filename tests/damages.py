@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.events import CutOff, Event, Heartbeat, RequestEnd, RequestStart
+from kvtrail.tracer.model.semconv import CUT_OFF
 
 S = 10**9
 EVERY_NS = S // 2
@@ -273,6 +274,47 @@ def killed(delivery: Delivery, rng: random.Random) -> Delivery:
     return _without(delivery, set(map(id, events[rng.randrange(len(events) + 1) :])))
 
 
+def last_words(delivery: Delivery, rng: random.Random) -> Delivery:
+    """An engine is killed in the middle, and its export process says what is left: the roots of the open requests, and the
+    goodbye. The engine may have hung before."""
+    events = _a_recorder(delivery, rng)
+    said = events[: rng.randrange(len(events) + 1)]
+    if not said:
+        return delivery
+    rest = _without(delivery, set(map(id, events[len(said) :])))
+    ends_ns = max(event.end_ns for event in said) + rng.choice([0, S, 600 * S])
+    last = ended(said, ends_ns)
+    return replace(rest, batches=(*rest.batches, Batch(max(batch.at_ns for batch in delivery.batches), tuple(last))))
+
+
+def ended(said: Sequence[Event], at_ns: int) -> list[Event]:
+    """What an export process says of an engine that has said so much."""
+    open_: dict[str, Event] = {}
+    for event in said:
+        if isinstance(event, RequestEnd):
+            open_.pop(event.request or "", None)
+        elif event.request is not None and (isinstance(event, RequestStart) or event.request in open_):
+            begun = open_.get(event.request, event)
+            open_[event.request] = structs.replace(
+                begun, request_sequence=event.request_sequence + 1, epoch=max(begun.epoch, event.epoch)
+            )
+    sequence = max(event.sequence for event in said) + 1
+    roots: list[Event] = [
+        CutOff(
+            **{name: getattr(begun, name) for name in Event.__struct_fields__}
+            | {"sequence": number, "end_ns": at_ns, "span_id": f"{0xDEAD << 32 | number:016x}"},
+            outcome=CUT_OFF,
+        )
+        for number, begun in enumerate(open_.values(), sequence)
+    ]
+    whose = {name: getattr(said[0], name) for name in ("engine", "recorder", "launch", "capabilities", "sampled_only")}
+    number = sequence + len(roots)
+    beat = Heartbeat(
+        **whose, sequence=number, start_ns=at_ns, end_ns=at_ns, recorder_closed=True, span_id=f"{number:016x}"
+    )
+    return [*roots, beat]
+
+
 def early_goodbye(delivery: Delivery, rng: random.Random) -> Delivery:
     """A goodbye is said for a recorder that lives on: its export process has been killed, say. It has a number of its own, or
     the next one, which an event has, too."""
@@ -301,8 +343,8 @@ DAMAGES: dict[str, Damage] = {
     each.__name__.replace("_", "-"): each
     for each in (
         early_goodbye, sampled_by_flag, sampled_only, clock_off, clock_drifts, clock_jumps, lose_some, lose_one,
-        lose_batches, lose_first, lose_last, lose_stretch, lose_kind, lose_end_of_request, no_goodbye, killed, repeat_some,
-        mix_within, mix_between, mix_all, late_start, restart,
+        lose_batches, lose_first, lose_last, lose_stretch, lose_kind, lose_end_of_request, no_goodbye, killed, last_words,
+        repeat_some, mix_within, mix_between, mix_all, late_start, restart,
     )
 }  # fmt: skip
 """By name, in the order in which they happen: what a recorder does comes before what happens on the way."""

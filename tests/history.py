@@ -41,6 +41,7 @@
     end aborted, end length_capped     how it ended; `stopped` if nothing is said
     end delayed lease 30               its blocks are kept for 30 seconds at most
     end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
+    cut off                            its engine ended before it did
     wait 130                           so many seconds pass, in which every recorder gives signs of life
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
     wait 130 silent                    nothing is heard of anybody
@@ -271,6 +272,7 @@ LINES: list[Line] = [
         e.RequestEnd,
         _end,
     ),
+    (r"cut off", e.CutOff, lambda m: {"outcome": semconv.CUT_OFF}),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
 _OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key, e.Holdings)

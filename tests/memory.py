@@ -27,6 +27,7 @@ class MemoryTransport:
     """
 
     endpoint = "memory"
+    is_kvtrail = True
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

@@ -141,13 +141,13 @@ def span_of(event: Event) -> Span:
         trace_id=event.trace_id,
         span_id=event.span_id,
         parent_id="",
-        name=event.kind,
+        name=semconv.span_name(event.kind),
         start_ns=event.start_ns,
         end_ns=event.end_ns,
         attributes={a.key: value for a in own if (value := getattr(event, a.field)) not in (None, "")},
         resource={a.key: value for a in resource if (value := getattr(event, a.field)) is not None},
         scope=semconv.SCOPE,
-        error=event.error,
+        error=semconv.CUT_OFF_REASON if event.kind is semconv.Kind.CUT_OFF else event.error,
     )
 
 

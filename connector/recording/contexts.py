@@ -38,7 +38,7 @@ class RequestContext:
         blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
         cached: tokens of its prompt that were not computed at its first admission, once that is known.
         hashed: how many of its block hashes have been recorded.
-        started: whether its start has been recorded; several connectors may report it.
+        source: the encoded source of its recorded start, None before; several connectors may report it.
         ended: once the request has ended, a weak reference to vLLM's object.
         incarnation: how often the id had been used before.
         epoch: the preemption epoch, as of the last call.
@@ -55,7 +55,7 @@ class RequestContext:
 
     __slots__ = (
         "blocks", "cached", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
-        "recorded", "request", "request_id", "root", "sampled", "sequence", "start_ns", "started", "table_ns",
+        "recorded", "request", "request_id", "root", "sampled", "sequence", "source", "start_ns", "table_ns",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +72,7 @@ class RequestContext:
         self.request: Any = None
         self.blocks: Any = None
         self.cached: int | None = None
-        self.started = False
+        self.source: bytes | None = None
         self.hashed = 0
         self.ended: Callable[[], Any] | None = None
         self.incarnation = 0
@@ -155,6 +155,11 @@ class Contexts:
                 self.kept[context.request_id] = context
                 if len(self.kept) > MAX_ENDED:
                     del self.kept[next(iter(self.kept))]
+
+    def begun(self) -> list[RequestContext]:
+        """The open requests whose start has been recorded. Asked by another thread than the scheduler's."""
+        contexts = list(self.open.values())  # a copy in one go
+        return [context for context in contexts if context.source is not None and context.recorded]
 
     def events(self) -> dict[str, int]:
         """How many events there were of each recorded request that is open, or whose blocks are kept. Asked by another thread

@@ -26,7 +26,8 @@ _EVENT_TIME = struct.Struct("<BQ")  # time_unix_nano (1) of a span's event, a fi
 _FLAGS = b"\x85\x01" + struct.pack(
     "<I", 1
 )  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
-_ROOT = Kind.REQUEST.value
+_ROOTS = tuple(kind.value for kind in semconv.ROOTS)
+_CUT_OFF = Kind.CUT_OFF.value
 _REMEMBERED = 8192
 _LONG = 64
 _LOW_BITS = 14
@@ -141,6 +142,11 @@ class _SequenceNumber:
         return self._before + _LOW[sequence & (1 << _LOW_BITS) - 1] + self._after
 
 
+def _status(error: str) -> bytes:
+    """An error as a span's status."""
+    return field(15, field(2, error.encode("utf-8", "replace")) + b"\x18\x02")  # STATUS_CODE_ERROR
+
+
 def _exception(error: str, at_ns: int) -> bytes:
     """A recorded error, `Class: message`, as an event of its span, named as in
     https://opentelemetry.io/docs/specs/semconv/exceptions/exceptions-spans/."""
@@ -193,7 +199,10 @@ class Encoder:
         self._base_ns = base_ns
         internal = b"\x30\x01"  # SPAN_KIND_INTERNAL
         self._kinds = {
-            str(kind): (field(5, kind.encode()) + internal, tuple(_Attribute(a.key, a.type) for a in attributes))
+            str(kind): (
+                field(5, semconv.span_name(kind).encode()) + internal,
+                tuple(_Attribute(a.key, a.type) for a in attributes),
+            )
             for kind, attributes in ((*semconv.FIELDS.items(), (semconv.STEP_SPAN, semconv.STEP_FIELDS)))
         }
         self._epochs = _Attribute(semconv.EPOCH.key, int)
@@ -207,7 +216,8 @@ class Encoder:
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
 
     def requests(self, events: Sequence[EventTuple], most: int) -> Iterator[bytes]:
-        """The bytes of an `ExportTraceServiceRequest` for every `most` events; the rows of a step count as events.
+        """The bytes of an `ExportTraceServiceRequest` for every `most` events; the rows of a step count as events. For none,
+        those of one without spans.
 
         Raises:
             Exception: an event holds what is not of its attribute's type; see `plain`.
@@ -222,7 +232,7 @@ class Encoder:
             spans.append(self._lengths[len(body)])
             spans.append(body)
             numbers += numbers_of(event)
-        if spans:
+        if spans or not events:
             yield self._request(spans)
 
     def _request(self, spans: Sequence[bytes]) -> bytes:
@@ -235,7 +245,7 @@ class Encoder:
         name, fields = self._kinds[kind]
         times = _TIMES.pack(0x39, self._base_ns + start_ns, 0x41, self._base_ns + end_ns)
         ids: tuple[bytes, ...]
-        if kind == _ROOT:
+        if kind in _ROOTS:
             ids = (root_ids,)
         else:
             span_id = _SPAN_ID.pack(b"\x12\x08", self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF)
@@ -244,7 +254,8 @@ class Encoder:
         if names:
             parts += (names, self._epochs[epoch], self._request_sequences[request_sequence])
         parts += [encoded[value] for encoded, value in zip(fields, values, strict=True) if value is not None]
-        if error is not None:
-            message = field(2, error.encode("utf-8", "replace"))
-            parts += (field(15, message + b"\x18\x02"), _exception(error, self._base_ns + end_ns))  # STATUS_CODE_ERROR
+        if kind == _CUT_OFF:
+            parts.append(_status(semconv.CUT_OFF_REASON))
+        elif error is not None:
+            parts += (_status(error), _exception(error, self._base_ns + end_ns))
         return b"".join(parts)

@@ -1,8 +1,8 @@
 """The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each with one byte.
 
 It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
-time that a goodbye takes. If the engine dies without one, this process sends it in the engine's place, so that requests which
-were open do not look alive.
+time that a goodbye takes. If the engine dies without one, this process sends in its place the roots of the requests that were
+open, and the goodbye (`last_words`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.recording import transport
-from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, UNREADABLE, InProcessExporter
-from kvtrail.connector.recording.ring import EventTuple, numbers_of, sequence_of
-from kvtrail.tracer.model.semconv import CLOSED, FIELDS, Kind
+from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, SENT_TO_KVTRAIL, UNREADABLE, InProcessExporter
+from kvtrail.connector.recording.last_words import LastWords
+from kvtrail.connector.recording.ring import EventTuple
 
 GRACE_S = 5.0
 """How long the last batches and the goodbye may take after the engine has ended."""
-_HEARTBEAT = Kind.HEARTBEAT.value
-_CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
 TORN = "torn"
 """In place of a frame: the pipe ended in the middle of one."""
 _AT_ONCE = 1 << 16
@@ -53,41 +51,30 @@ def main(engine_pid: int) -> None:
     except Exception as error:
         sys.exit(f"kvtrail: the export process cannot send anything: {type(error).__name__}: {error}")
     _answer(answers, LENGTH.pack(os.getpid()))
-    last: EventTuple | None = None
-    heartbeat: EventTuple | None = None
+    words = LastWords(hello[0])
     unsent: list[EventTuple] = []
-    torn = 0
+    torn = False
     for events in frames:
         if events == TORN:
-            torn = 1
+            torn = True
             continue
-        sent = UNREADABLE
+        answer = UNREADABLE
         with suppress(Exception):
-            sent = SENT if exporter.send(events) else NOT_SENT
-            unsent = events if sent == NOT_SENT else []
-            last = events[-1]
-            heartbeat = next((event for event in reversed(events) if event[0] == _HEARTBEAT), heartbeat)
-        _answer(answers, sent)
+            sent = exporter.send(events)
+            answer = NOT_SENT if not sent else SENT_TO_KVTRAIL if exporter.is_kvtrail else SENT
+            unsent = [] if sent else events
+            words.follow(events)
+        _answer(answers, answer)
     if unsent:
         exporter.send(unsent)  # the engine cannot send it again
-    if last is not None and heartbeat is not None and not (last is heartbeat and heartbeat[-1][_CLOSED]):
-        exporter.send([_goodbye(last, heartbeat, torn)])
+    if last := words.say(monotonic_ns(), torn=torn):  # the same clock in all processes of a machine
+        exporter.send(last)
     exporter.close()
 
 
 def _answer(answers: int, answer: bytes) -> None:
     with suppress(OSError):  # an engine that has died hears nothing; what is in the pipe is sent all the same
         os.write(answers, answer)
-
-
-def _goodbye(last: EventTuple, heartbeat: EventTuple, torn: int) -> EventTuple:
-    """The heartbeat that the engine did not live to send, numbered as its next event; or, with `torn` 1, as the one after it:
-    something is missing before."""
-    kind, source, identity, _, number, epoch, *_, values = heartbeat
-    now_ns = monotonic_ns()  # the same clock in all processes of a machine
-    values = (*values[:_CLOSED], True, *values[_CLOSED + 1 :])
-    sequence = sequence_of(last) + numbers_of(last) + torn
-    return (kind, source, identity, sequence, number + 1, epoch, now_ns, now_ns, None, values)
 
 
 def _frames_until_the_end(pipe: int, engine_pid: int) -> Iterator[Any]:

@@ -41,14 +41,20 @@ main(int(sys.argv[2]))
 
 LENGTH = struct.Struct("<I")
 """Before every frame of the pipe: its length in bytes."""
-SENT, NOT_SENT, UNREADABLE = b"+", b"-", b"!"
+SENT, SENT_TO_KVTRAIL, NOT_SENT, UNREADABLE = b"+", b"k", b"-", b"!"
 """The export process's answers to a batch."""
 
 
 class Exporter(Protocol):
-    """Exports a recorder's batches, one at a time, on the recorder's thread."""
+    """Exports a recorder's batches, one at a time, on the recorder's thread.
+
+    Attributes:
+        endpoint: where they go.
+        is_kvtrail: whether the receiver that acknowledged the last batch says that it is kvtrail's; None before the first.
+    """
 
     endpoint: str
+    is_kvtrail: bool | None
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         """Called once, first: the attributes of the recorder's resource, where the ids of its spans begin, and the Unix time
@@ -56,7 +62,7 @@ class Exporter(Protocol):
 
     def send(self, events: Sequence[EventTuple]) -> bool:
         """True once the receiver has acknowledged them. Blocks for the exporter's timeout at most. A batch that was not
-        acknowledged comes again, unchanged.
+        acknowledged comes again, unchanged. An empty one is sent, too: its acknowledgement says who receives.
 
         Raises:
             Exception: the events cannot be encoded as they are, and none of them has been sent; see `plain`.
@@ -71,6 +77,7 @@ class InProcessExporter:
 
     def __init__(self, sender: transport.Transport) -> None:
         self.endpoint = sender.endpoint
+        self.is_kvtrail: bool | None = None
         self._transport = sender
         self._batch_size = transport.batch_size()
         self._batch = -1
@@ -83,12 +90,13 @@ class InProcessExporter:
         """Of a batch that comes again, only the requests that were not acknowledged are sent."""
         requests = list(self._encoder.requests(events, self._batch_size))
         batch = sequence_of(events[0]) if events else -1
-        if batch != self._batch:
+        if batch != self._batch or not events:
             self._batch, self._acknowledged = batch, 0
         for request in requests[self._acknowledged :]:
             if not self._transport.send(request):
                 return False
             self._acknowledged += 1
+            self.is_kvtrail = self._transport.is_kvtrail
         return True
 
     def close(self) -> None:
@@ -99,12 +107,14 @@ class ExportProcess:
     """A process that encodes and sends; see `export_process`. It is replaced if it dies, and ends soon after the engine.
 
     Attributes:
+        endpoint, is_kvtrail: as for any exporter.
         pid: of the process; None while none has answered yet.
     """
 
     def __init__(self) -> None:
         self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
         self.endpoint = environment.endpoint(self._environ)
+        self.is_kvtrail: bool | None = None
         self.pid: int | None = None
         self._hello = b""
         self._closed = self._gone = False
@@ -123,7 +133,10 @@ class ExportProcess:
         answer = self._ask(marshal.dumps(list(events)))  # type: ignore[arg-type]  # a tuple of types that it knows
         if answer == UNREADABLE:
             raise ValueError("the export process could not encode them")
-        return answer == SENT
+        if answer == NOT_SENT:
+            return False
+        self.is_kvtrail = answer == SENT_TO_KVTRAIL
+        return True
 
     def close(self) -> None:
         """Let the process end, by itself: it sees the end of the pipe."""

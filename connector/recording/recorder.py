@@ -38,7 +38,7 @@ from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.plain import plain
 from kvtrail.connector.recording.ring import EventTuple, Ring, numbers_of
 from kvtrail.connector.recording.transport import THREAD_NAME
-from kvtrail.connector.settings import LevelSwitch
+from kvtrail.connector.settings import Heartbeats, LevelSwitch
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import STEP_SPAN, Kind
 
@@ -50,6 +50,7 @@ loses its caches, so a few large batches cost it less than many small ones."""
 EVERYTHING = 1 << 62
 """More numbers than a ring holds."""
 _EPOCH, _SAMPLED, _REQUEST_ID, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "request_id", "sequence"))
+_CUT_OFF = Kind.CUT_OFF.value
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
@@ -88,6 +89,7 @@ class Recorder:
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
         launch = str(resource.get(semconv.LAUNCH.key, ""))
         self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only)
+        self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
         self._base_ns = time.time_ns() - time.monotonic_ns()
@@ -103,6 +105,7 @@ class Recorder:
         self._flush_done = self._flush_asked = 0
         self._closing = False
         self._warned_s = self._heartbeat_s = float("-inf")
+        self._told_unheard = False
         self._connectors = 0
         self._leaving = False
         self._goodbye_at: int | None = None
@@ -296,7 +299,8 @@ class Recorder:
         events[:] = told
 
     def _heartbeat(self, closing: bool) -> list[EventTuple]:
-        """A heartbeat, if one is due. The last one says goodbye; after it there is none until something is recorded."""
+        """A heartbeat, if one is due and anybody has a use for it. The last one says goodbye, after the roots of the requests
+        that are open; then there is none until something is recorded."""
         now_s, closing = time.monotonic(), closing or self._leaving
         if self._goodbye_at is not None:
             if self._goodbye_at == self._ring.next:
@@ -306,6 +310,12 @@ class Recorder:
             return []
         self._heartbeat_s = now_s
         self.level.read()
+        if closing and self._cut_off():
+            return self._ring.take(BATCH)
+        if closing and self._heartbeats is Heartbeats.OFF:
+            self._goodbye_at = self._ring.next
+        if not (self._has_listener() or (closing and self._heartbeats is Heartbeats.AUTO)):
+            return []
         at_ns, dropped = time.monotonic_ns(), self.dropped
         moved_ns = time.time_ns() - at_ns - self._base_ns
         offset_ns = moved_ns if abs(moved_ns) >= LEAST_OFFSET_NS else None
@@ -320,6 +330,31 @@ class Recorder:
         if closing:
             self._goodbye_at = self._ring.next
         return events
+
+    def _has_listener(self) -> bool:
+        """Whether somebody wants to hear signs of life. Who receives is known once a batch was acknowledged, an empty one if
+        there is nothing else to send."""
+        if self._heartbeats is not Heartbeats.AUTO:
+            return self._heartbeats is Heartbeats.SPANS
+        if self._exporter.is_kvtrail is None:
+            self._send([])
+        if self._exporter.is_kvtrail is False and not self._told_unheard:
+            self._told_unheard = True
+            logger.info(
+                "kvtrail sends no signs of life: what receives at %s is no kvtrail. If one is behind it, as behind a"
+                " Collector, set KVTRAIL_HEARTBEATS=spans, or it cannot tell an idle engine from a dead one.",
+                self.endpoint,
+            )
+        return bool(self._exporter.is_kvtrail)
+
+    def _cut_off(self) -> bool:
+        """Record the roots of the requests that are open, since nobody will end them; returns whether there were any."""
+        begun = self.contexts.begun()
+        for each in begun:
+            values = (semconv.CUT_OFF, getattr(each.request, "num_prompt_tokens", None))
+            self.record(_CUT_OFF, each.source or b"", each, each.start_ns, time.monotonic_ns(), values)
+            self.contexts.end(each)
+        return bool(begun)
 
 
 def _numbers(events: Sequence[EventTuple]) -> int:

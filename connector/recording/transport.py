@@ -14,6 +14,7 @@ from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SI
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from kvtrail.connector.recording import environment
+from kvtrail.tracer.model.semconv import RECEIVER
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -22,9 +23,15 @@ THREAD_NAME = "kvtrail-recorder"
 
 
 class Transport(Protocol):
-    """Sends one encoded `ExportTraceServiceRequest`."""
+    """Sends one encoded `ExportTraceServiceRequest`.
+
+    Attributes:
+        endpoint: where it goes.
+        is_kvtrail: whether the receiver of the last one that was acknowledged said that it is kvtrail's.
+    """
 
     endpoint: str
+    is_kvtrail: bool
 
     def send(self, payload: bytes) -> bool:
         """True once the receiver has acknowledged it. Blocks for the exporter's timeout at most; never raises."""
@@ -37,11 +44,18 @@ class _Grpc:
     def __init__(self, endpoint: str) -> None:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
+        this = self
+
         class Stub:
             """The service's stub for requests that are bytes already."""
 
             def __init__(self, channel: Any) -> None:
-                self.Export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+                self._call = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+
+            def Export(self, request: bytes, **how: Any) -> Any:
+                response, call = self._call.with_call(request, **how)
+                this.is_kvtrail = any(key == RECEIVER for key, *_ in call.initial_metadata() or ())
+                return response
 
         class BytesExporter(OTLPSpanExporter):
             """The SDK's exporter without its encoding."""
@@ -57,7 +71,7 @@ class _Grpc:
                 return 0  # only for the SDK's own metrics
 
         self._exporter = BytesExporter()
-        self.endpoint = endpoint
+        self.endpoint, self.is_kvtrail = endpoint, False
 
     def send(self, payload: bytes) -> bool:
         try:
@@ -76,7 +90,8 @@ class _Http:
 
         self._exporter = OTLPSpanExporter()
         self._client = self._exporter._client  # the exporter's public method would encode the spans once more
-        self.endpoint = endpoint
+        self._request, self._client._transport.request = self._client._transport.request, self._asked  # type: ignore[method-assign]
+        self.endpoint, self.is_kvtrail = endpoint, False
 
     def send(self, payload: bytes) -> bool:
         try:
@@ -84,6 +99,11 @@ class _Http:
         except Exception:
             logger.debug("kvtrail: the SDK's exporter failed", exc_info=True)
             return False
+
+    def _asked(self, *what: Any, **how: Any) -> Any:
+        result = self._request(*what, **how)
+        self.is_kvtrail = RECEIVER in {name.lower() for name in result.headers()}
+        return result
 
     def close(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]

@@ -26,6 +26,7 @@ class InMemoryExporter:
     """Holds what one recorder exports, in its order."""
 
     endpoint = "memory"
+    is_kvtrail: bool | None = True
 
     def __init__(self) -> None:
         self._held: list[EventTuple] = []
@@ -103,7 +104,7 @@ class InMemoryExporter:
             start_ns=self._base_ns + start_ns,
             end_ns=self._base_ns + end_ns,
             error=error,
-            span_id=root if kind == semconv.Kind.REQUEST else self._span_id(sequence),
+            span_id=root if kind in semconv.ROOTS else self._span_id(sequence),
             **{attribute.field: value for attribute, value in fields if value is not None},
         )
 

@@ -151,8 +151,8 @@ class Instrumentation:
     def request_started(self, request: Any) -> None:
         """After `on_new_request`; of a vLLM that has no such call, after the first lookup."""
         context = self._recorder.contexts.of(request)
-        if not context.started:
-            context.started = True
+        if context.source is None:
+            context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             hashes, identity = self._new_hashes(context, request), _identity(request)
             values = (request.num_tokens, limit, self._steps, priority or None, hashes, identity)
@@ -188,7 +188,7 @@ class Instrumentation:
             if self._recorder is not None:
                 values = (total, computed, matched, returned, True if is_async else False, cached, refused, keys)  # noqa: SIM210 - faster
                 context = self._recorder.contexts.of(request)
-                if self._unannounced and not context.started:
+                if self._unannounced and context.source is None:
                     self.request_started(request)
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
         except Exception:

@@ -22,7 +22,7 @@ from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, i
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
-from kvtrail.connector.settings import Settings, Unsampled
+from kvtrail.connector.settings import Heartbeats, Settings, Unsampled
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.vllm_version import lacks
@@ -235,6 +235,8 @@ def _instrumentation(
         resource[semconv.LACKS.key] = declaration(lacking)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
+    if settings.heartbeats is not Heartbeats.AUTO:
+        resource[semconv.HEARTBEATS.key] = settings.heartbeats.value
     recorder = of_process(str(transfer.engine_id), resource)
     if recorder is not None:
         recorder.level.set(settings.level, settings.level_file)

@@ -18,12 +18,12 @@ def is_live(recorder: Row) -> bool:
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, or for how long it has been silent."""
-    if recorder["status"] in ("closed", "terminated"):
+    """Live, closed, terminated, quiet, or for how long it has been silent."""
+    if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
     silent_s = max(0, now_ns - recorder["heard_ns"]) // 10**9
     # Heartbeats come every 5 s: shorter silence means nothing, and the number would only flicker.
-    if silent_s <= 6:
+    if silent_s <= 6 or not recorder["gives_signs"]:
         return "live"
     return f"silent for {silent_s} s" if silent_s < 60 else f"silent for {silent_s // 60:,} min"
 
@@ -39,6 +39,18 @@ def missing_spans(recorders: Iterable[Row]) -> str:
     return (
         f"Spans are missing: {' and '.join(parts)}. kvtrail cannot judge what it did not see, so the verdict of the"
         " requests concerned is unknown."
+    )
+
+
+def quiet_engines(recorders: Iterable[Row]) -> str:
+    """A sentence if engines give no signs of life and are missed, else an empty text."""
+    engines = {recorder["engine"] for recorder in recorders if recorder["status"] == "quiet"}
+    if not engines:
+        return ""
+    return (
+        f"Nothing has come from {some(len(engines), 'engine')} for a while, and no signs of life ever do: idle or dead,"
+        " nobody can tell, and a request that waits too long there is not found. If what receives the spans passes them on"
+        " to kvtrail, such as a Collector, set KVTRAIL_HEARTBEATS=spans where the engine runs."
     )
 
 

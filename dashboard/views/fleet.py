@@ -20,13 +20,15 @@ def page() -> None:
     now_ns = time.time_ns()
     recorders = [recorder for engine in answer["engines"] for recorder in engine["recorders"]]
     st.caption(fleet.tracer_status(answer["tracer"], url=shared.tracer().url, now_ns=now_ns))
-    if sentence := fleet.missing_spans(recorders):
-        st.warning(sentence)
+    for sentence in (fleet.missing_spans(recorders), fleet.quiet_engines(recorders)):
+        if sentence:
+            st.warning(sentence)
     if not answer["engines"]:
         st.subheader("No engine yet", anchor=False)
         st.markdown(
             "The tracer is up and listening. An engine shows here with the first span of its recorder: a traced connector"
-            " sends one within five seconds of its start, even if it serves no request."
+            " sends one within five seconds of its start, even if it serves no request; through a Collector, with the first"
+            " request."
         )
         return
     with shared.cards("large"):

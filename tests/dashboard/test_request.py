@@ -145,6 +145,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "lag_ns": 0,
         "untold": {},
         "probes_off": [],
+        "gives_signs": True,
         **changes,
     }
 
@@ -158,11 +159,21 @@ def test_recorders_are_live_silent_or_closed() -> None:
             recorder(heard_ns=now_ns),
             recorder(status="terminated"),
             recorder(status="silent", last_ns=START_NS - 10**11, heard_ns=START_NS - 10**11),
+            recorder(status="quiet", last_ns=START_NS - 10**12, gives_signs=False),
         ],
         now_ns=now_ns,
     )
-    assert [row["State"] for row in shown] == ["live", "silent for 45 s", "closed", "terminated", "silent for 2 min"]
+    states = ["live", "silent for 45 s", "closed", "terminated", "silent for 2 min", "quiet"]
+    assert [row["State"] for row in shown] == states
     assert shown[0]["Received"] == 1234
+
+
+def test_engines_that_give_no_signs_of_life_are_named_once_they_are_missed() -> None:
+    busy, quiet = recorder(gives_signs=False), recorder(gives_signs=False, status="quiet")
+    assert fleet.recorder_state(busy, now_ns=START_NS + 20 * 10**9) == "live"
+    assert fleet.quiet_engines([busy, recorder()]) == ""
+    assert "from 1 engine for a while" in fleet.quiet_engines([busy, quiet])
+    assert "KVTRAIL_HEARTBEATS=spans" in fleet.quiet_engines([quiet])
 
 
 def test_a_request_whose_engine_is_gone_is_left_open_and_not_running() -> None:

@@ -182,6 +182,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "status": "running",
         "untold": {},
         "probes_off": [],
+        "gives_signs": True,
     }
     return {**base, "last_ns": NOW_NS, "heard_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
 

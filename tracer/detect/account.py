@@ -15,6 +15,7 @@ from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (
     Alloc,
+    CutOff,
     Event,
     Free,
     Load,
@@ -37,7 +38,7 @@ from kvtrail.tracer.model.events import (
     Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 
 SCHEDULER = "scheduler"
 NEVER = 1 << 62
@@ -139,7 +140,7 @@ class Account:
     connector: str = ""
     status: str = "queued"
     """queued | admitted | loading | running | preempted | finished | failed | abandoned: `failed` when a call about it
-    raised, `abandoned` when the recorder shut down before the request had ended."""
+    raised, `abandoned` when the engine ended before the request did, or is taken for ended; `outcome` says which."""
     recorder: str = ""
     """The recorder on the scheduler's side."""
     epoch: int = 0
@@ -247,9 +248,10 @@ class Account:
         if enter := _ENTER.get(event.kind):
             enter(self, event)
 
-    def abandon(self, at_ns: int) -> None:
-        """Close the account because its engine has shut down; an event that comes all the same opens it again."""
-        self.ended_ns = at_ns
+    def abandon(self, at_ns: int, outcome: str) -> None:
+        """Close the account because its engine has ended, or is taken for ended; an event that comes all the same opens it
+        again."""
+        self.ended_ns, self.outcome = at_ns, outcome
         if self.status != "failed":
             self.status = "abandoned"
 
@@ -262,6 +264,10 @@ class Account:
         self.total = event.total or self.total
         if event.free_delayed:
             self.evidence.end = event
+
+    def _enter_cut_off(self, event: CutOff) -> None:
+        if self.evidence.ended is None:
+            self.abandon(event.end_ns, CUT_OFF)
 
     def _enter_lookup(self, event: Lookup) -> None:
         self.lookups += 1

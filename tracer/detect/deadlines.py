@@ -52,8 +52,9 @@ class Deadlines:
         recorder.waiting[request.account.engine, request.account.request] = None
 
     def before(self, event: Event, request: TrackedRequest, recorder: TrackedRecorder) -> None:
-        """Ask how long a request has waited when its next event comes."""
-        if event.recorder != request.account.recorder:
+        """Ask how long a request has waited when its next event comes. That its engine has ended says nothing of it: it may
+        have hung before, or lost what ended the waiting."""
+        if event.recorder != request.account.recorder or event.kind is Kind.CUT_OFF:
             return
         time = recorder.engine.time
         if time.number < event.sequence:  # it came before its turn

@@ -22,6 +22,7 @@ from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.ordering import Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -355,7 +356,7 @@ class Detector:
 
     def _come_back(self, account: Account) -> None:
         """The goodbye of the account's recorder came too soon."""
-        account.status, account.ended_ns = "running", None
+        account.status, account.outcome, account.ended_ns = "running", None, None
         self.finished.pop((account.engine, account.request), None)
 
     # Engines.
@@ -421,7 +422,7 @@ class Detector:
         if isinstance(event, Heartbeat):
             engine.closed = event.recorder_closed
             if event.recorder_closed:
-                self.abandon({event.recorder: event.end_ns})
+                self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)
                 return
             self._confirm(event, recorder)
             if recorder.waiting:
@@ -440,10 +441,11 @@ class Detector:
             evidence = request.account.evidence
             evidence.number = max(evidence.number, beat.recorder_recorded - 1)
 
-    def abandon(self, ended: Mapping[str, int]) -> None:
-        """Close the accounts that recorders left open; `ended` has when each of them ended, Unix nanoseconds."""
+    def abandon(self, ended: Mapping[str, int], outcome: str) -> None:
+        """Close the accounts that recorders left open; `ended` has when each of them ended, Unix nanoseconds, and `outcome`
+        is that of their requests."""
         left = [key for key, a in self.accounts.items() if a.recorder in ended and key not in self.finished]
         for key in left:
-            self.accounts[key].abandon(ended[self.accounts[key].recorder])
+            self.accounts[key].abandon(ended[self.accounts[key].recorder], outcome)
             self.finished[key] = None
         self.changed += left

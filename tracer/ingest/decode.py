@@ -25,6 +25,7 @@ from kvtrail.tracer.model.spans import Span
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED))
 _NAMESPACE = f"{semconv.SCOPE}."
+_OUTCOME = semconv.OUTCOME.key
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _OPTIONAL = (
     (semconv.BLOCK_SIZE.key, int),
@@ -127,6 +128,8 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     Raises:
         MalformedSpan: as for `from_span`.
     """
+    if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
+        name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status tells of no exception
     values |= common
     values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
     values["start_ns"] = start_ns or ids[3]  # without a start it is a moment

@@ -138,6 +138,12 @@ class RequestEnd(Event, kw_only=True, gc=False):
     cache_read: Count | None = None
 
 
+class CutOff(Event, kw_only=True, gc=False):
+    kind = Kind.CUT_OFF
+    outcome: str | None = None
+    prompt: Count | None = None
+
+
 class Lookup(Event, kw_only=True, gc=False):
     kind = Kind.LOOKUP
     total: Count
@@ -373,7 +379,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
 CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
-        RequestStart, RequestEnd, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
+        RequestStart, RequestEnd, CutOff, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
         TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
         Evict, Reset, CacheReset, Holdings, Failure, Heartbeat,
     )

@@ -50,6 +50,8 @@ class Kind(StrEnum):
 
     REQUEST_START = "kv.request.start"
     REQUEST = "kv.request"
+    CUT_OFF = "kv.request.cut_off"
+    """Its span is a `kv.request`, too; see `span_name`."""
     LOOKUP = "kv.lookup"
     ALLOC = "kv.alloc"
     SCHEDULE = "kv.schedule"
@@ -222,6 +224,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.REQUEST: (
         TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE, PROMPT, CACHE_READ,
     ),
+    Kind.CUT_OFF: (OUTCOME, PROMPT),
     Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
     Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS, WHOLE, STEP, STEP_TOKENS),
@@ -260,6 +263,9 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
 BRIEFS: dict[Kind, str] = {
     Kind.REQUEST_START: "A request reached the scheduler: announces the root span, which ends only with the request.",
     Kind.REQUEST: "Root of a request's KV story, from its arrival to its end.",
+    Kind.CUT_OFF: "Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR, whose"
+    " outcome is `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It"
+    " says nothing of how the request itself would have ended, and no rule judges it.",
     Kind.LOOKUP: "`get_num_new_matched_tokens`: the scheduler asks what the connector could load.",
     Kind.ALLOC: "`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded.",
     Kind.SCHEDULE: "A step of a request: the first after its admission or resumption. At level `detailed` also each later one"
@@ -359,6 +365,25 @@ REQUEST_MODEL = Attribute("gen_ai.request.model", str, "The name under which vLL
 CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as vLLM's own `llm_request` has it.")
 OF_ROOT: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID)
 """What the root says for tools that know nothing of kvtrail. Ours reads it elsewhere: it is no field of an event."""
+CUT_OFF = "cut_off"
+"""The outcome of a request that was open when its engine ended."""
+CUT_OFF_REASON = "the engine ended before the request did"
+"""The status of its root."""
+UNHEARD = "unheard"
+"""The outcome of a request of whose engine nothing was heard for so long that it is taken for ended."""
+
+
+ROOTS = (Kind.REQUEST, Kind.CUT_OFF)
+"""The kinds whose span is the root of a request, from its arrival to its end."""
+
+
+def span_name(kind: str) -> str:
+    """The name of the span that carries an event of this kind."""
+    return Kind.REQUEST.value if kind == Kind.CUT_OFF else kind
+
+
+RECEIVER = "kvtrail-receiver"
+"""The header, or with gRPC the metadata, by which a sidecar announces itself in its answers: its version."""
 
 RECORDER_ID = Attribute("kvtrail.recorder.id", str, "Identity of the recorder: one process of one engine.", "recorder")
 ENGINE_ID = Attribute("kvtrail.engine.id", str, "vLLM's `engine_id` of the KV transfer configuration.", "engine")
@@ -415,10 +440,15 @@ LACKS = Attribute(
     " `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
     "lacks",
 )
+HEARTBEATS = Attribute(
+    "kvtrail.recorder.heartbeats",
+    str,
+    "Whether the recorder sends signs of life: `spans`, always; `off`, never. Absent where the receiver's answer decides.",
+)
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
     MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS,
+    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS, HEARTBEATS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
@@ -462,7 +492,7 @@ def as_markdown() -> str:
         f" `kvtrail minimize`.\n\n{head}{rows(MINIMIZED)}\n",
     ]
     for kind, attributes in FIELDS.items():
-        shown = (*attributes, *OF_ROOT) if kind is Kind.REQUEST else attributes
+        shown = (*attributes, *OF_ROOT) if kind in ROOTS else attributes
         table = f"\n\n{head}{rows(shown)}" if shown else ""
         parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
         if kind is Kind.SCHEDULE:

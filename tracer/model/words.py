@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import CUT_OFF, UNHEARD, Kind
 
 MOST_RUNS = 4
 """Runs of block ids, or keys, that are named before the rest is only counted."""
@@ -83,6 +83,8 @@ def became(status: str, outcome: str | None, error: str | None) -> str:
             return f"a call about it raised {error}"
         case "finished":
             return f"it ended: {outcome or 'how is not known'}"
+        case "abandoned" if outcome == UNHEARD:
+            return "nothing more was heard of its engine"
         case "abandoned":
             return "its engine ended before it did"
     return "the recording ends before it does"
@@ -134,6 +136,7 @@ def kind(name: str) -> str:
 _KINDS: dict[str, str] = {
     Kind.REQUEST_START: "arrival",
     Kind.REQUEST: "request",
+    Kind.CUT_OFF: "request cut off",
     Kind.LOOKUP: "lookup",
     Kind.ALLOC: "allocation",
     Kind.SCHEDULE: "schedule",
@@ -173,8 +176,12 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
         case Kind.REQUEST_START:
             return f"arrived with {some(numbers.get('total') or 0, 'token')}"
         case Kind.REQUEST:
+            if numbers.get("outcome") == CUT_OFF:
+                return said(Kind.CUT_OFF, numbers)
             outcome = str(numbers.get("outcome") or "ended").replace("_", " ")
             return f"{outcome}; {some(numbers.get('output') or 0, 'token')} of output"
+        case Kind.CUT_OFF:
+            return "its engine ended before it did"
         case Kind.LOOKUP:
             return _lookup(numbers)
         case Kind.ALLOC:

@@ -20,7 +20,7 @@ from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import ROOTS, Kind
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay.history import History
 
@@ -169,7 +169,7 @@ def _requests(events: Iterable[Event]) -> list[_Request]:
             requests.append(latest[id_])
             ended.discard(id_)
         latest[id_].events.append(event)
-        if event.kind is Kind.REQUEST:
+        if event.kind in ROOTS:
             ended.add(id_)
     return requests
 
@@ -187,11 +187,11 @@ def _slices(request: _Request) -> list[_Slice]:
         phase = _phase(account, event, phases[-1].name if phases else "queued", every_step=steps[event.epoch] > 1)
         if not phases or (phase != phases[-1].name and event.role == SCHEDULER):
             # The root span began with the request; any other phase begins with the call.
-            begins_ns = event.end_ns if event.kind is Kind.REQUEST else event.start_ns
+            begins_ns = event.end_ns if event.kind in ROOTS else event.start_ns
             if phases:
                 phases[-1].end_ns = begins_ns = max(begins_ns, phases[-1].start_ns)
             phases.append(_Slice(begins_ns if phases else start_ns, end_ns, 1, phase, {"epoch": account.epoch}))
-        if event.role == SCHEDULER and event.kind is not Kind.REQUEST:  # the root span covers the whole request
+        if event.role == SCHEDULER and event.kind not in ROOTS:  # the root span covers the whole request
             calls.append(_Slice(event.start_ns, event.end_ns, 2, words.kind(event.kind), _args(event)))
     facts = {
         "outcome": account.outcome,
@@ -257,7 +257,7 @@ def _counters(form: _Format, pid: int, events: Iterable[Event]) -> Iterator[Data
     loaded = stored = 0
     for event in events:
         at_ns = event.end_ns
-        if event.kind in (Kind.REQUEST_START, Kind.REQUEST) and event.request is not None:
+        if event.kind in (Kind.REQUEST_START, *ROOTS) and event.request is not None:
             (open_.add if event.kind is Kind.REQUEST_START else open_.discard)(event.request)
             yield form.counter(pid, at_ns, "open requests", len(open_))
         elif isinstance(event, Load):

@@ -14,8 +14,9 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart
+from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown
+from kvtrail.tracer.model.semconv import ROOTS
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
 
@@ -30,7 +31,7 @@ _UNKNOWN = Account("", "").as_dict()
 
 def at_ns(event: Event) -> int:
     """The time of an event: when its call began. The span of a whole request counts as the request's end."""
-    return event.end_ns if isinstance(event, RequestEnd) else event.start_ns
+    return event.end_ns if event.kind in ROOTS else event.start_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.events import Alloc, Event, Flush, LoadPlan, Plan, TransferEnd
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import ROOTS, Kind
 
 _OF_EPOCH = {Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE, Kind.LOAD_PLAN, Kind.STORE_PLAN}
 """What is a prerequisite only of events of its own epoch."""
@@ -53,7 +53,9 @@ class _Past:
 
     def note(self, index: int, event: Event) -> None:
         self.members.append(index)
-        if event.kind not in _OF_EPOCH:
+        if event.kind in ROOTS:
+            self.lasting[Kind.REQUEST] = index
+        elif event.kind not in _OF_EPOCH:
             self.lasting[event.kind] = index
         elif event.kind is not Kind.SCHEDULE or Kind.SCHEDULE not in self.of_epoch:
             self.of_epoch[event.kind] = self.of_epoch[event.kind, event.connector_id] = index

@@ -2,8 +2,9 @@
 
 A recorder sends a sign of life every five seconds and says goodbye. Where neither came, nobody can tell a crash from a broken
 network, so the silence is told. It is explained, and no longer told, once the engine said goodbye through another of its
-recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. Arrival is
-by this machine's monotonic clock; no clock of an engine is asked.
+recorders, or was replaced: another engine of the same service and model came about the time when it fell silent. The silence
+of a recorder that never gave a sign of life is none: it does not know that a kvtrail hears it. Arrival is by this machine's
+monotonic clock; no clock of an engine is asked.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Status(StrEnum):
     RUNNING = "running"
     SILENT = "silent"
     """No sign of life, and nothing that explains it."""
+    QUIET = "quiet"
+    """Nothing came for a while, and nothing had to: it gives no signs of life."""
     TERMINATED = "terminated"
     """No sign of life; its engine said goodbye, was replaced, or has been silent for so long that it will not come back."""
     CLOSED = "closed"
@@ -65,6 +68,7 @@ class RecorderState:
         dropped: how many events the recorder says it dropped.
         untold: what the recorder says it could not tell, and how often, by kind.
         probes_off: the connectors whose probe has switched itself off.
+        gives_signs: whether a sign of life came.
         status: what is known of it.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
@@ -84,6 +88,7 @@ class RecorderState:
     dropped: int = 0
     untold: dict[str, int] = field(default_factory=dict)
     probes_off: tuple[str, ...] = ()
+    gives_signs: bool = False
     status: Status = Status.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
@@ -131,6 +136,8 @@ class RecorderState:
         self.probes_off = event.recorder_probes_off or self.probes_off
         if event.recorder_closed:
             self.status = Status.CLOSED
+        else:
+            self.gives_signs = True
         return self.dropped - before
 
     @property
@@ -142,7 +149,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "probes_off",
+            "probes_off", "gives_signs",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}
@@ -185,10 +192,11 @@ class Recorders:
             for recorder in recorders:
                 if recorder.status in (Status.CLOSED, Status.TERMINATED) or at_ns - recorder.heard_at <= SILENT_NS:
                     continue
-                recorder.status = Status.SILENT
+                recorder.status = Status.SILENT if recorder.gives_signs else Status.QUIET
                 goodbye = any(other.status is Status.CLOSED for other in recorders)
                 begun_anew = any(other.began_at > recorder.heard_at for other in recorders)
-                if goodbye or begun_anew or at_ns - recorder.heard_at > TERMINATED_NS:
+                given_up = recorder.gives_signs and at_ns - recorder.heard_at > TERMINATED_NS
+                if goodbye or begun_anew or given_up:
                     recorder.status = Status.TERMINATED
             if all(recorder.status not in (Status.RUNNING, Status.TERMINATED, Status.CLOSED) for recorder in recorders):
                 silent.append(engine)
@@ -243,7 +251,8 @@ class EngineState:
         engine: vLLM's engine id.
         info: values of the labels `INFO`.
         heard_ns: arrival of its latest span, by this machine's clock; Unix nanoseconds.
-        recorders: how many of its recorders have neither closed nor terminated.
+        recorders: how many of its recorders have neither closed nor terminated, as far as they give signs of life or have
+            been heard of a moment ago.
         outstanding: events whose sequence number is known and that have not arrived (yet).
         untold: how often its recorders could not tell something.
         probes_off: how many connectors' probes have switched themselves off, in all of its recorders.

@@ -23,6 +23,7 @@ from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.detect.savings import Admission, TransferTimer, Wait
 from kvtrail.tracer.model.events import (
     Alloc,
+    CutOff,
     Event,
     Evict,
     Load,
@@ -34,7 +35,7 @@ from kvtrail.tracer.model.events import (
     Store,
 )
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 from kvtrail.tracer.serve.engines import INFO, EngineState
 from kvtrail.tracer.serve.errors import InternalErrors
 from kvtrail.tracer.serve.series import OTHER, Series
@@ -43,8 +44,8 @@ disable_created_metrics()  # a `_created` series beside every counter adds nothi
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown"})
-"""vLLM's finish statuses. What a newer vLLM adds is `other`."""
+OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
+"""vLLM's finish statuses, and the end of a request whose engine ended first. What a newer vLLM adds is `other`."""
 UNSPECIFIED = "external_unspecified"
 """vLLM's name for the source of tokens whose connector does not name one."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
@@ -237,7 +238,7 @@ class Metrics:
                 self._at(self.load_failures, event, "completion").inc()
             case Evict():
                 self._at(self.evicted, event).inc()
-            case RequestEnd():
+            case RequestEnd() | CutOff():
                 outcome = event.outcome or "unknown"
                 self._at(self.requests, event, outcome if outcome in OUTCOMES else OTHER).inc()
         if (transfer := self._transfers.enter(event)) is not None:

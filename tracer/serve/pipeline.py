@@ -342,7 +342,7 @@ class Pipeline:
         """Drop all that is held of recorders that have ended; what requests they left open is abandoned."""
         last_ns = {recorder.id: recorder.last_ns for recorder in gone}
         if last_ns:
-            self.detector.abandon(last_ns)
+            self.detector.abandon(last_ns, semconv.UNHEARD)
             self.detector.forget_recorders(last_ns)
             self.savings.forget(last_ns)
             self._dirty.update(dict.fromkeys(self.detector.changed))

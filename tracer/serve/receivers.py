@@ -1,7 +1,8 @@
 """OTLP receivers: a gRPC server, and the HTTP route for protobuf and JSON, plain or gzip.
 
 Both acknowledge a batch only after the pipeline has stored it, and ask the sender to retry if it could not. Spans that cannot
-be read are told in the acknowledgement (OTLP's partial success), and the others are stored.
+be read are told in the acknowledgement (OTLP's partial success), and the others are stored. Each answer says that it is a
+kvtrail's: recorders then send their signs of life.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from kvtrail import __version__
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.decode import MalformedOtlp, Refused
+from kvtrail.tracer.model.semconv import RECEIVER
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The largest request accepted, after decompression: the limit of the OpenTelemetry SDK's own exporters."""
+_ANNOUNCED = {RECEIVER: __version__}
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 
@@ -43,6 +47,7 @@ def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
 
     def export(payload: bytes, context: grpc.ServicerContext) -> bytes:
         refused = None
+        context.send_initial_metadata(tuple(_ANNOUNCED.items()))
         try:
             refused = _ingested(pipeline, payload, "grpc")
         except MalformedOtlp as error:
@@ -93,7 +98,7 @@ def http_routes(pipeline: Pipeline) -> APIRouter:
             return _refused(503, str(error), content_type)
         accepted = _accepted(no_otlp, refused)
         said = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
-        return Response(said, media_type=content_type)
+        return Response(said, media_type=content_type, headers=_ANNOUNCED)
 
     return router
 

@@ -20,15 +20,16 @@ from processes import SLOW_S, Tracer, until
 from kvtrail.connector.recording import export_process
 from kvtrail.connector.recording import exporter as exporter_module
 from kvtrail.connector.recording.exporter import ExportProcess, InProcessExporter, from_environment
+from kvtrail.connector.recording.last_words import LastWords
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.model.semconv import Kind
 
 ENGINE = """
-import sys, time
+import os, sys, time
 from types import SimpleNamespace
 from kvtrail.connector.recording import encoder, exporter
 from kvtrail.connector.recording.recorder import Recorder
-recorder = Recorder("engine", {}, exporter.from_environment())
+recorder = Recorder("engine", {"kvtrail.engine.launch": str(os.getpid())}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
 recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None, None))
@@ -48,7 +49,7 @@ from kvtrail.connector.recording import exporter
 from kvtrail.connector.recording.recorder import Recorder
 process = exporter.ExportProcess()
 process.open({}, 0, 0)
-process.send([])  # it is there
+process.send([])  # in vain, but it is there
 recorder = Recorder("engine", {}, process)
 fork = os.fork()
 if fork == 0:
@@ -151,6 +152,7 @@ def test_the_goodbye_of_an_engine_that_is_killed(
 def test_no_export_process_is_left_where_the_tracer_hangs_and_a_fork_holds_the_pipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{nobody.getsockname()[1]}")
         engine, (export_process, fork) = an_engine(HUNG_ENGINE)
@@ -205,12 +207,15 @@ def test_an_export_process_that_cannot_start_is_not_started_for_ever(
     exporter.close()
 
 
-def test_an_export_process_that_died_late_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_process_that_died_late_is_replaced_soon(
+    process: tuple[ExportProcess, Tracer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = 0.0
+    exporter, _ = process
     monkeypatch.setattr(exporter_module, "monotonic", lambda: now_s)
-    exporter = ExportProcess()
+    exporter._started_s = now_s
     exporter.open({}, 0, 0)
-    assert exporter.send([])  # nothing to send is sent
+    assert exporter.send([])
     pids = [exporter.pid]
     for _ in range(3):
         now_s += exporter_module.STEADY_S
@@ -226,14 +231,21 @@ def test_an_export_process_that_died_late_is_replaced_soon(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 5])
 def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodbye(cut: int) -> None:
-    """What an engine was handing over when it was killed is lost, and the tracer learns that something is."""
-    beat = ("kv.recorder", b"", (b"r" * 24, b"", "", True), 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None))
+    """What an engine was handing over when it was killed is lost, and the tracer learns that something is: of the engine, and
+    of each request that was open."""
+    nobody, somebody = (b"r" * 24, b"", "", True), (b"s" * 24, b"", "open", True)
+    begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, None, None, None))
+    beat = ("kv.recorder", b"", nobody, 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None, None, None))
     body = marshal.dumps([beat])
     frame = exporter_module.LENGTH.pack(len(body)) + body
     stream = frame + frame[:-cut] if cut else frame * 2
     read = list(export_process._frames(iter([stream[:9], stream[9:]])))
     assert read == [[beat], export_process.TORN if cut else [beat]]
-    assert export_process._goodbye(beat, beat, cut > 0)[3] == (9 if cut else 8)
+    words = LastWords({})
+    words.follow([begun, beat])
+    root, goodbye = words.say(9, torn=cut > 0)
+    assert (root[0], *root[3:5]) == ("kv.request.cut_off", 9 if cut else 8, 5 if cut else 4)
+    assert (goodbye[0], goodbye[3]) == ("kv.recorder", 10 if cut else 9)
 
 
 def test_without_processes_the_thread_encodes_and_sends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from kvtrail.connector.recording import contexts, exporter
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.settings import Heartbeats
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Heartbeat
+from kvtrail.tracer.model.events import CutOff, Heartbeat
 from kvtrail.tracer.model.semconv import Kind
 
 
@@ -479,3 +481,123 @@ def test_a_recorder_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(exporter, "from_environment", refuse)
     assert recorder_module.of_process("engine-without-exporter", {}) is None
+
+
+def start(recorder: Recorder, name: str, **changes: Any) -> Any:
+    """A request that begins."""
+    request = a_request(name, num_tokens=700, num_prompt_tokens=700, **changes)
+    Instrumentation(recorder, source=b"").request_started(request)
+    return request
+
+
+def test_requests_that_are_open_at_the_goodbye_get_their_roots_before_it() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    opened = start(recorder, "open")
+    ended = start(recorder, "ended")
+    recorder.contexts.end(recorder.contexts.of(ended))
+    record(recorder, opened)
+    record(recorder, a_request("only named, by a worker"))
+    recorder.close(SLOW_S)
+    *_, root, goodbye = transport.events()
+    assert isinstance(goodbye, Heartbeat)
+    assert goodbye.recorder_closed
+    assert isinstance(root, CutOff)
+    assert (root.request, root.outcome, root.prompt, root.request_sequence) == ("open", semconv.CUT_OFF, 700, 2)
+    assert [event.request for event in transport.events() if isinstance(event, CutOff)] == ["open"]
+    assert [event.sequence for event in transport.events()] == list(range(len(transport.events())))
+
+
+def test_there_may_be_more_open_requests_than_fit_into_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "BATCH", 8)
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    for number in range(20):
+        start(recorder, f"r-{number}")
+    recorder.close(SLOW_S)
+    events = transport.events()
+    assert sum(isinstance(event, CutOff) for event in events) == 20
+    assert isinstance(events[-1], Heartbeat)
+    assert goodbyes(transport)[-1:] == [True]
+
+
+class Request(SimpleNamespace):
+    """vLLM's can be referred to weakly."""
+
+
+def test_a_request_that_was_cut_off_ends_no_second_time() -> None:
+    """A connector that has shut down may still be told of the end."""
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    instrumentation, request = Instrumentation(recorder), Request(**vars(a_request("open", num_tokens=700)))
+    instrumentation.request_started(request)
+    instrumentation.shut_down()
+    instrumentation.request_ended(request, (False, None))
+    recorder.close(SLOW_S)
+    assert [type(event) for event in transport.events() if event.kind in semconv.ROOTS] == [CutOff]
+
+
+class Foreign(MemoryTransport):
+    """A receiver that is no kvtrail."""
+
+    is_kvtrail = False
+
+
+def beats(transport: MemoryTransport, heartbeats: Heartbeats = Heartbeats.AUTO) -> list[bool]:
+    """The signs of life of a recorder, one of which is due three times; whether each is the goodbye."""
+    recorder = Recorder("engine", {semconv.HEARTBEATS.key: heartbeats.value}, InProcessExporter(transport))
+    for _ in range(3):
+        recorder._heartbeat_s = float("-inf")
+        record(recorder, a_request())
+        assert recorder.flush(SLOW_S)
+    recorder.close(SLOW_S)
+    assert len(transport.lookups()) == 3
+    assert [event.sequence for event in transport.events()] == list(range(len(transport.events()))), "none is missing"
+    return goodbyes(transport)
+
+
+def test_signs_of_life_are_for_kvtrail() -> None:
+    assert beats(MemoryTransport())[-4:] == [False, False, False, True]
+
+
+def test_another_receiver_gets_the_goodbye_alone_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "vllm.kvtrail"):
+        assert beats(Foreign()) == [True]
+    (said,) = [each.getMessage() for each in caplog.records if "signs of life" in each.getMessage()]
+    assert said.startswith("kvtrail sends no signs of life: what receives at memory is no kvtrail.")
+    assert "KVTRAIL_HEARTBEATS=spans" in said
+
+
+def test_behind_another_receiver_they_are_sent_when_asked_for() -> None:
+    assert beats(Foreign(), Heartbeats.SPANS)[-4:] == [False, False, False, True]
+
+
+def test_they_can_be_off_and_then_no_goodbye_is_said_either() -> None:
+    assert beats(MemoryTransport(), Heartbeats.OFF) == []
+
+
+def test_who_receives_is_asked_when_there_is_nothing_to_send() -> None:
+    """So that an engine without requests is known from its start on, and by no span where nobody wants it."""
+    transport, foreign = MemoryTransport(), Foreign()
+    for each in (transport, foreign):
+        recorder = a_recorder(each)
+        until(lambda: each.payloads)  # noqa: B023 - this turn's
+        assert recorder.flush(SLOW_S)
+        assert list(protobuf.spans(each.payloads[0])) == []
+        recorder.close(SLOW_S)
+    assert goodbyes(transport)[0] is False
+    assert goodbyes(foreign) == [True]
+
+
+def test_a_receiver_that_becomes_kvtrail_hears_them_from_then_on() -> None:
+    transport = Foreign()
+    recorder = a_recorder(transport)
+    record(recorder, a_request())
+    assert recorder.flush(SLOW_S)
+    transport.is_kvtrail = True
+    record(recorder, a_request())
+    assert recorder.flush(SLOW_S)
+    recorder._heartbeat_s = float("-inf")
+    assert recorder.flush(SLOW_S)
+    assert goodbyes(transport) == [False]
+    recorder.close(SLOW_S)

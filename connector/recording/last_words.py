@@ -1,0 +1,109 @@
+"""What an engine that has died did not live to say: the roots of its open requests, and its goodbye."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrail.connector.recording.contexts import MAX_REQUESTS, root_ids
+from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of, sequence_of
+from kvtrail.connector.settings import Heartbeats
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import (
+    CLOSED,
+    CUT_OFF,
+    FIELDS,
+    ROOTS,
+    ROW_EPOCHS,
+    ROW_NUMBERS,
+    ROW_REQUESTS,
+    ROWS,
+    Kind,
+)
+
+_HEARTBEAT, _CUT_OFF = Kind.HEARTBEAT.value, Kind.CUT_OFF.value
+_BEGINNINGS = (Kind.REQUEST_START, Kind.SCHEDULE, Kind.PREEMPT)
+"""An export process that was started in the place of another has not seen how the open requests began. Only the scheduler's
+side says these of them."""
+_TOTAL = FIELDS[Kind.REQUEST_START].index(semconv.TOTAL)
+_CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
+_REQUESTS, _NUMBERS, _EPOCHS = map(ROWS.index, (ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS))
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    """A request that has begun: what its root takes from its first event, and how far it has come."""
+
+    source: bytes
+    identity: Identity
+    start_ns: int
+    prompt: int | None
+    epoch: int = 0
+    next: int = 0
+    """The number after those of its events so far."""
+
+
+class LastWords:
+    """Follows what one recorder says, to say what is left once it cannot."""
+
+    def __init__(self, resource: Mapping[str, Any]) -> None:
+        engine, recorder = (str(resource.get(each.key, "")) for each in (semconv.ENGINE_ID, semconv.RECORDER_ID))
+        self._nobody: Identity = (root_ids(engine, recorder), b"", "", True)
+        self._silent = resource.get(semconv.HEARTBEATS.key) == Heartbeats.OFF
+        self._open: dict[str, _OpenRequest] = {}
+        self._last: EventTuple | None = None
+        self._heartbeat: EventTuple | None = None
+
+    def follow(self, events: Iterable[EventTuple]) -> None:
+        """A batch has come; it may come again."""
+        for event in events:
+            kind, source, identity, _, number, epoch, start_ns, *_, values = self._last = event
+            request = identity[2]
+            if kind == semconv.STEP_SPAN:
+                self._follow_step(values)
+            elif kind == _HEARTBEAT:
+                self._heartbeat = event
+            elif kind in ROOTS:
+                self._open.pop(request, None)
+            elif request:
+                if request not in self._open and kind in _BEGINNINGS:
+                    prompt = values[_TOTAL] if kind == Kind.REQUEST_START else None
+                    self._begin(request, _OpenRequest(source, identity, start_ns, prompt))
+                self._reach(request, number, epoch)
+
+    def say(self, at_ns: int, *, torn: bool) -> list[EventTuple]:
+        """The roots and the goodbye, numbered as the engine's next events; if the last frame was `torn`, as those after one
+        that is missing."""
+        if self._last is None or (self._last is self._heartbeat and self._last[-1][_CLOSED]):
+            return []
+        following = sequence_of(self._last) + numbers_of(self._last) + torn
+        roots = list(self._roots(following, at_ns, torn=torn))
+        return roots if self._silent else [*roots, self._goodbye(following + len(roots), at_ns)]
+
+    def _follow_step(self, values: tuple[Any, ...]) -> None:
+        requests, numbers = values[_REQUESTS], values[_NUMBERS]
+        for request, number, epoch in zip(requests, numbers, values[_EPOCHS] or (0,) * len(requests), strict=True):
+            self._reach(request, number, epoch)
+
+    def _begin(self, request: str, opened: _OpenRequest) -> None:
+        if len(self._open) >= MAX_REQUESTS:
+            del self._open[next(iter(self._open))]
+        self._open[request] = opened
+
+    def _reach(self, request: str, number: int, epoch: int) -> None:
+        if (known := self._open.get(request)) is not None:
+            known.next, known.epoch = number + 1, epoch
+
+    def _roots(self, sequence: int, at_ns: int, *, torn: bool) -> Iterator[EventTuple]:
+        for number, each in enumerate(self._open.values(), sequence):
+            numbers = (number, each.next + torn, each.epoch)
+            yield (_CUT_OFF, each.source, each.identity, *numbers, each.start_ns, at_ns, None, (CUT_OFF, each.prompt))
+
+    def _goodbye(self, sequence: int, at_ns: int) -> EventTuple:
+        """The last heartbeat once more, if there was one, as a goodbye."""
+        number, values = 0, (sequence, 0, True, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 3))
+        if self._heartbeat is not None:
+            number, told = self._heartbeat[4] + 1, self._heartbeat[-1]
+            values = (*told[:_CLOSED], True, *told[_CLOSED + 1 :])
+        return (_HEARTBEAT, b"", self._nobody, sequence, number, 0, at_ns, at_ns, None, values)
