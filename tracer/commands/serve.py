@@ -66,6 +66,13 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     type=click.IntRange(0, 19),
     help="How far to lower the process's priority, so that an engine on the same cores goes first.",
 )
+@click.option(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which browsers and scrapers may ask over HTTP, besides addresses, localhost and this machine's own name."
+    " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
+)
 def serve(grpc_port: int, http_port: int, **options: Any) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -23,12 +24,14 @@ from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.store import Reader
 
 TAIL_EVERY_S = 0.5
+UNAVAILABLE = 503
 MAX_RECORDERS = 500
 MAX_ENGINES = 500
 """Of the recorders and engines that are known, so many are named."""
@@ -38,6 +41,7 @@ class Health(BaseModel):
     """The tracer's own state. Times are Unix nanoseconds."""
 
     status: str
+    """`ok`, or why nothing can be stored."""
     version: str
     started_ns: int
     last_received_ns: int | None
@@ -80,14 +84,24 @@ class Fleet(BaseModel):
     """How many engines there are."""
 
 
-def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI:
-    """The ASGI application: OTLP, API and metrics on one port."""
+def application(
+    pipeline: Pipeline,
+    reader: Reader,
+    metrics: Metrics,
+    *,
+    allowed_hosts: Sequence[str] = ("*",),
+    ending: threading.Event | None = None,
+) -> FastAPI:
+    """The ASGI application: OTLP, API and metrics on one port. `allowed_hosts` are those of `hosts.KnownHosts`; `ending` is
+    set when the process is to end."""
     app = FastAPI(
         title="kvtrail tracer",
         version=__version__,
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
     )
+    app.add_middleware(KnownHosts, allowed=allowed_hosts)
     app.include_router(http_routes(pipeline))
+    _add_probes(app, pipeline)
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
@@ -95,7 +109,7 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
     api = APIRouter(prefix="/api", tags=["Reading"])
-    _add_routes(api, pipeline, reader)
+    _add_routes(api, pipeline, reader, ending or threading.Event())
     api_requests.add_routes(api, reader)
     api_ranges.add_routes(api, reader)
     api_lanes.add_routes(api, pipeline, reader)
@@ -109,7 +123,18 @@ def application(pipeline: Pipeline, reader: Reader, metrics: Metrics) -> FastAPI
     return app
 
 
-def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
+def _add_probes(app: FastAPI, pipeline: Pipeline) -> None:
+    @app.get("/healthz", tags=["Probes"], summary="Whether the process works: for a liveness probe")
+    def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
+    def readyz() -> JSONResponse:
+        trouble = pipeline.trouble
+        return JSONResponse({"status": trouble or "ok"}, status_code=200 if trouble is None else UNAVAILABLE)
+
+
+def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader, ending: threading.Event) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,
@@ -130,7 +155,7 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
         by_status = pipeline.recorders.count_by_status()
-        return Health(status="ok", **state(), recorders=recorders(), recorders_by_status=by_status)
+        return Health(status=pipeline.trouble or "ok", **state(), recorders=recorders(), recorders_by_status=by_status)
 
     @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:
@@ -186,7 +211,7 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
 
         async def stream() -> AsyncIterator[str]:
             number = begin_after
-            while not await request.is_disconnected():
+            while not (ending.is_set() or await request.is_disconnected()):
                 for arrived, span in await run_in_threadpool(reader.tail, after=number):
                     yield f"id: {arrived}\ndata: {json.dumps(_numbered(arrived, span))}\n\n"
                     number = arrived

@@ -67,6 +67,8 @@ class Pipeline:
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
+        self.trouble: str | None = None
+        """Why nothing could be stored the last time; None while all is well."""
         self._writer = writer
         self._metrics, self.errors = metrics, metrics.internal_errors
         self._grace_ns = grace_ns
@@ -150,7 +152,7 @@ class Pipeline:
         with self._lock:
             with self.errors.caught(Where.TIDY):
                 self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-            if self._dirty or self.savings.cells:
+            if self._dirty or self.savings.cells or self.trouble is not None:
                 self._commit([])
             with self.errors.caught(Where.TIDY):
                 self._drop_unsampled(before_ns=now_ns - FORGET_FINISHED_NS)
@@ -279,9 +281,11 @@ class Pipeline:
         batch = Batch(pairs, accounts, list(self._changed.values()), self.savings.cells, lanes)
         try:
             left_out = self._writer.write(batch)
-        except StoreError:
+        except StoreError as refusal:
             self._metrics.store_failures.inc()
+            self.trouble = str(refusal)
             raise
+        self.trouble = None
         for error in left_out:
             self.errors.count(Where.STORE, error, "a row is not stored")
         with self.errors.caught(Where.METRICS):

@@ -7,6 +7,7 @@ kvtrail's: recorders then send their signs of life.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -31,11 +32,25 @@ from kvtrail.tracer.store import StoreError
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """The largest request accepted, after decompression: the limit of the OpenTelemetry SDK's own exporters."""
 _ANNOUNCED = {RECEIVER: __version__}
+BODY_S = 30.0
+"""How long a body may take to arrive."""
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+
+
+class TooLarge(ValueError):
+    """A body of more than `MAX_BODY_BYTES`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"more than {MAX_BODY_BYTES} bytes in one request: send smaller batches")
 
 
 class PortTaken(RuntimeError):
     """A server could not listen; the text names the address and the option that changes it."""
+
+
+def address(host: str, port: int) -> str:
+    """An address as it stands in a URL: that of IPv6 has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
@@ -65,11 +80,12 @@ def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
     methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(address(host, port))
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise PortTaken(f"cannot listen on {host}:{port} for OTLP over gRPC; is it in use? Choose another: --grpc-port")
+        where = address(host, port)
+        raise PortTaken(f"cannot listen on {where} for OTLP over gRPC; is it in use? Choose another: --grpc-port")
     server.start()
     return server
 
@@ -85,22 +101,41 @@ def http_routes(pipeline: Pipeline) -> APIRouter:
             wanted = "send application/x-protobuf or application/json"
             return _refused(415, f"content type {content_type!r}: {wanted}", content_type)
         is_json = content_type == "application/json"
+        encoding = request.headers.get("content-encoding", "").strip().lower()
         try:
-            body = _decompressed(await request.body(), request.headers.get("content-encoding", "").strip().lower())
-            payload, no_otlp = otlp_json.salvaged(json.loads(body)) if is_json else (body, None)
+            async with asyncio.timeout(BODY_S):
+                body = await _body(request)
+            accepted = await run_in_threadpool(_received, pipeline, body, encoding, is_json=is_json)
+        except TimeoutError:
+            return _refused(408, f"the body did not arrive within {BODY_S:.0f} s", content_type, close=True)
+        except TooLarge as error:
+            return _refused(413, str(error), content_type, close=True)
         except (ValueError, RecursionError, OSError, zlib.error, EOFError) as error:
-            return _refused(400, str(error), content_type)
-        try:
-            refused = await run_in_threadpool(_ingested, pipeline, payload, "http")
-        except MalformedOtlp as error:
             return _refused(400, str(error), content_type)
         except StoreError as error:
             return _refused(503, str(error), content_type)
-        accepted = _accepted(no_otlp, refused)
         said = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
         return Response(said, media_type=content_type, headers=_ANNOUNCED)
 
     return router
+
+
+async def _body(request: Request) -> bytes:
+    """The body as it comes. Raises TooLarge as soon as it is."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise TooLarge
+    return bytes(body)
+
+
+def _received(pipeline: Pipeline, body: bytes, encoding: str, *, is_json: bool) -> ExportTraceServiceResponse:
+    """Process a body; on a thread, since a large one takes long to unpack and to parse."""
+    payload, no_otlp = _decompressed(body, encoding), None
+    if is_json:
+        payload, no_otlp = otlp_json.salvaged(json.loads(payload))
+    return _accepted(no_otlp, _ingested(pipeline, payload, "http"))
 
 
 def _ingested(pipeline: Pipeline, payload: bytes, transport: str) -> Refused | None:
@@ -133,12 +168,16 @@ def _decompressed(body: bytes, encoding: str) -> bytes:
     else:
         raise ValueError(f"content encoding {encoding!r}: send gzip, or no encoding")
     if len(plain) > MAX_BODY_BYTES:
-        raise ValueError(f"more than {MAX_BODY_BYTES} bytes in one request: send smaller batches")
+        raise TooLarge
     return plain
 
 
-def _refused(code: int, message: str, content_type: str) -> Response:
-    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding."""
+def _refused(code: int, message: str, content_type: str, *, close: bool = False) -> Response:
+    """An error as OTLP/HTTP defines it: a `google.rpc.Status` in the request's encoding. `close` ends the connection: what
+    may still come of the body is not read."""
+    headers = {"connection": "close"} if close else None
     if content_type == "application/x-protobuf":
-        return Response(Status(message=message).SerializeToString(), status_code=code, media_type=content_type)
-    return Response(json.dumps({"message": message}), status_code=code, media_type="application/json")
+        body: bytes | str = Status(message=message).SerializeToString()
+    else:
+        body, content_type = json.dumps({"message": message}), "application/json"
+    return Response(body, status_code=code, media_type=content_type, headers=headers)

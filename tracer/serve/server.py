@@ -6,14 +6,14 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
-
 from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.receivers import PortTaken, serve_grpc
+from kvtrail.tracer.serve.receivers import PortTaken, address, serve_grpc
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -22,6 +22,9 @@ logger = logging.getLogger("kvtrail")
 TIDY_EVERY_S = 1.0
 PRUNE_EVERY = 60
 """Rounds of tidying from one pruning of the store to the next."""
+DRAIN_S = 5.0
+"""How long requests that are being answered may take, by each protocol, when the process is to end. Kubernetes kills it after
+30 seconds; a tail that somebody reads never ends by itself."""
 HOUR_NS = 3600 * 10**9
 
 
@@ -35,8 +38,10 @@ def serve(
     retain_hours: float,
     max_requests: int,
     nice: int,
+    allow_host: Sequence[str] = (),
 ) -> None:
-    """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail serve`.
+    """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
+    `kvtrail serve`.
 
     Raises:
         PortTaken: an address is in use.
@@ -54,18 +59,19 @@ def serve(
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, retain_hours, stop), name="tidy", daemon=True)
     tidier.start()
-    app = application(pipeline, SqliteReader(store), metrics)
-    http = f"http://{host}:{http_port}"
+    ending = threading.Event()
+    app = application(pipeline, SqliteReader(store), metrics, allowed_hosts=(host, *allow_host), ending=ending)
+    http = f"http://{address(host, http_port)}"
     logger.info(
-        f"kvtrail tracer: OTLP on {host}:{grpc_port} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on /metrics,"
-        f" store {store}. Press Ctrl-C to stop."
+        f"kvtrail tracer: OTLP on {address(host, grpc_port)} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on"
+        f" /metrics, store {store}. Press Ctrl-C to stop."
     )
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        HttpServer(app, drain_s=DRAIN_S, on_exit=ending.set).serve_on(listener)
     finally:
+        logger.info("kvtrail tracer: stopping; what was received is being stored")
+        grpc_server.stop(grace=DRAIN_S).wait()
         stop.set()
-        grpc_server.stop(grace=1).wait()
         tidier.join()
         pipeline.close()
 
@@ -78,17 +84,24 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortTaken(f"cannot listen on {host}:{port} ({error.strerror}). Choose another: --http-port") from error
+        raise PortTaken(
+            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: --http-port"
+        ) from error
     return listener
 
 
 def _tidy(pipeline: Pipeline, retain_hours: float, stop: threading.Event) -> None:
     rounds = 0
+    told = ""
     while not stop.wait(TIDY_EVERY_S):
         try:
             pipeline.tidy()
             if rounds % PRUNE_EVERY == 0:
                 pipeline.prune(retain_ns=int(retain_hours * HOUR_NS))
             rounds += 1
+            told = ""
+        except StoreError as error:
+            if told != (told := str(error)):
+                logger.error("%s; trying again every %s s", error, TIDY_EVERY_S)
         except Exception:
             logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)

@@ -71,7 +71,8 @@ class Writer(Protocol):
 
     def write(self, batch: Batch) -> Sequence[Exception]:
         """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, a
-        text that is none) is left out: returns an error for each such part.
+        text that is none) is left out: returns an error for each such part. An empty batch shows whether the store can be
+        written.
 
         Raises:
             StoreError: nothing of the batch was stored; the text says why.

@@ -75,6 +75,8 @@ class SqliteWriter:
             with self._transaction():
                 for put, rows in parts:
                     put(rows)
+                if not any(rows for _, rows in parts):
+                    self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # a page is written all the same
             return ()
         except _UNFIT:
             with self._transaction():

@@ -1,0 +1,222 @@
+"""How the sidecar begins, ends, and behaves towards those who ask wrongly: the real process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from history import history
+from processes import SLOW_S, Tracer, free_port, until
+from wire import encoded
+
+from kvtrail.tracer.serve import http_server, receivers
+
+Start = Callable[..., Tracer]
+BODY = {"content-type": "application/x-protobuf"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_good_order(start_tracer: Start, number: signal.Signals) -> None:
+    """With a connection open, and somebody who reads the tail."""
+    tracer = start_tracer()
+    tracer.post(encoded(history("L 749 c0 h256 -> 256\nA 256")))
+    with httpx.Client(timeout=SLOW_S) as client, client.stream("GET", f"{tracer.url}/api/tail"):
+        tracer.process.send_signal(number)
+        assert tracer.process.wait(SLOW_S) == 0
+    said = tracer.log.read_text()
+    assert "stopping" in said
+    assert "Aborted" not in said
+    assert "Traceback" not in said
+
+
+def test_probes(start_tracer: Start) -> None:
+    tracer = start_tracer()
+    assert tracer.get("/healthz") == tracer.get("/readyz") == {"status": "ok"}
+    assert tracer.get("/api/health")["status"] == "ok"
+
+
+def test_a_store_that_cannot_be_written_is_told(start_tracer: Start) -> None:
+    """And that it can be again. Another process that writes to the file stands for a full disk."""
+    tracer = start_tracer()
+    other = sqlite3.connect(tracer.store, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(httpx.HTTPStatusError, match="503"):
+        tracer.post(encoded(history("L 749 c0 h256 -> 256\nA 256")))
+    ready = httpx.get(f"{tracer.url}/readyz", timeout=SLOW_S)
+    assert (ready.status_code, "locked" in ready.json()["status"]) == (503, True)
+    assert "locked" in tracer.get("/api/health")["status"]
+    assert tracer.get("/healthz") == {"status": "ok"}
+    other.execute("ROLLBACK")
+    until(lambda: httpx.get(f"{tracer.url}/readyz", timeout=SLOW_S).status_code == 200)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"host": "evil.test"}, 403),
+        ({"host": "evil.test:4318"}, 403),
+        ({"host": "localhost.evil.test"}, 403),
+        ({"host": "127.0.0.1.evil.test"}, 403),
+        ({"host": "[bad"}, 403),
+        ({"host": ""}, 403),
+        ({"host": "LOCALHOST:4318"}, 200),
+        ({"host": "localhost."}, 200),
+        ({"host": "10.1.2.3:4318"}, 200),
+        ({"host": "[::1]:4318"}, 200),
+        ({"host": "kvtrail.monitoring.svc.cluster.local:4318"}, 200),
+        ({"host": "localhost:1", "origin": "http://localhost:1"}, 200),
+        ({"host": "localhost:1", "origin": "http://localhost:2"}, 403),
+        ({"host": "localhost:1", "origin": "http://evil.test"}, 403),
+        ({"host": "localhost:1", "origin": "null"}, 403),
+    ],
+)
+def test_only_known_hosts_are_answered(guarded: Tracer, headers: dict[str, str], code: int) -> None:
+    for path in ("/api/health", "/metrics"):
+        answer = httpx.get(f"{guarded.url}{path}", headers=headers, timeout=SLOW_S)
+        assert answer.status_code == code, answer.text
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+    tracer = run(tmp_path_factory.mktemp("guarded"), "--allow-host", "*.svc.cluster.local")
+    yield tracer
+    tracer.end()
+
+
+def run(folder: Path, *options: str, host: str = "127.0.0.1") -> Tracer:
+    """A sidecar that answers."""
+    tracer_port, http_port, log = free_port(), free_port(), folder / "log"
+    command = [sys.executable, "-m", "kvtrail", "serve", "--host", host, "--store", str(folder / "s.db"), *options]
+    ports = ["--grpc-port", str(tracer_port), "--http-port", str(http_port)]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, *ports], stdout=out, stderr=subprocess.STDOUT)
+    tracer = Tracer(process, tracer_port, http_port, folder / "s.db", log)
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            with socket.create_connection((host, http_port), timeout=SLOW_S):
+                return True
+        except OSError:
+            return False
+
+    until(answers)
+    return tracer
+
+
+def test_it_listens_on_ipv6(tmp_path: Path) -> None:
+    tracer = run(tmp_path, host="::1")
+    try:
+        assert httpx.get(f"http://[::1]:{tracer.http_port}/healthz", timeout=SLOW_S).status_code == 200
+        with grpc.insecure_channel(f"[::1]:{tracer.grpc_port}") as channel:
+            export = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+            assert export(b"", timeout=SLOW_S, wait_for_ready=True) == b""
+        assert f"http://[::1]:{tracer.http_port}/v1/traces" in tracer.log.read_text()
+    finally:
+        tracer.end()
+
+
+def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
+    """Not after it has come: nobody says how long it is."""
+    part, sent = bytes(1 << 20), 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += len(part)
+            yield part
+
+    with pytest.raises((httpx.WriteError, httpx.RemoteProtocolError, httpx.HTTPStatusError)):
+        httpx.post(f"{api.url}/v1/traces", content=endless(), headers=BODY, timeout=SLOW_S).raise_for_status()
+    assert sent < 8 * receivers.MAX_BODY_BYTES
+
+
+def test_a_large_body_keeps_nobody_waiting(api: Tracer) -> None:
+    """JSON that takes seconds to parse is parsed beside the event loop: the answer to a probe does not come after it."""
+    spans = [{"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "x" * 100} for n in range(1, 100_000)]
+    body = json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "x"}, "spans": spans}]}]}).encode()
+    done: list[str] = []
+
+    def send() -> None:
+        headers = {"content-type": "application/json"}
+        httpx.post(f"{api.url}/v1/traces", content=body, headers=headers, timeout=SLOW_S).raise_for_status()
+        done.append("body")
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while sender.is_alive() and len(done) < 3:
+        httpx.get(f"{api.url}/healthz", timeout=SLOW_S).raise_for_status()
+        done.append("probe")
+    sender.join()
+    assert done.index("body") > 2
+
+
+class Connection:
+    """What the server knows of a connection."""
+
+    def __init__(self, cycle: Any) -> None:
+        self.cycle, self.closed = cycle, False
+        self.transport = self
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Cycle:
+    def __init__(self, *, response_complete: bool) -> None:
+        self.response_complete = response_complete
+
+
+def test_a_connection_that_asks_nothing_is_closed() -> None:
+    """Also one that has been answered and sends half of its next request; not one whose answer takes long."""
+    server = http_server.HttpServer(None, drain_s=1, on_exit=lambda: None)
+    silent, asked_again, busy = (
+        Connection(None),
+        Connection(Cycle(response_complete=True)),
+        Connection(Cycle(response_complete=False)),
+    )
+    server.server_state.connections |= {silent, asked_again, busy}  # type: ignore[arg-type]
+    server._close_stalled(0.0)
+    late = Connection(None)
+    server.server_state.connections.add(late)  # type: ignore[arg-type]
+    server._close_stalled(http_server.HEADERS_S)
+    assert not any(each.closed for each in (silent, asked_again, busy, late))
+    server._close_stalled(http_server.HEADERS_S + 1)
+    assert [each.closed for each in (silent, asked_again, busy, late)] == [True, True, False, False]
+
+
+def test_uvicorn_still_says_which_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real server's connections, of which that test knows only the names."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Nobody is to ask it."""
+
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.0)
+
+    async def served() -> bytes:
+        server = http_server.HttpServer(app, drain_s=1, on_exit=lambda: None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        port = listener.getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: half")
+        cut_off = await asyncio.wait_for(reader.read(), SLOW_S)
+        server.should_exit = True
+        writer.close()
+        await task
+        return cut_off
+
+    assert asyncio.run(served()) == b""

@@ -1,0 +1,61 @@
+"""Which names the HTTP server answers to.
+
+A web page may give its own name the address of this machine (DNS rebinding). Then its scripts read what is served here: to
+the browser it is the page's own server. So a request must name a host that cannot be such a page's: an address, this machine,
+or a name that the operator allows. And a script's request must come from a page of this server.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+FORBIDDEN = 403
+
+
+class KnownHosts:
+    """Middleware that refuses requests for other hosts."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str] = ()) -> None:
+        """`allowed`: names besides addresses, `localhost` and the machine's own; `*` in them stands for anything."""
+        self._app = app
+        own = socket.gethostname()
+        self._allowed = tuple({name.lower() for name in ("localhost", own, socket.getfqdn(own), *allowed)})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (wrong := self._wrong(Headers(scope=scope))) is not None:
+            await JSONResponse({"detail": wrong}, status_code=FORBIDDEN)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _wrong(self, headers: Headers) -> str | None:
+        asked, origin = headers.get("host", ""), headers.get("origin")
+        name = _name(asked)
+        if not (_is_address(name) or any(fnmatchcase(name, each) for each in self._allowed)):
+            return f"the host {asked!r} is not known here; allow it with --allow-host"
+        if origin is not None and urlsplit(origin).netloc.lower() != asked.lower():
+            return f"a page of {origin!r} may not ask this server"
+        return None
+
+
+def _name(host: str) -> str:
+    """A Host header without its port; empty if it is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
