@@ -55,6 +55,12 @@ def protocol(environ: Mapping[str, str]) -> str:
     return _of_traces("PROTOCOL", environ) or "grpc"
 
 
+def check_exporter(environ: Mapping[str, str]) -> None:
+    """Raises ImportError, with what to install, if the package that sends by this protocol is missing."""
+    if not _has_exporter(protocol(environ)):
+        raise ImportError(f"spans cannot be sent: pip install {_exporter(protocol(environ))}")
+
+
 def endpoint(environ: Mapping[str, str]) -> str:
     """Where spans are sent."""
     return _of_traces("ENDPOINT", environ) or f"http://localhost:{PROTOCOLS[protocol(environ)]}"
@@ -130,13 +136,20 @@ def _one_of(*values: str) -> Callable[[str], Wrong]:
 def _protocol(value: str) -> Wrong:
     if value not in PROTOCOLS:
         return " or ".join(PROTOCOLS)
-    package = f"proto.{value.partition('/')[0]}"
+    return None if _has_exporter(value) else f"one whose package is installed (pip install {_exporter(value)})"
+
+
+def _exporter(protocol: str) -> str:
+    """The package that sends by a protocol."""
+    return f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"
+
+
+def _has_exporter(protocol: str) -> bool:
+    module = f"opentelemetry.exporter.otlp.proto.{protocol.partition('/')[0]}.trace_exporter"
     try:
-        installed = importlib.util.find_spec(f"opentelemetry.exporter.otlp.{package}.trace_exporter") is not None
+        return importlib.util.find_spec(module) is not None
     except ImportError:
-        installed = False
-    name = f"opentelemetry-exporter-otlp-{package.replace('.', '-')}"
-    return None if installed else f"one whose package is installed (pip install {name})"
+        return False
 
 
 def _file(value: str) -> Wrong:

@@ -212,8 +212,9 @@ def from_environment() -> Exporter:
     """An export process, or, if none can be started, an exporter in this process.
 
     Raises:
-        ImportError: neither is possible without the SDK's exporter.
+        ImportError: neither is possible without the SDK's exporter; the text says what to install.
     """
+    environment.check_exporter(environment.usable())
     try:
         return ExportProcess()
     except OSError as error:

@@ -408,6 +408,9 @@ def _make(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
     try:
         out = exporter.from_environment() if _make_exporter is None else _make_exporter()
         return Recorder(engine_id, resource, out)
+    except ImportError as missing:
+        logger.warning("kvtrail: nothing is recorded: %s. The engine goes on without.", missing)
+        return None
     except Exception as error:
         logger.exception("kvtrail: nothing can be recorded (%s); the engine goes on without", error)
         return None

@@ -1,6 +1,6 @@
 """`kvtrail`: the table of commands. A command's module is imported only when the command is called.
 
-Some commands need more than the tracer does: `demo` drives an engine, `dashboard` needs Streamlit.
+A wheel alone records in an engine; the commands need its extras, and some of them vLLM. What is missing is said in a sentence.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ COMMANDS = {
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
 }
+EXTRAS = {"dashboard": "dashboard", "demo": "tracer,dashboard"}
+"""The extras that a command needs; of any other command it is `tracer`."""
+_OF_VLLM = frozenset({"vllm", "torch", "numpy"})
+"""What comes with vLLM, and with none of the extras."""
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is called, and says what to install if that fails."""
+    """Imports a command's module when the command is called, and says what to install if something is missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -57,16 +61,29 @@ class LazyGroup(click.Group):
         try:
             command: Any = getattr(importlib.import_module(module), attribute)
         except ImportError as missing:
-            extra = "dashboard" if cmd_name == "dashboard" else "tracer"
-            raise click.ClickException(
-                f"`kvtrail {cmd_name}` needs {missing.name or missing}: pip install 'kvtrail[{extra}]'"
-            ) from missing
+            raise _needs(cmd_name, missing) from missing
         return command  # type: ignore[no-any-return]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as missing:  # what a command imports only when it needs it
+            if (missing.name or "").partition(".")[0] == "kvtrail":
+                raise
+            raise _needs(ctx.invoked_subcommand or "", missing) from missing
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _needs(command: str, missing: ImportError) -> click.ClickException:
+    """The sentence that says what a command lacks."""
+    if (missing.name or "").partition(".")[0] in _OF_VLLM:
+        return click.ClickException(f"`kvtrail {command}` runs vLLM here: install kvtrail where vLLM is installed")
+    extras = EXTRAS.get(command, "tracer")
+    return click.ClickException(f"`kvtrail {command}` needs {missing.name or missing}: pip install 'kvtrail[{extras}]'")
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "KVTRAIL", "help_option_names": ["-h", "--help"]})

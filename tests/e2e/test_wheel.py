@@ -6,9 +6,12 @@ It changes no vLLM, the tracer needs none, and whatever else is called `tracer` 
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +20,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from processes import serve
+
+from kvtrail.__main__ import COMMANDS, EXTRAS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("connector", "dashboard", "tracer")
@@ -224,6 +232,76 @@ def sha256(path: Path) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
 
 
+# Beside a vLLM as it installs itself, and nothing else.
+
+
+@pytest.fixture(scope="module")
+def image(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with vLLM, what vLLM requires, and, as by the two lines of a Dockerfile in the README, the
+    wheel without its dependencies."""
+    vllm = importlib.metadata.packages_distributions().get("vllm") or pytest.skip("vLLM is not installed")
+    venv_folder = tmp_path_factory.mktemp("image") / "venv"
+    python = environment(venv_folder)
+    for name in required(Requirement(vllm[0]), {}):
+        distribution = importlib.metadata.distribution(name)
+        for entry in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            link = site_packages(venv_folder) / entry
+            if not link.exists():  # a namespace such as `opentelemetry` is several distributions'
+                link.symlink_to(Path(str(distribution.locate_file(entry))))
+    pip(python, "install", "--no-deps", str(wheel))
+    return python
+
+
+def required(asked: Requirement, known: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is `known`, this distribution, and all that it requires: with the extras that are asked for."""
+    name, extras = canonicalize_name(asked.name), asked.extras | {""}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        needs = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
+        new = extras - known.setdefault(name, set())
+        known[name] |= new
+        for need in needs:
+            if any(need.marker is None or need.marker.evaluate({"extra": extra}) for extra in new):
+                required(need, known)
+    return known
+
+
+RECORD = """
+import importlib.util
+import sys
+import vllm.plugins
+vllm.plugins.load_general_plugins()
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+KVConnectorFactory.get_connector_class_by_name("TracedOffloadingConnector")
+from kvtrail.connector.recording import recorder
+recording = recorder.of_process("image-" + sys.argv[1], {})
+assert recording.flush(60)
+recording.close(60)
+print([name for name in ("streamlit", "pandas", "pyarrow") if importlib.util.find_spec(name)])
+"""
+
+
+def test_in_an_image_of_vllm_the_wheel_alone_records_by_both_protocols(image: Path, tmp_path: Path) -> None:
+    tracer = serve(tmp_path)
+    ports = {"grpc": tracer.grpc_port, "http/protobuf": tracer.http_port}
+    try:
+        for protocol, port in ports.items():
+            run = subprocess.run(
+                [image, "-c", RECORD, protocol], capture_output=True, text=True, check=False, cwd=tmp_path,
+                env=os.environ | {
+                    "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+                    "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
+                },
+            )  # fmt: skip
+            assert run.returncode == 0, run.stderr
+            assert run.stdout.splitlines()[-1] == "[]"
+        assert {each["engine"] for each in tracer.get("/api/fleet")["engines"]} == {f"image-{name}" for name in ports}
+    finally:
+        tracer.end()
+
+
+def test_the_readme_has_the_two_lines_of_a_dockerfile() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "\nCOPY dist/kvtrail-*.whl /tmp/\nRUN pip install --no-deps /tmp/kvtrail-*.whl\n" in text
 # Without vLLM.
 
 
@@ -237,6 +315,32 @@ def test_the_tracer_alone_needs_neither_vllm_nor_torch(wheel: Path, tmp_path: Pa
     code = "import kvtrail.tracer.serve.server, kvtrail.connector.recording.recorder; print('ok')"
     assert printed([python, "-c", code], tmp_path) == "ok\n"
     assert "--grpc-port" in printed([python.parent / "kvtrail", "serve", "--help"], tmp_path)
-    demo = subprocess.run([python.parent / "kvtrail", "demo"], capture_output=True, text=True, check=False)
-    assert demo.returncode == 1
-    assert "Traceback" not in demo.stderr
+    trace = str(ROOT / "tests/golden/preempted.jsonl")
+    assert "3 requests" in printed([python.parent / "kvtrail", "replay", trace], tmp_path)
+    for command, lacks in {
+        ("demo",): "needs httpx: pip install 'kvtrail[tracer,dashboard]'",
+        ("dashboard",): "needs httpx: pip install 'kvtrail[dashboard]'",
+        ("check", "OffloadConnector"): "install kvtrail where vLLM is installed",
+        ("replay", "--engine", trace): "install kvtrail where vLLM is installed",
+    }.items():
+        assert lacks in refused(python, *command)
+
+
+def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv")
+    pip(python, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[dashboard]")
+    assert "--tracer" in printed([python.parent / "kvtrail", "dashboard", "--help"], tmp_path)
+    code = "import kvtrail.dashboard.client, kvtrail.dashboard.views.shared; print('ok')"
+    assert printed([python, "-c", code], tmp_path) == "ok\n"
+    for command in COMMANDS.keys() - EXTRAS.keys():
+        said = re.escape(f"`kvtrail {command}` needs") + r" [\w.]+: pip install 'kvtrail\[tracer\]'"
+        assert re.search(said, refused(python, command))
+    assert "vLLM" in refused(python, "demo")
+
+
+def refused(python: Path, *command: str) -> str:
+    """What a command says that cannot run."""
+    run = subprocess.run([python.parent / "kvtrail", *command], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "Traceback" not in run.stderr
+    return run.stderr

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from processes import SLOW_S, until
 
 from kvtrail import __version__
-from kvtrail.connector.recording import contexts, exporter
+from kvtrail.connector.recording import contexts, environment, exporter
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
@@ -473,6 +473,18 @@ def test_an_accident_in_its_thread_is_not_the_end_of_the_recording(monkeypatch: 
     record(recorder, a_request())
     recorder.close(SLOW_S)
     assert len(transport.lookups()) == 2
+
+
+@pytest.mark.parametrize("protocol", ["", "grpc", "http/protobuf"])
+def test_without_an_exporter_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setattr(environment, "_has_exporter", lambda _: False)
+    with caplog.at_level(logging.WARNING, "vllm.kvtrail"):
+        assert recorder_module.of_process(f"engine-that-cannot-send-{protocol}", {}) is None
+    assert [record.exc_info for record in caplog.records if "nothing is recorded" in record.message] == [None]
+    assert "pip install opentelemetry-exporter-otlp-proto-grpc. The engine goes on" in caplog.text
 
 
 def test_a_recorder_that_cannot_be_made_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

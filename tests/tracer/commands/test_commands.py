@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import click
 import pytest
 from command_line import DRIFT, OK, run, write
 from history import history
@@ -242,8 +243,24 @@ def test_the_list_of_commands_loads_none_of_them() -> None:
     assert run("--help").exit_code == 0
 
 
-def test_a_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(COMMANDS, "serve", ("no_such_module_here:serve", ""))
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_missing_dependency_says_what_to_install(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setitem(COMMANDS, command, ("no_such_module_here:it", ""))
+    result = run(command)
+    assert result.exit_code == 1
+    extras = {"dashboard": "dashboard", "demo": "tracer,dashboard"}.get(command, "tracer")
+    assert f"`kvtrail {command}` needs no_such_module_here: pip install 'kvtrail[{extras}]'" in result.output
+
+
+@pytest.mark.parametrize(("module", "says"), [("torch", "install kvtrail where vLLM is"), ("zstandard", "[tracer]")])
+def test_what_a_command_lacks_only_later_is_said_as_well(
+    monkeypatch: pytest.MonkeyPatch, module: str, says: str
+) -> None:
+    @click.command()
+    def serve() -> None:
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr("kvtrail.tracer.commands.serve.serve", serve)
     result = run("serve")
     assert result.exit_code == 1
-    assert "`kvtrail serve` needs no_such_module_here: pip install 'kvtrail[tracer]'" in result.output
+    assert says in result.output
