@@ -1,6 +1,6 @@
 """`kvtrail`: the table of commands. A command's module is imported only when the command is called.
 
-A wheel alone records in an engine; the commands need its extras, and some of them vLLM. What is missing is said in a sentence.
+A wheel alone records in an engine; commands need its extras, and some need vLLM. What is missing is said in a sentence.
 """
 
 from __future__ import annotations
