@@ -302,6 +302,8 @@ def test_in_an_image_of_vllm_the_wheel_alone_records_by_both_protocols(image: Pa
 def test_the_readme_has_the_two_lines_of_a_dockerfile() -> None:
     text = (ROOT / "README.md").read_text()
     assert "\nCOPY dist/kvtrail-*.whl /tmp/\nRUN pip install --no-deps /tmp/kvtrail-*.whl\n" in text
+
+
 # Without vLLM.
 
 
