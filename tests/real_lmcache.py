@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import forks
+import processes
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -104,6 +108,33 @@ def _install(name: str, pins: tuple[str, ...]) -> str:
     return ""
 
 
+@contextmanager
+def server(folder: Path, version: str) -> Iterator[int]:
+    """LMCache's own server, as it comes, on the CPU; its port."""
+    port, log = processes.free_port(), folder / "lmcache-server.log"
+    options = {
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--chunk-size": "256",
+        "--l1-size-gb": "0.5",
+        "--eviction-policy": "LRU",
+        "--supported-transfer-mode": "engine_driven",
+    }
+    command = [sys.executable, "-m", "lmcache.v1.multiprocess.server", "--disable-metrics", *chain(*options.items())]
+    environment = os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(map(str, folders(version)))}
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+    try:
+        processes.until(
+            lambda: process.poll() is not None or "cache server is running" in log.read_text(), why=log.read_text
+        )
+        assert process.poll() is None, log.read_text()
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
 def run(
     folder: Path,
     version: str | None,
@@ -111,16 +142,22 @@ def run(
     grpc_port: int | None = None,
     passes: int = 2,
     mended: bool = False,
+    server_port: int | None = None,
     **extra: Any,
 ) -> Run:
-    """Run an engine in a process that ends without cleaning up; without a version, the engine has no connector."""
+    """Run an engine in a process that ends without cleaning up; without a version, the engine has no connector. With the port
+    of a server, it has the connector that talks to it."""
     environment = os.environ | SETTINGS
     connector = None
     if version is not None:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, folders(version)))
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
+        if server_port is not None:
+            connector["kv_connector"] = "TracedLMCacheMPConnector"
+            extra |= {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server_port}
     task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
+    task["server"] = server_port is not None
     process = forks.run([PROGRAMS / "engine.py", json.dumps(task)], environment=environment)
     said = process.stdout + process.stderr
     results = [line for line in process.stdout.splitlines() if line.startswith("{")]

@@ -125,6 +125,13 @@ def prepare_late(*, mended: bool) -> None:
     LMCacheConnectorV1.__init__ = prepared  # type: ignore[method-assign]  # once for this process
 
 
+def let_numba_be_imported_early() -> None:
+    """vLLM asks all modules for kernels. An object in numba's gives itself for its own namespace, which has no `get`."""
+    from llvmlite.binding import ffi
+
+    ffi._lib_fn_wrapper.get = lambda self, name: None
+
+
 def own_block_lists() -> None:
     """Mend LMCache: let it copy the list of blocks that a resumed request gets, instead of keeping vLLM's own list.
 

@@ -1,8 +1,9 @@
 """One run of a real vLLM engine with a real LMCache, for a process of its own: LMCache's threads would keep a test alive.
 
 Takes one argument, JSON: `connector` (the KV transfer configuration, or null), `passes` over the workload of LMCache #2158,
-`mended` (whether LMCache is kept from sharing vLLM's lists), and `folder` for the model. Prints one line of JSON at the end:
-the tokens of each pass, or the error that the engine died of.
+`mended` (whether LMCache is kept from sharing vLLM's lists), `server` (whether LMCache is in a process of its own, and as it
+comes), and `folder` for the model. Prints one line of JSON at the end: the tokens of each pass, or the error that the engine
+died of.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from kvtrail.connector.simulate import tiny_model
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
     tiny_model.prepare_environment()
-    cpu.prepare_late(mended=task["mended"])
+    if task["server"]:
+        cpu.let_numba_be_imported_early()
+    else:
+        cpu.prepare_late(mended=task["mended"])
     llm = tiny_model.build(Path(task["folder"]), task["connector"])
     tokens = []
     try:
