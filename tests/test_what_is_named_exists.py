@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "runbooks").glob("*.md")])
 SOURCES = sorted(path for part in ("tracer", "connector", "dashboard") for path in (ROOT / part).rglob("*.py"))
 VLLM = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # type: ignore[union-attr,index]
-OTHERS_OPTIONS = {
+OTHERS_OPTIONS = {"--no-deps", "--wheel", 
     "--enable-feature",  # Prometheus
     "--layers", "--requests", "--write",  # programs in benchmarks/
 }  # fmt: skip

@@ -127,8 +127,7 @@ def prepare_late(*, mended: bool) -> None:
 
 def let_numba_be_imported_early() -> None:
     """vLLM asks all modules for kernels. An object in numba's gives itself for its own namespace, which has no `get`."""
-    from llvmlite.binding import ffi
-
+    ffi: Any = importlib.import_module("llvmlite.binding.ffi")
     ffi._lib_fn_wrapper.get = lambda self, name: None
 
 
