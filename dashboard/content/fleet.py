@@ -107,7 +107,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
     """The recorders: those that lost something first, then the live ones, then by when they were last seen."""
 
     def order(each: Row) -> tuple[bool, bool, int, str]:
-        loses = each["dropped"] or each["missing"] or each["untold"] or each["probes_off"]
+        loses = each["dropped"] or each["missing"] or each["untold"] or each["unknown"] or each["probes_off"]
         return not loses, not is_live(each), -each["last_ns"], each["id"]
 
     return [
@@ -122,6 +122,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Dropped": recorder["dropped"],
             "Gaps": recorder["missing"],
             "Not told": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
+            "Not known here": ", ".join(f"{name} {count(n)}" for name, n in recorder["unknown"].items()) or None,
             "Probes off": ", ".join(recorder["probes_off"]) or None,
             "Last seen": text.clock(recorder["last_ns"], now_ns=now_ns),
             "Service": recorder["service"],

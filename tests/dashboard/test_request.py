@@ -144,6 +144,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "heard_ns": START_NS,
         "lag_ns": 0,
         "untold": {},
+        "unknown": {},
         "probes_off": [],
         "gives_signs": True,
         **changes,

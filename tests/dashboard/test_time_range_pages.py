@@ -181,6 +181,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "missing": 0,
         "status": "running",
         "untold": {},
+        "unknown": {},
         "probes_off": [],
         "gives_signs": True,
     }

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtrail.tracer.model.events import UNFAMILIAR
 from kvtrail.tracer.model.semconv import Kind
 
+_NAMES: dict[str, str] = {**{kind: kind.name.lower() for kind in Kind}, UNFAMILIAR: "unfamiliar"}
 
-def handlers(cls: type) -> dict[Kind, Callable[..., None]]:
+
+def handlers(cls: type) -> dict[str, Callable[..., None]]:
     """The methods of a class that enter events, by kind: `_enter_lookup` enters events of `Kind.LOOKUP`."""
-    return {kind: getattr(cls, name) for kind in Kind if hasattr(cls, name := f"_enter_{kind.name.lower()}")}
+    return {kind: getattr(cls, method) for kind, name in _NAMES.items() if hasattr(cls, method := f"_enter_{name}")}

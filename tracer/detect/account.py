@@ -35,6 +35,7 @@ from kvtrail.tracer.model.events import (
     Store,
     StorePlan,
     TransferEnd,
+    Unfamiliar,
     Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
@@ -254,6 +255,9 @@ class Account:
         self.ended_ns, self.outcome = at_ns, outcome
         if self.status != "failed":
             self.status = "abandoned"
+
+    def _enter_unfamiliar(self, event: Unfamiliar) -> None:
+        self.lose(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
         self.total = self.prompt = event.total

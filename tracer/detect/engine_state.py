@@ -14,6 +14,7 @@ from kvtrail.tracer.detect.account import SCHEDULER, grown
 from kvtrail.tracer.detect.chunk_keys import ChunkKeys
 from kvtrail.tracer.detect.recorded_time import RecordedTime
 from kvtrail.tracer.model.events import (
+    UNFAMILIAR,
     Alloc,
     Event,
     Evict,
@@ -38,6 +39,7 @@ from kvtrail.tracer.model.events import (
     Store,
     StorePlan,
     TransferEnd,
+    Unfamiliar,
     Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
@@ -165,6 +167,9 @@ class Engine:
             self.raised = event.error is not None
         if (event.role == SCHEDULER or event.kind in _OF_ANY_ROLE) and (enter := _ENTER.get(event.kind)):
             enter(self, event)
+
+    def _enter_unfamiliar(self, event: Unfamiliar) -> None:
+        self.lose(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
         request = event.request or ""
@@ -434,4 +439,4 @@ def is_full(event: Pool) -> bool:
 
 
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL)
+_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL, UNFAMILIAR)

@@ -18,11 +18,12 @@ from msgspec.structs import fields, replace
 
 from kvtrail.tracer.ingest import steps
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
+from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event, Unfamiliar
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
+_COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
 _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED))
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = semconv.OUTCOME.key
@@ -82,19 +83,54 @@ def is_ours(span: Span) -> bool:
 
 
 def from_span(span: Span) -> Event | None:
-    """The event of a span; None for a foreign span and for a kind that only a newer kvtrail knows.
+    """The event of a span, or what stands for one that only another version of kvtrail knows; None for a foreign span, and
+    for one of which not even the numbers are understood.
 
     Raises:
         MalformedSpan: the span has our scope and a known name, but not the attributes that its kind needs; or it is a step
             that could not be taken apart.
     """
+    return read(span)[0]
+
+
+def read(span: Span) -> tuple[Event | None, Sequence[str]]:
+    """What `from_span` gives, and the names that only another version of kvtrail knows: the span's, or those of attributes.
+
+    Raises:
+        MalformedSpan: as for `from_span`.
+    """
     if span.scope != semconv.SCOPE:
-        return None
+        return None, ()
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
+        return _stand_in(_ids(span), span.attributes | common(span.resource)), (span.name,)
+    return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))
+
+
+def _event_or_stand_in(
+    name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
+) -> tuple[Event, Sequence[str]]:
+    """What `event` gives; where that is malformed, and has names that a newer kvtrail may have in place of ours, what stands
+    for it."""
+    try:
+        return event(name, ids, values, common)
+    except MalformedSpan:
+        unknown = _unknown(values, _KNOWN[name])
+        if unknown and (unfamiliar := _stand_in(ids, values)) is not None:
+            return unfamiliar, unknown
+        raise
+
+
+def _stand_in(ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
+    """What stands for a span that only another version understands; None if even its numbers are not understood."""
+    own = {key: value for key, value in values.items() if key in _COMMON}
+    own["trace_id"], own["span_id"], start_ns, own["end_ns"], own["error"] = ids
+    own["start_ns"] = start_ns or ids[3]
+    try:
+        return convert(own, Unfamiliar)
+    except ValidationError:
         return None
-    return event(span.name, _ids(span), span.attributes.copy(), common(span.resource))[0]
 
 
 def taken_apart(span: Span) -> list[Span]:
@@ -181,7 +217,12 @@ def misfits(resource: Mapping[str, Any]) -> list[str]:
 def unknown_attributes(span: Span) -> list[str]:
     """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
     Attributes with other names belong to others and are not listed."""
-    return _unknown(span.attributes, _KNOWN[span.name]) + _unknown(span.resource, _RESOURCE)
+    return _unknown(span.attributes, _KNOWN[span.name]) + unknown_in_resource(span)
+
+
+def unknown_in_resource(span: Span) -> list[str]:
+    """Those of its resource alone."""
+    return _unknown(span.resource, _RESOURCE)
 
 
 def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
@@ -197,6 +238,7 @@ class Decoded:
         foreign: spans that no kvtrail recorder wrote.
         malformed: for each span of ours that lacks what its kind needs, what is wrong.
         unknown_spans: spans of ours whose name this kvtrail does not know, by name.
+        stand_ins: how many of the events stand for such a span.
         unknown_attributes: attributes of ours that this kvtrail does not know, by name.
         resources: those of our spans, each once in a row.
     """
@@ -206,6 +248,7 @@ class Decoded:
     malformed: list[str] = field(default_factory=list)
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
+    stand_ins: int = 0
     resources: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -233,9 +276,12 @@ class Decoded:
             return
         if name not in CLASSES:
             self.unknown_spans[name] += 1
+            if (unfamiliar := _stand_in(ids, {**attributes, **common})) is not None:
+                self.events.append(unfamiliar)
+                self.stand_ins += 1
             return
         try:
-            decoded, unknown = event(name, ids, attributes, common)
+            decoded, unknown = _event_or_stand_in(name, ids, attributes, common)
         except MalformedSpan as malformed:
             self.malformed.append(str(malformed))
             return
@@ -299,9 +345,9 @@ class Decoder(ABC, Generic[Data, Encoded]):
                 continue
             decoded.resources.append(resource)
             of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
-            before = len(decoded.events)
+            before = len(decoded.events) - decoded.stand_ins
             self._add(decoded, spans, of_all)
-            decoded.unknown_attributes.update(unknown * (len(decoded.events) - before))
+            decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
         return decoded
 
     def _add(self, decoded: Decoded, spans: Iterable[Encoded], common: Mapping[str, Any]) -> None:

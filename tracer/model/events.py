@@ -376,6 +376,20 @@ class Heartbeat(Event, kw_only=True, gc=False):
     idle_events: tuple[Number, ...] | None = None
 
 
+UNFAMILIAR = "kv.unfamiliar"
+"""The kind of `Unfamiliar`, which no span has."""
+
+
+class Unfamiliar(Event, kw_only=True, gc=False):
+    """Stands for an event that only another version of kvtrail understands: it has its numbers, so that none is missing, and
+    whatever it may have changed is not known any more."""
+
+    kind = UNFAMILIAR  # type: ignore[assignment]  # no recorder's vocabulary has it
+
+    def numbers(self) -> dict[str, Any]:
+        return {}
+
+
 CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (

@@ -35,6 +35,7 @@ class Unknown(StrEnum):
     """A judgement: the recorded events cannot decide it, and why. Each reason is one that a person can act on."""
 
     LOST = "events were lost"
+    NEWER = "another version of kvtrail recorded what this one does not know"
     LATE = "the recorder was running before kvtrail listened"
     LEVEL = "the level of recording is too low"
     UNSEEN = "the call before it was not recorded"

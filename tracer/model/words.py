@@ -98,6 +98,7 @@ def advice(reason: Unknown) -> str:
 _ADVICE = {
     Unknown.LOST: "The runbooks KvtrailEventsDropped and KvtrailSequenceGaps say where events are lost. What is recorded"
     " afterwards is known again.",
+    Unknown.NEWER: "Run the sidecar in the newer of the two versions; the fleet page says what it does not know.",
     Unknown.LATE: "It passes: requests that begin from now on are known from their beginning.",
     Unknown.LEVEL: "Record at the level that the rule needs (docs/rules.md); a `level_file` changes it at any time.",
     Unknown.UNSEEN: "Nothing to do, unless it is frequent: then the calls come in an order that kvtrail does not know.",

@@ -283,7 +283,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, str], None]) -> None:
     """Count what was decoded. `foreign` are the last foreign spans, so that a repeated one counts once."""
-    unknown = sum(batch.unknown_spans.values())
+    unknown = sum(batch.unknown_spans.values()) - batch.stand_ins
     result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
     result.unknown_spans.update(batch.unknown_spans)
     result.unknown_attributes.update(batch.unknown_attributes)

@@ -13,7 +13,7 @@ from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model import engines
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import CLASSES, Event, Unfamiliar
 from kvtrail.tracer.model.spans import Span
 
 Moment = tuple[Event, Span]
@@ -85,13 +85,15 @@ def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
             repeated += 1
             continue
         try:
-            event = decode.from_span(span)
+            event, unfamiliar = decode.read(span)
         except decode.MalformedSpan as malformed:
             unreadable.append((file, 0, str(malformed)))
             continue
-        if event is not None:
+        if event is not None and not isinstance(event, Unfamiliar):
             moments[key] = (event, span)
             unknown_attributes.update(decode.unknown_attributes(span))
+        elif span.name in CLASSES and decode.is_ours(span):
+            unknown_attributes.update(unfamiliar)
         elif decode.is_ours(span):
             unknown[span.name] += 1
         else:

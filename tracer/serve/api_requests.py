@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.ingest import decode, otlp_json
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import Event, Unfamiliar
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
@@ -119,7 +119,7 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
         if event is not None:
             replayed.apply(event)
             numbers.setdefault(event.recorder, []).append(event.request_sequence)
-        elif span.scope == SCOPE:
+        if isinstance(event, Unfamiliar) or (event is None and span.scope == SCOPE):
             continue
         steps.append(_step(span, event, replayed))
     missing = sum(max(seen) + 1 - len(set(seen)) for seen in numbers.values())
@@ -141,7 +141,7 @@ def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:
 
 def _event(span: Span) -> Event | None:
     try:
-        return decode.from_span(span)
+        return decode.read(span)[0]
     except decode.MalformedSpan:
         return None
 

@@ -38,7 +38,7 @@ OVERLAP_NS = 10 * 60 * 10**9
 """In a rollout the new engine may begin so long before the old one is ended."""
 MOST_RECORDERS = 10_000
 MOST_UNTOLD = 100
-"""Kinds of what a recorder could not tell that are kept; there are fewer."""
+"""Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
 
 
 class Status(StrEnum):
@@ -67,6 +67,7 @@ class RecorderState:
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
         untold: what the recorder says it could not tell, and how often, by kind.
+        unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a sign of life came.
         status: what is known of it.
@@ -87,6 +88,7 @@ class RecorderState:
     received: int = 0
     dropped: int = 0
     untold: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
     probes_off: tuple[str, ...] = ()
     gives_signs: bool = False
     status: Status = Status.RUNNING
@@ -140,6 +142,11 @@ class RecorderState:
             self.gives_signs = True
         return self.dropped - before
 
+    def count_unknown(self, name: str) -> None:
+        """Count a name that this kvtrail does not know."""
+        if name in self.unknown or len(self.unknown) < MOST_UNTOLD:
+            self.unknown[name] = self.unknown.get(name, 0) + 1
+
     @property
     def missing(self) -> int:
         """Events between the first and the highest sequence number that have not arrived (yet)."""
@@ -149,7 +156,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "probes_off", "gives_signs",
+            "unknown", "probes_off", "gives_signs",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}

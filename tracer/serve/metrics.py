@@ -135,6 +135,9 @@ class Metrics:
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
         self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
         self.spans_refused = counter("spans_refused", "Spans that could not be read at all, and were not stored.")
+        self.unknown = counter(
+            "unknown", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
+        )
         self.internal_errors = InternalErrors(
             counter("internal_errors", "Errors of the tracer itself, by where.", ("where",))
         )
@@ -212,6 +215,10 @@ class Metrics:
         """Count events that never arrived, or that a recorder says it dropped."""
         self._series.at(self.events_missing, engine).inc(missing)
         self._series.at(self.events_dropped, engine).inc(dropped)
+
+    def count_unknown(self, engine: str, *, what: str) -> None:
+        """Count a `span` or an `attribute` that only another version of kvtrail knows."""
+        self._series.at(self.unknown, engine, what).inc()
 
     def count_finding(self, finding: Finding) -> None:
         """Count a new finding."""

@@ -121,7 +121,8 @@ class Pipeline:
                 if (id_ := (span.trace_id, span.span_id)) not in known:
                     new.setdefault(id_, span)
             latest_ns = time.time_ns() + AHEAD_NS
-            pairs = [(span, self._event(span, latest_ns=latest_ns)) for span in new.values()]
+            unknown: list[tuple[Span, Sequence[str]]] = []
+            pairs = [(span, self._event(span, latest_ns=latest_ns, unknown=unknown)) for span in new.values()]
             events = [event for _, event in pairs if event is not None]
             touched = {(event.engine, event.request): None for event in events if event.request is not None}
             self._recall(touched)
@@ -130,6 +131,8 @@ class Pipeline:
             self._commit(pairs)
             self.last_received_ns = time.time_ns()
             self._count(len(spans), pairs, transport, self.last_received_ns)
+            for span, names in unknown:
+                self._count_unknown(span, names)
             if refused is not None:
                 self._metrics.spans_refused.inc(refused.spans)
                 logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
@@ -171,10 +174,15 @@ class Pipeline:
                 self._trace_file.close()
             self._writer.close()
 
-    def _event(self, span: Span, *, latest_ns: int = LATEST_NS) -> Event | None:
-        """The span's event, which ended at `latest_ns` or before; None if it has none that can be judged."""
+    def _event(
+        self, span: Span, *, latest_ns: int = LATEST_NS, unknown: list[tuple[Span, Sequence[str]]] | None = None
+    ) -> Event | None:
+        """The span's event, which ended at `latest_ns` or before; None if it has none that can be judged. The span and the
+        names in it that only another version of kvtrail knows are added to `unknown`."""
         try:
-            event = decode.from_span(span)
+            event, names = decode.read(span)
+            if names and unknown is not None:
+                unknown.append((span, names))
             if event is not None and event.end_ns > latest_ns:
                 said = f"span {span.span_id} ({span.name}): it ended more than a day after it arrived"
                 raise decode.MalformedSpan(said, about=(span.name, "end_ns"))
@@ -322,9 +330,26 @@ class Pipeline:
             self.recorders.add(recorder)
             for misfit in decode.misfits(span.resource):
                 logger.warning("recorder %s: %s", event.recorder, misfit)
+            self._count_unknown(span, decode.unknown_in_resource(span))
         dropped = recorder.count(event, heard_ns=now_ns, at_ns=time.monotonic_ns())
         if dropped is not None:
             self._metrics.count_lost(event.engine, dropped=dropped)
+
+    def _count_unknown(self, span: Span, names: Iterable[str]) -> None:
+        """Count names that only another version of kvtrail knows; the log tells each once."""
+        engine, recorder, version = (
+            str(span.resource.get(key, ""))
+            for key in (semconv.ENGINE_ID.key, semconv.RECORDER_ID.key, semconv.VERSION.key)
+        )
+        state = self.recorders.get(recorder)
+        for name in names:
+            self._metrics.count_unknown(engine, what="span" if name == span.name else "attribute")
+            if state is not None:
+                state.count_unknown(name)
+            if ("", name) not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(("", name))
+                said = "%s, which kvtrail %s has recorded, is not known to this one: it is stored and counted, and not judged"
+                logger.warning(said, name, version or "of another version")
 
     def _drop_unsampled(self, *, before_ns: int) -> None:
         """Of requests that the sampler left out, and that are well, keep the account and not every span. Called when the

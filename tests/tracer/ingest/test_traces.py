@@ -242,10 +242,13 @@ def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Pat
             {"key": "kvtrail.tokens.dreamt", "value": {"intValue": "7"}},
             {"key": "deployment.environment", "value": {"stringValue": "not ours"}},
         ]
-    spans.append({**spans[0], "name": "kv.dream", "spanId": "00000000000000aa"})
+    spans.append({**spans[-1], "name": "kv.dream", "spanId": "00000000000000aa"})
+    spans[-1]["attributes"] = [_following(each) for each in spans[-1]["attributes"]]
     path.write_text(json.dumps(data, separators=(",", ":")))
     result = audit([path])
-    assert is_whole(result)
+    assert (result.events, result.missing, result.unreadable) == (len(EVENTS) + 1, 0, [])
+    assert result.spans == len(EVENTS) + 1
+    assert [finding.rule for finding in result.findings] == ["stale-lookup"]
     assert result.unknown_spans == {"kv.dream": 1}
     assert result.unknown_attributes == {"kvtrail.tokens.dreamt": 3, "kvtrail.galaxy": len(EVENTS)}
     history_ = load([path])
@@ -253,6 +256,13 @@ def test_what_a_newer_kvtrail_says_is_passed_over_and_told_by_name(tmp_path: Pat
     message = CliRunner().invoke(main, ["audit", str(path)]).output
     assert "spans that this one does not understand and skips: kv.dream (1)." in message
     assert "kvtrail.galaxy (10), kvtrail.tokens.dreamt (3)" in message
+
+
+def _following(attribute: dict[str, Any]) -> dict[str, Any]:
+    """The attribute as the next event has it."""
+    if not attribute["key"].endswith(".sequence"):
+        return attribute
+    return {**attribute, "value": {"intValue": str(int(attribute["value"]["intValue"]) + 1)}}
 
 
 def test_an_attribute_of_another_kind_is_not_understood_either(tmp_path: Path) -> None:

@@ -96,7 +96,12 @@ def test_foreign_spans_and_unknown_kinds_are_no_events() -> None:
     foreign = span(Kind.LOOKUP)
     foreign.scope = "vllm"
     assert decode.from_span(foreign) is None
-    assert decode.from_span(span("kv.invented-later")) is None
+    later = decode.from_span(span("kv.invented-later"))
+    assert isinstance(later, events.Unfamiliar), "it has its numbers, and nothing to say"
+    assert (later.numbers(), later.sequence) == ({}, decode.from_span(span(Kind.FREE)).sequence)  # type: ignore[union-attr]
+    assert decode.read(span("kv.invented-later"))[1] == ("kv.invented-later",)
+    del (numberless := span("kv.invented-later")).attributes[semconv.SEQUENCE.key]
+    assert decode.from_span(numberless) is None
 
 
 def test_the_documentation_is_generated_from_the_vocabulary() -> None:

@@ -150,7 +150,7 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeyp
         (Metrics, "count_facts", "metrics"),
         (pipelines, "lane_of", "rows"),
         (TraceWriter, "write", "trace_file"),
-        (decode, "from_span", "decode"),
+        (decode, "read", "decode"),
     ],
 )
 def test_an_error_where_something_is_only_noted_refuses_nothing(
