@@ -27,9 +27,11 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "runbooks").glob("*.md")])
 SOURCES = sorted(path for part in ("tracer", "connector", "dashboard") for path in (ROOT / part).rglob("*.py"))
 VLLM = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # type: ignore[union-attr,index]
-OTHERS_OPTIONS = {"--no-deps", "--wheel", 
+OTHERS_OPTIONS = {
     "--enable-feature",  # Prometheus
     "--layers", "--requests", "--write",  # programs in benchmarks/
+    "--no-deps", "--wheel",  # pip and build
+    "--radix-cache-backend",  # SGLang
 }  # fmt: skip
 OTHERS_VARIABLES = {
     "LMCACHE_DISABLE_BANNER", "LMCACHE_LOG_LEVEL", "LMCACHE_SAVE_UNFULL_CHUNK", "LMCACHE_TRACK_USAGE",
