@@ -15,8 +15,9 @@ from kvtrail.tracer.ingest import otlp_json, protobuf
 
 
 @contextmanager
-def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
-    """Write all that is recorded inside to a file, when it is over."""
+def recording(path: Path, *, events_a_line: int = 8, as_sent: list[bytes] | None = None) -> Iterator[None]:
+    """Write all that is recorded inside to a file, when it is over. The requests themselves, and the goodbyes after them, are
+    added to `as_sent`."""
     memory = MemoryTransport()
     with patch.object(exporter, "from_environment", lambda: exporter.InProcessExporter(memory)):
         try:
@@ -34,3 +35,5 @@ def recording(path: Path, *, events_a_line: int = 8) -> Iterator[None]:
             for each in recorder.recorders():
                 each.close(SLOW_S)
             recorder._recorders.clear()
+            if as_sent is not None:
+                as_sent += memory.payloads

@@ -1,4 +1,5 @@
-"""Records the golden traces again: `python tests/golden/record.py [NAME...]`, from the root of the repository.
+"""Records the golden traces again: `python tests/golden/record.py [NAME...]`, from the root of the repository. With
+`--version` it records what this version's recorders send (`released.py`), once for each release.
 
 Each function is a trace: what it does to the real scheduler of vLLM is recorded, and its docstring is the trace's story, as
 `README.md` has it beside the verdicts. Times and ids are new with every recording; what is judged is not.
@@ -7,6 +8,7 @@ Each function is a trace: what it does to the real scheduler of vLLM is recorded
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import sys
@@ -18,7 +20,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from recording import recording
+from released import AS_SENT, VERSIONS, figures, joined
 
+from kvtrail import __version__
 from kvtrail.connector.demo.workload import stale_lookup
 from kvtrail.connector.simulate.scenario import Workers
 from kvtrail.connector.simulate.stages import BareScheduler
@@ -40,12 +44,14 @@ table, which the tests read. It counts requests by their verdicts, as `kvtrail a
 """
 
 
-def scheduler(name: str, *, level: str = "basic", num_blocks: int = 64, seed: int = 0, **extra: Any) -> BareScheduler:
+def scheduler(
+    name: str, *, level: str = "basic", num_blocks: int = 64, seed: int = 0, engine: str = "golden", **extra: Any
+) -> BareScheduler:
     """A scheduler in the current folder, so that no trace names a path of this machine."""
     connector: dict[str, Any] = {
         "kv_connector": name,
         "kv_connector_extra_config": {"kvtrail": {"level": level}, **extra},
-        "engine_id": "golden",
+        "engine_id": engine,
     }
     if ":" in name:
         connector["kv_connector_module_path"] = "kvtrail.connector"
@@ -148,6 +154,35 @@ def gap(path: Path) -> None:
     path.write_text("".join(f"{otlp_json.spans_to_json_line(left[n : n + 8])}\n" for n in range(0, len(left), 8)))
 
 
+def this_version() -> None:
+    """What recorders send at level `detailed`, of three engines: a drift that ends one of them, preemptions, and
+    asynchronous loads."""
+    as_sent: list[bytes] = []
+    nowhere = Path("lines.jsonl")
+    with recording(nowhere, as_sent=as_sent):
+        bare = scheduler("Faulty:stale-lookup:OffloadConnector", level="detailed", engine="dying")
+        for job in stale_lookup():
+            bare.add(job.id, list(job.prompt), job.max_tokens)
+        with contextlib.suppress(AssertionError):
+            bare.run()
+    with recording(nowhere, as_sent=as_sent):
+        bare = scheduler("OffloadConnector", level="detailed", engine="preempting", num_blocks=16, chunk_size=64)
+        for number in range(3):
+            bare.add(f"r-{number}", prompt(number, 180), 12)
+        bare.run()
+    with recording(nowhere, as_sent=as_sent):
+        bare = scheduler("TracedOffloadingConnector", level="detailed", engine="loading", cpu_bytes_to_use=50_000_000)
+        for number in range(2):
+            bare.add(f"r-{number}", prompt(0, 100), 3)
+            bare.run()
+            for _ in range(6):  # what is stored arrives late
+                bare.step()
+            bare.scheduler.reset_prefix_cache()
+    stream = VERSIONS / f"{__version__}{AS_SENT}"
+    stream.write_bytes(joined(as_sent))
+    stream.with_suffix(".json").write_text(json.dumps(figures(stream), indent=2) + "\n")
+
+
 TRACES: dict[str, Callable[[Path], None]] = {
     "stale-lookup-whole": stale_lookup_whole,
     "stale-lookup": stale_lookup_minimized,
@@ -169,7 +204,11 @@ def row(name: str) -> str:
 
 
 def main() -> None:
-    """Record the traces that are named, or all, and write the table."""
+    """Record the traces that are named, or all, and write the table; or what this version's recorders send."""
+    if sys.argv[1:] == ["--version"]:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            this_version()
+        return
     for name in sys.argv[1:] or TRACES:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             TRACES[name](HERE / f"{name}.jsonl")
@@ -178,4 +217,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OTEL_SERVICE_NAME", "vllm")
+    os.environ.setdefault("OTEL_RESOURCE_ATTRIBUTES", "host.name=golden")  # not the name of this machine
     main()
