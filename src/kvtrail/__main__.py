@@ -6,11 +6,13 @@ A wheel alone records in an engine; commands need its extras, and some need vLLM
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kvtrail import __version__
+from kvtrail.tracer.commands import configuration
 
 COMMANDS = {
     "serve": (
@@ -38,6 +40,10 @@ COMMANDS = {
     "check": (
         "kvtrail.connector.commands.check:check",
         "Stress a connector on vLLM's scheduler, with the rules as the judge.",
+    ),
+    "config": (
+        "kvtrail.tracer.commands.configuration:config",
+        "Show the options that a command would run with, and where they come from.",
     ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
@@ -71,6 +77,10 @@ class LazyGroup(click.Group):
             if (missing.name or "").partition(".")[0] == "kvtrail":
                 raise
             raise _needs(ctx.invoked_subcommand or "", missing) from missing
+        except click.BadParameter as error:
+            if (path := ctx.params.get("config")) is not None:
+                raise configuration.naming(path, error) from None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -88,13 +98,24 @@ def _needs(command: str, missing: ImportError) -> click.ClickException:
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "KVTRAIL", "help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="kvtrail")
-def main() -> None:
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar=configuration.VARIABLE,
+    help=f"YAML file with options, in a section for each command.  [env: {configuration.VARIABLE}]",
+)
+@click.pass_context
+def main(context: click.Context, config: Path | None) -> None:
     """An audit trail for KV-cache offload in vLLM.
 
-    Every option can also be set in the environment, as KVTRAIL_<COMMAND>_<OPTION>.
+    Every option can also be set in the environment, as KVTRAIL_<COMMAND>_<OPTION>, or in the file of --config.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
+    if config is not None:
+        context.default_map = configuration.read(config, COMMANDS)
+        called: Any = main.get_command(context, str(context.invoked_subcommand))  # type: ignore[attr-defined]
+        configuration.check_section(context, called)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvtrail.tracer.commands import configuration
 from kvtrail.tracer.detect.detector import MOST_REQUESTS
 
 PORT = click.IntRange(1, 65535)
@@ -73,19 +76,40 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     help="A name by which browsers and scrapers may ask over HTTP, besides addresses, localhost and this machine's own name."
     " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
 )
-def serve(grpc_port: int, http_port: int, **options: Any) -> None:
+@click.pass_context
+def serve(context: click.Context, /, grpc_port: int, http_port: int, **options: Any) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
+
+    SIGHUP reads --retain-hours and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
     from kvtrail.tracer.serve.receivers import PortTaken
+    from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
     from kvtrail.tracer.store import StoreError
 
     if grpc_port == http_port:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
+    signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
-        run(grpc_port=grpc_port, http_port=http_port, **options)
+        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, **options)
     except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _read_again(context: click.Context, changeable: Any) -> None:
+    """Take over what has changed in the configuration, if all of it is well."""
+    logger = logging.getLogger("kvtrail")
+    try:
+        values = configuration.again(context, [each.name for each in fields(changeable)])
+    except click.ClickException as error:
+        logger.error("SIGHUP: the configuration stays as it was: %s", error.format_message())
+        return
+    changes = {name: value for name, value in values.items() if value != getattr(changeable, name)}
+    for name, value in changes.items():
+        setattr(changeable, name, value)
+    said = ", ".join(f"{name.replace('_', '-')} is now {value!r}" for name, value in changes.items())
+    logger.info("SIGHUP: %s", said or "nothing has changed of what can change while it runs")

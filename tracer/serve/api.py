@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -24,7 +24,7 @@ from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.hosts import KnownHosts
+from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
@@ -89,17 +89,17 @@ def application(
     reader: Reader,
     metrics: Metrics,
     *,
-    allowed_hosts: Sequence[str] = ("*",),
+    hosts: KnownHosts | None = None,
     ending: threading.Event | None = None,
 ) -> FastAPI:
-    """The ASGI application: OTLP, API and metrics on one port. `allowed_hosts` are those of `hosts.KnownHosts`; `ending` is
-    set when the process is to end."""
+    """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all;
+    `ending` is set when the process is to end."""
     app = FastAPI(
         title="kvtrail tracer",
         version=__version__,
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
     )
-    app.add_middleware(KnownHosts, allowed=allowed_hosts)
+    app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     app.include_router(http_routes(pipeline))
     _add_probes(app, pipeline)
 

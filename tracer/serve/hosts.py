@@ -8,7 +8,7 @@ or a name that the operator allows. And a script's request must come from a page
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -21,28 +21,41 @@ FORBIDDEN = 403
 
 
 class KnownHosts:
-    """Middleware that refuses requests for other hosts."""
+    """The names that may be asked for."""
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, allowed: Callable[[], Sequence[str]]) -> None:
         """`allowed`: names besides addresses, `localhost` and the machine's own; `*` in them stands for anything."""
-        self._app = app
         own = socket.gethostname()
-        self._allowed = tuple({name.lower() for name in ("localhost", own, socket.getfqdn(own), *allowed)})
+        self._own = {name.lower() for name in ("localhost", own, socket.getfqdn(own))}
+        self._allowed = allowed
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (wrong := self._wrong(Headers(scope=scope))) is not None:
-            await JSONResponse({"detail": wrong}, status_code=FORBIDDEN)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _wrong(self, headers: Headers) -> str | None:
+    def refusal(self, headers: Headers) -> str | None:
+        """Why a request is refused; None if it is not."""
         asked, origin = headers.get("host", ""), headers.get("origin")
-        name = _name(asked)
-        if not (_is_address(name) or any(fnmatchcase(name, each) for each in self._allowed)):
+        if not self._knows(_name(asked)):
             return f"the host {asked!r} is not known here; allow it with --allow-host"
         if origin is not None and urlsplit(origin).netloc.lower() != asked.lower():
             return f"a page of {origin!r} may not ask this server"
         return None
+
+    def _knows(self, name: str) -> bool:
+        return (
+            name in self._own or _is_address(name) or any(fnmatchcase(name, each.lower()) for each in self._allowed())
+        )
+
+
+class OnlyKnownHosts:
+    """Middleware that refuses requests for other hosts."""
+
+    def __init__(self, app: ASGIApp, hosts: KnownHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (wrong := self._hosts.refusal(Headers(scope=scope))) is not None:
+            await JSONResponse({"detail": wrong}, status_code=FORBIDDEN)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def _name(host: str) -> str:

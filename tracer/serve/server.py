@@ -7,9 +7,11 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
@@ -28,6 +30,14 @@ DRAIN_S = 5.0
 HOUR_NS = 3600 * 10**9
 
 
+@dataclass(slots=True)
+class Changeable:
+    """The options of `kvtrail serve` that may change while it runs."""
+
+    retain_hours: float
+    allow_host: Sequence[str]
+
+
 def serve(
     *,
     host: str,
@@ -35,10 +45,9 @@ def serve(
     http_port: int,
     store: Path,
     trace_file: Path | None,
-    retain_hours: float,
     max_requests: int,
     nice: int,
-    allow_host: Sequence[str] = (),
+    changeable: Changeable,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
@@ -57,10 +66,11 @@ def serve(
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
     grpc_server = serve_grpc(pipeline, host, grpc_port)
     stop = threading.Event()
-    tidier = threading.Thread(target=_tidy, args=(pipeline, retain_hours, stop), name="tidy", daemon=True)
+    tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     tidier.start()
     ending = threading.Event()
-    app = application(pipeline, SqliteReader(store), metrics, allowed_hosts=(host, *allow_host), ending=ending)
+    hosts = KnownHosts(lambda: (host, *changeable.allow_host))
+    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, ending=ending)
     http = f"http://{address(host, http_port)}"
     logger.info(
         f"kvtrail tracer: OTLP on {address(host, grpc_port)} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on"
@@ -90,14 +100,14 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _tidy(pipeline: Pipeline, retain_hours: float, stop: threading.Event) -> None:
+def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:
     rounds = 0
     told = ""
     while not stop.wait(TIDY_EVERY_S):
         try:
             pipeline.tidy()
             if rounds % PRUNE_EVERY == 0:
-                pipeline.prune(retain_ns=int(retain_hours * HOUR_NS))
+                pipeline.prune(retain_ns=int(changeable.retain_hours * HOUR_NS))
             rounds += 1
             told = ""
         except StoreError as error:

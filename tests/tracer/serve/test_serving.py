@@ -96,10 +96,22 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     tracer.end()
 
 
-def run(folder: Path, *options: str, host: str = "127.0.0.1") -> Tracer:
+def run(folder: Path, *options: str, host: str = "127.0.0.1", config: Path | None = None) -> Tracer:
     """A sidecar that answers."""
     tracer_port, http_port, log = free_port(), free_port(), folder / "log"
-    command = [sys.executable, "-m", "kvtrail", "serve", "--host", host, "--store", str(folder / "s.db"), *options]
+    before = [] if config is None else ["--config", str(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "kvtrail",
+        *before,
+        "serve",
+        "--host",
+        host,
+        "--store",
+        str(folder / "s.db"),
+        *options,
+    ]
     ports = ["--grpc-port", str(tracer_port), "--http-port", str(http_port)]
     with log.open("wb") as out:
         process = subprocess.Popen([*command, *ports], stdout=out, stderr=subprocess.STDOUT)
@@ -115,6 +127,32 @@ def run(folder: Path, *options: str, host: str = "127.0.0.1") -> Tracer:
 
     until(answers)
     return tracer
+
+
+def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
+    """All of it or nothing; what the command line says stays."""
+    file = tmp_path / "kvtrail.yaml"
+    file.write_text("serve: {allow-host: [one.test], retain-hours: 5}\n")
+    tracer = run(tmp_path, "--retain-hours", "6", config=file)
+
+    def asked(host: str) -> int:
+        return httpx.get(f"{tracer.url}/healthz", headers={"host": host}, timeout=SLOW_S).status_code
+
+    def reads(text: str, said: str) -> None:
+        file.write_text(text)
+        tracer.process.send_signal(signal.SIGHUP)
+        until(lambda: said in tracer.log.read_text(), why=tracer.log.read_text)
+
+    try:
+        assert (asked("one.test"), asked("two.test")) == (200, 403)
+        reads("serve: {allow-host: [two.test], retain-hours: -1, x: 1}\n", "serve has no option 'x'")
+        assert (asked("one.test"), asked("two.test")) == (200, 403)
+        reads("serve: {allow-host: [two.test], retain-hours: 7}\n", "SIGHUP: allow-host is now ('two.test',)\n")
+        assert (asked("one.test"), asked("two.test")) == (403, 200)
+        reads("serve: {allow-host: [two.test]}\n", "nothing has changed")
+        reads("", "allow-host is now ()")
+    finally:
+        tracer.end()
 
 
 def test_it_listens_on_ipv6(tmp_path: Path) -> None:
