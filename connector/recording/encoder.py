@@ -10,6 +10,7 @@ opentelemetry/proto/common/v1/common.proto.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -51,6 +52,11 @@ def field(tag: int, payload: bytes) -> bytes:
     return varint(tag << 3 | 2) + varint(len(payload)) + payload
 
 
+def _named(name: str) -> bytes:
+    """The name of a span, and that it is of the kind SPAN_KIND_INTERNAL."""
+    return field(5, name.encode()) + b"\x30\x01"
+
+
 def _any_value(value: Value) -> bytes:
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
@@ -78,6 +84,10 @@ class _Integers(dict[int, bytes]):
 
 
 _INTEGERS = _Integers()
+
+
+_MINUTES = 16
+"""Minutes whose first event is remembered."""
 
 
 def key_value(key: str, value: Value) -> bytes:
@@ -158,7 +168,7 @@ def _exception(error: str, at_ns: int) -> bytes:
 class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
     """What the spans of a request share, as fields of `Span`: the trace's id and flags; the root's id as a parent; what the
     root itself has instead, and its names for others' tools; and the attributes that name the request and say whether it is
-    sampled. What concerns no request has no parent."""
+    sampled."""
 
     def __init__(self, model: str | None) -> None:
         super().__init__()
@@ -171,7 +181,7 @@ class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
         trace, span_id, external = field(1, root[:16]), root[16:], semconv.external_id(request_id)
         trace += _FLAGS if sampled else b""
         if not request_id:
-            fields = self[identity] = (trace, b"", b"", b"")
+            fields = self[identity] = (trace, field(4, span_id), trace + field(2, span_id), b"")
             return fields
         own = trace + field(2, span_id) + (field(4, caller) if caller else b"")
         own += self._of_root + attribute(semconv.CALLERS_ID.key, external)
@@ -179,6 +189,12 @@ class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
         names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
         fields = self[identity] = (trace, field(4, span_id), own, names)
         return fields
+
+
+def in_minute(nobody: bytes, minute: int) -> bytes:
+    """16 bytes of trace id and 8 of the root's, of what a recorder says in a minute and concerns no request; `nobody` is the
+    root that its events name."""
+    return hashlib.blake2b(nobody + minute.to_bytes(8, "big"), digest_size=24).digest()
 
 
 class _Lengths(dict[int, bytes]):
@@ -197,10 +213,9 @@ class Encoder:
         Unix time."""
         self._span_id_base = span_id_base
         self._base_ns = base_ns
-        internal = b"\x30\x01"  # SPAN_KIND_INTERNAL
         self._kinds = {
             str(kind): (
-                field(5, semconv.span_name(kind).encode()) + internal,
+                _named(semconv.span_name(kind)),
                 tuple(_Attribute(a.key, a.type) for a in attributes),
             )
             for kind, attributes in ((*semconv.FIELDS.items(), (semconv.STEP_SPAN, semconv.STEP_FIELDS)))
@@ -211,6 +226,10 @@ class Encoder:
         model = resource.get(semconv.SERVED_MODEL.key) or resource.get(semconv.MODEL.key)
         self._identities = _Identities(None if model is None else str(model))
         self._lengths = _Lengths()
+        self._engine = _named(semconv.ENGINE_SPAN)
+        self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
+        self._firsts: dict[int, int] = {}
+        """By minute, the number of the first event that concerns no request."""
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
         self._resource = field(1, b"".join(field(1, pair) for pair in known))
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
@@ -228,6 +247,9 @@ class Encoder:
             if numbers >= most:
                 yield self._request(spans)
                 spans, numbers = [], 0
+            if not event[2][2]:
+                event, engine = self._of_engine(event)
+                spans += engine
             body = self._span(event)
             spans.append(self._lengths[len(body)])
             spans.append(body)
@@ -237,6 +259,22 @@ class Encoder:
 
     def _request(self, spans: Sequence[bytes]) -> bytes:
         return field(1, self._resource + field(2, self._scope + b"".join(spans)))
+
+    def _of_engine(self, event: EventTuple) -> tuple[EventTuple, Sequence[bytes]]:
+        """An event that concerns no request in the trace of its minute; and the root of that trace, if it is the first. A
+        batch that comes again is encoded as before."""
+        (nobody, *_), sequence, end_ns = event[2], event[3], self._base_ns + event[7]
+        minute = end_ns // semconv.ENGINE_NS
+        identity = (in_minute(nobody, minute), b"", "", True)
+        event = (*event[:2], identity, *event[3:])  # type: ignore[assignment]
+        if self._firsts.setdefault(minute, sequence) != sequence:
+            return event, ()
+        while len(self._firsts) > _MINUTES:
+            del self._firsts[next(iter(self._firsts))]
+        begin_ns = minute * semconv.ENGINE_NS
+        _, _, own, _ = self._identities[identity]
+        root = own + self._engine + _TIMES.pack(0x39, begin_ns, 0x41, begin_ns + semconv.ENGINE_NS)
+        return event, (self._lengths[len(root)], root)
 
     def _span(self, event: EventTuple) -> bytes:
         """The body of a `Span` message."""

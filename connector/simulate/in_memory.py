@@ -9,7 +9,7 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
-from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.encoder import Encoder, in_minute
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.ingest import protobuf, steps
 from kvtrail.tracer.model import semconv
@@ -78,7 +78,8 @@ class InMemoryExporter:
         for _, row in steps.apart(self._span_id(sequence), columns):
             number, epoch = row[semconv.REQUEST_SEQUENCE.key], row[semconv.EPOCH.key]
             own = tuple(row.get(attribute.key) for attribute in semconv.FIELDS[semconv.Kind.SCHEDULE])
-            whose = (identity[0], b"", row[semconv.REQUEST_ID.key], row.get(semconv.SAMPLED.key, True))
+            request, sampled = row[semconv.REQUEST_ID.key], row.get(semconv.SAMPLED.key, True)
+            whose = (self._minutes_root(identity, end_ns), b"", request, sampled)
             yield self._event(
                 (
                     semconv.Kind.SCHEDULE.value, source, whose, row[semconv.SEQUENCE.key], number, epoch,
@@ -86,11 +87,16 @@ class InMemoryExporter:
                 )
             )  # fmt: skip
 
+    def _minutes_root(self, nobody: Identity, end_ns: int) -> bytes:
+        return in_minute(nobody[0], (self._base_ns + end_ns) // semconv.ENGINE_NS)
+
     def _span_id(self, sequence: int) -> str:
         return f"{self._span_id_base + sequence & 0xFFFFFFFFFFFFFFFF:016x}"
 
     def _event(self, recorded: EventTuple) -> Event:
         kind, source, identity, sequence, request_sequence, epoch, start_ns, end_ns, error, values = recorded
+        if not identity[2]:
+            identity = (self._minutes_root(identity, end_ns), *identity[1:])
         common = self._common.get((source, identity))
         if common is None:
             common = self._common[source, identity] = self._decoded(source, identity)

@@ -99,7 +99,7 @@ def read(span: Span) -> tuple[Event | None, Sequence[str]]:
     Raises:
         MalformedSpan: as for `from_span`.
     """
-    if span.scope != semconv.SCOPE:
+    if span.scope != semconv.SCOPE or span.name == semconv.ENGINE_SPAN:
         return None, ()
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
@@ -275,6 +275,8 @@ class Decoded:
                 self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
             return
         if name not in CLASSES:
+            if name == semconv.ENGINE_SPAN:
+                return
             self.unknown_spans[name] += 1
             if (unfamiliar := _stand_in(ids, {**attributes, **common})) is not None:
                 self.events.append(unfamiliar)

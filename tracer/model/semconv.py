@@ -336,7 +336,17 @@ STEP_BRIEF = (
     " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
     " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
     " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
-    " `kv.schedule` again. The span is in its recorder's own trace, and not in those of the requests."
+    " `kv.schedule` again. The span is a child of `kv.engine`, and not in the requests' traces."
+)
+
+ENGINE_SPAN = "kv.engine"
+"""The root of what concerns no request. Who reads it passes it over: no event is of this kind."""
+ENGINE_NS = 60 * 10**9
+"""What one such root covers, in nanoseconds of Unix time."""
+ENGINE_BRIEF = (
+    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions, pools,"
+    " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
+    " itself: it has no number, and no rule asks for it."
 )
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
@@ -497,6 +507,7 @@ def as_markdown() -> str:
         parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
         if kind is Kind.SCHEDULE:
             parts.append(f"## `{STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(STEP_FIELDS)}\n")
+    parts.append(f"## `{ENGINE_SPAN}`\n\n{ENGINE_BRIEF}\n\n{head}{rows((ENGINE_ID,))}\n")
     return "\n".join(parts)
 
 

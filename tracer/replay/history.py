@@ -14,6 +14,7 @@ from kvtrail.tracer.ingest.logs.reader import LogReader, readers
 from kvtrail.tracer.ingest.trace_file import TraceReader
 from kvtrail.tracer.model import engines
 from kvtrail.tracer.model.events import CLASSES, Event, Unfamiliar
+from kvtrail.tracer.model.semconv import ENGINE_SPAN
 from kvtrail.tracer.model.spans import Span
 
 Moment = tuple[Event, Span]
@@ -95,7 +96,8 @@ def of_spans(spans: Iterable[tuple[str, Span]]) -> History:
         elif span.name in CLASSES and decode.is_ours(span):
             unknown_attributes.update(unfamiliar)
         elif decode.is_ours(span):
-            unknown[span.name] += 1
+            if span.name != ENGINE_SPAN:
+                unknown[span.name] += 1
         else:
             foreign[key] = span
     return History(

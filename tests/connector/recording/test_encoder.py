@@ -18,6 +18,7 @@ from kvtrail.connector.recording import encoder as encoder_module
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, key_value
 from kvtrail.tracer.ingest import decode, protobuf
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256\nA 0 !AssertionError: Mismatch\nend"
@@ -92,3 +93,27 @@ def test_values_are_forgotten_before_they_fill_the_memory() -> None:
         )
     (remembered,) = encoder._kinds[Kind.CACHE_RESET.value][1]
     assert len(remembered) <= 8192
+
+
+def test_what_concerns_no_request_is_in_a_trace_of_its_minute() -> None:
+    """Which has a root that is sent with the first event of the minute, and again if that is sent again."""
+    minute_ns = semconv.ENGINE_NS
+    nobody = (b"n" * 24, b"", "", True)
+
+    def reset(sequence: int, at_ns: int) -> Any:
+        return ("kv.cache.reset", b"", nobody, sequence, sequence, 0, at_ns, at_ns, None, (1,))
+
+    encoder = Encoder({semconv.ENGINE_ID.key: "engine"}, 100, 10 * minute_ns)
+    first = [reset(0, 1), reset(1, minute_ns - 1), reset(2, minute_ns)]
+    (payload,) = encoder.requests(first, 512)
+    root, reset_0, reset_1, next_root, reset_2 = protobuf.spans(payload)
+    assert root.name == next_root.name == semconv.ENGINE_SPAN
+    assert (root.start_ns, root.end_ns, root.parent_id) == (10 * minute_ns, 11 * minute_ns, "")
+    assert root.attributes == {semconv.ENGINE_ID.key: "engine"}
+    assert decode.read(root) == (None, ()), "it is nothing that only another version knows"
+    assert [(each.trace_id, each.parent_id) for each in (reset_0, reset_1)] == [(root.trace_id, root.span_id)] * 2
+    assert (reset_2.trace_id, reset_2.parent_id) == (next_root.trace_id, next_root.span_id)
+    assert len({root.trace_id, next_root.trace_id}) == len({root.span_id, next_root.span_id}) == 2
+    assert list(encoder.requests(first, 512)) == [payload]
+    (later,) = encoder.requests([reset(3, minute_ns + 1)], 512)
+    assert [span.name for span in protobuf.spans(later)] == ["kv.cache.reset"]

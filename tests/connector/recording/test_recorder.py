@@ -403,7 +403,7 @@ def test_names_of_service_and_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = a_recorder(transport)
     record(recorder, a_request())
     recorder.close(SLOW_S)
-    (span, *_) = protobuf.spans(transport.payloads[0])
+    span, *_ = (span for payload in transport.payloads for span in protobuf.spans(payload))
     assert span.resource["service.name"] == "my-vllm"
     assert span.resource["deployment.environment"] == "test"
     assert span.resource["host.name"] == socket.gethostname()
@@ -418,7 +418,7 @@ def test_people_name_the_host_and_the_pod(monkeypatch: pytest.MonkeyPatch, detec
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     recorder.close(SLOW_S)
-    (span, *_) = protobuf.spans(transport.payloads[0])
+    span, *_ = (span for payload in transport.payloads for span in protobuf.spans(payload))
     names = {key: span.resource.get(key) for key in ("host.name", "k8s.pod.name", "service.instance.id")}
     assert names == {"host.name": "gpu-7", "k8s.pod.name": "llama-0", "service.instance.id": "blue"}
     assert span.resource["service.name"] == "vllm"

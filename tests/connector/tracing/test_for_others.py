@@ -17,7 +17,7 @@ from processes import SLOW_S
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.instrumentation import Instrumentation
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.semconv import ENGINE_NS, ENGINE_SPAN, Kind
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -79,15 +79,20 @@ def test_an_exception_is_an_event_of_its_span() -> None:
 
 
 def test_every_parent_is_a_span_that_is_sent(tmp_path: Path, transport: MemoryTransport) -> None:
-    """What concerns no request has none."""
+    """Or the caller's: what concerns no request has the engine's, of which there is one a minute."""
     run(tmp_path, "TracedOffloadingConnector", [range(3, 303)] * 3)
     spans = spans_of(transport)
     ids = {span.span_id for span in spans}
     assert len(ids) == len(spans)
     assert {span.parent_span_id for span in spans} <= ids | {b""}
+    roots = {span.span_id: span.name for span in spans if not span.parent_span_id}
+    assert set(roots.values()) == {Kind.REQUEST, ENGINE_SPAN}
     for span in spans:
-        concerned = "kvtrail.request.id" in attributes(span) and span.name != Kind.REQUEST
-        assert bool(span.parent_span_id) == concerned
+        if span.span_id not in roots:
+            concerned = "kvtrail.request.id" in attributes(span)
+            assert roots[span.parent_span_id] == (Kind.REQUEST if concerned else ENGINE_SPAN)
+    (engine, *_) = [span for span in spans if span.name == ENGINE_SPAN]
+    assert engine.end_time_unix_nano - engine.start_time_unix_nano == ENGINE_NS
 
 
 def test_children_of_a_multi_connector_are_children(tmp_path: Path, transport: MemoryTransport) -> None:

@@ -104,7 +104,7 @@ def test_audit_of_foreign_spans_alone_is_inconclusive(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("kvtrail", "other").replace("kv.", "other."))
     result = run("audit", str(path))
     assert result.exit_code == 3, result.output
-    assert "Nothing in it is kvtrail's (6 foreign spans): serve the connector as Traced<X>" in result.output
+    assert "Nothing in it is kvtrail's (7 foreign spans): serve the connector as Traced<X>" in result.output
 
 
 def test_a_rule_that_was_asked_for_and_judged_nothing_is_inconclusive(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_each_row_is_an_event_with_its_own_numbers() -> None:
         assert row.sampled is None
     ids = [int(event.span_id, 16) for event in (first, *rows, last)]
     assert [id_ - ids[0] for id_ in ids] == [0, 1, 2, 3, 4]
-    assert {span.name for span in spans[1:4]} == {"kv.schedule"}
+    assert [span.name for span in spans[1:5]] == ["kv.engine", *["kv.schedule"] * 3]
     assert not any(key.startswith("kvtrail.step.") for span in spans for key in span.attributes)
 
 

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from wire import as_request, encoded
 
 from kvtrail.tracer.model.events import Alloc, Event, Heartbeat
+from kvtrail.tracer.model.semconv import ENGINE_SPAN
 from kvtrail.tracer.serve import pipeline as pipelines
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
@@ -38,7 +39,7 @@ class Sidecar:
         """Take the events, a batch for each part."""
         whole = as_request([event for part in parts for event in part])
         (scope,) = whole.resource_spans[0].scope_spans
-        spans = list(scope.spans)
+        spans = [span for span in scope.spans if span.name != ENGINE_SPAN]
         for part in parts:
             batch = ExportTraceServiceRequest()
             batch.CopyFrom(whole)
