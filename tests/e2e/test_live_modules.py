@@ -116,16 +116,17 @@ MODEL = """(() => {
                is_unsure: [false]},
     segments: {lane: [0, 0, 0], phase: [0, 2, 1], begin_us: [0, 100000, 150000], end_us: [100000, 300000, 200000]},
     marks: {lane: [0], at_us: [5], rule: ['x'], title: ['t'], severity: ['s'], healed: [0]},
-    gaps: {engine: [], begin_us: [], end_us: [], missing: []},
+    gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {e: 'llama-0'},
   };
   const model = m.modelOf(answer, new m.Rows());
   return [m.requestAt(model, 0, 310, 20), m.requestAt(model, 0, 330, 20), m.spent(model, 50, 200),
-          [...model.segments.goes_on]];
+          [...model.segments.goes_on], model.heads.map((head) => head.name)];
 })()"""
 
 
 def test_what_is_under_the_pointer_and_in_a_range(ask: Any) -> None:
-    near, far, spent, goes_on = ask(MODEL)
+    near, far, spent, goes_on, names = ask(MODEL)
     assert (near, far) == (0, -1)
     assert spent == [["decode", 100], ["queued", 50], ["load", 50]]
     assert goes_on == [0, 1, 0], "the last phase goes on, a transfer that ended does not"
+    assert names == ["llama-0"], "an engine's rows have its name"
