@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 DEFAULT_URL = "http://127.0.0.1:4318"
+UNAUTHORIZED = 401
 Row = dict[str, Any]
 """A JSON object of the API; the tracer's /docs page lists its fields."""
 
@@ -19,9 +22,23 @@ class TracerAway(RuntimeError):
 class Tracer:
     """Asks one tracer. Every method raises TracerAway if there is no usable answer."""
 
-    def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_file: Path | None = None,
+        ca: Path | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """
+        Args:
+            token_file: holds the token to show, in its first line; read at every request, since it may be replaced.
+            ca: PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.
+        """
         self.url = url.rstrip("/")
+        self._token_file = token_file
         self._http = httpx.Client(
+            verify=True if ca is None else ssl.create_default_context(cafile=ca),
             base_url=self.url,
             # A page refreshes every 2 s: it has no use for an answer that takes longer.
             timeout=httpx.Timeout(3.0, connect=1.0),
@@ -97,12 +114,23 @@ class Tracer:
     def _response(self, path: str, **parameters: str | int) -> httpx.Response:
         """A successful response, or a 404."""
         try:
-            response = self._http.get(path, params=parameters)
+            response = self._http.get(path, params=parameters, headers=self._headers())
         except httpx.HTTPError as error:
             raise TracerAway(f"The tracer at {self.url} does not answer. Start it with `kvtrail serve`.") from error
+        if response.status_code == UNAUTHORIZED:
+            raise TracerAway(f"The tracer at {self.url} wants a token. Name the file that holds it with --token-file.")
         if response.is_error and response.status_code != 404:
             raise TracerAway(f"The tracer at {self.url} answers with the error {response.status_code}. See its log.")
         return response
+
+    def _headers(self) -> dict[str, str]:
+        if self._token_file is None:
+            return {}
+        try:
+            token = self._token_file.read_text().strip().partition("\n")[0]
+        except OSError as error:
+            raise TracerAway(f"The token for the tracer cannot be read: {error}.") from error
+        return {"authorization": f"Bearer {token}"}
 
     def _decoded(self, response: httpx.Response, expected: type) -> Any:
         try:

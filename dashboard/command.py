@@ -14,6 +14,9 @@ from kvtrail.dashboard.client import DEFAULT_URL
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """Passes the tracer's address to the pages, which run in Streamlit's process."""
+TOKEN_VARIABLE = "KVTRAIL_DASHBOARD_TOKEN_FILE"
+CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
+"""The same for the file of the token, and for that of the authorities of the tracer's certificate."""
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
 """The same for a trace's address in Jaeger or Tempo; users may set it too."""
 TRACE_ID = "{trace_id}"
@@ -32,7 +35,17 @@ TRACE_ID = "{trace_id}"
     help=f"Address of a trace in Jaeger, Tempo or Grafana, with {TRACE_ID} where its id goes; each request then links to it."
     f"  [env: {TRACES_VARIABLE}]",
 )
-def dashboard(tracer: str, host: str, port: int, traces: str) -> None:
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File whose first line is the token that the tracer wants (`kvtrail serve --token-file`).",
+)
+@click.option(
+    "--tracer-ca",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.",
+)
+def dashboard(tracer: str, host: str, port: int, traces: str, token_file: Path | None, tracer_ca: Path | None) -> None:
     """Show live request timelines in the browser.
 
     Example: kvtrail dashboard --tracer http://127.0.0.1:4318 --port 8501
@@ -48,7 +61,10 @@ def dashboard(tracer: str, host: str, port: int, traces: str) -> None:
     _check_port(host, port)
     click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
     # Replaces this process: signals then reach Streamlit itself, and nothing can be left running.
-    os.execve(sys.executable, arguments(host, port), {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces})
+    files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca}
+    environment = {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
+    environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
+    os.execve(sys.executable, arguments(host, port), environment)
 
 
 def arguments(host: str, port: int) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import streamlit as st
 
 from kvtrail.dashboard.client import DEFAULT_URL, Row, Tracer, TracerAway
-from kvtrail.dashboard.command import TRACER_VARIABLE
+from kvtrail.dashboard.command import CA_VARIABLE, TOKEN_VARIABLE, TRACER_VARIABLE
 from kvtrail.dashboard.content import fleet, runbook, text
 from kvtrail.dashboard.content.badges import COLORS
 from kvtrail.dashboard.content.time_range import DEFAULT, RANGES, TimeRange, time_range
@@ -27,7 +28,10 @@ Answer = TypeVar("Answer")
 @st.cache_resource
 def tracer() -> Tracer:
     """The client, shared by all sessions."""
-    return Tracer(os.environ.get(TRACER_VARIABLE, DEFAULT_URL))
+    token_file, ca = (
+        Path(os.environ[name]) if os.environ.get(name) else None for name in (TOKEN_VARIABLE, CA_VARIABLE)
+    )
+    return Tracer(os.environ.get(TRACER_VARIABLE, DEFAULT_URL), token_file=token_file, ca=ca)
 
 
 def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:

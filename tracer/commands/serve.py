@@ -15,6 +15,7 @@ from kvtrail.tracer.commands import configuration
 from kvtrail.tracer.detect.detector import MOST_REQUESTS
 
 PORT = click.IntRange(1, 65535)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 MAX_HOURS = 10**6
 """More than a century."""
 
@@ -76,14 +77,38 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     help="A name by which browsers and scrapers may ask over HTTP, besides addresses, localhost and this machine's own name."
     " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
 )
+@click.option(
+    "--token-file",
+    type=_FILE,
+    help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz wants one of them. It is read again"
+    " when it has changed.",
+)
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
+@click.option(
+    "--tls-cert", type=_FILE, help="PEM file of the sidecar's certificate, for gRPC and HTTP. Needs --tls-key."
+)
+@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
+@click.option(
+    "--tls-client-ca", type=_FILE, help="PEM file of the authorities that must have signed a client's certificate."
+)
 @click.pass_context
-def serve(context: click.Context, /, grpc_port: int, http_port: int, **options: Any) -> None:
+def serve(
+    context: click.Context,
+    /,
+    grpc_port: int,
+    http_port: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    **options: Any,
+) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 
     SIGHUP reads --retain-hours and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
+    from kvtrail.tracer.serve.access import Tls, Unsafe
     from kvtrail.tracer.serve.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
@@ -91,12 +116,15 @@ def serve(context: click.Context, /, grpc_port: int, http_port: int, **options: 
 
     if grpc_port == http_port:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
+    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert is not None and tls_key is not None else None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
-        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, **options)
-    except (PortTaken, StoreError) as error:
+        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, tls=tls, **options)
+    except (PortTaken, StoreError, Unsafe) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -22,6 +22,7 @@ from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
+from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
@@ -90,15 +91,18 @@ def application(
     metrics: Metrics,
     *,
     hosts: KnownHosts | None = None,
+    tokens: Tokens | None = None,
     ending: threading.Event | None = None,
 ) -> FastAPI:
-    """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all;
-    `ending` is set when the process is to end."""
+    """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all,
+    and `tokens` those that a request must show; `ending` is set when the process is to end."""
     app = FastAPI(
         title="kvtrail tracer",
         version=__version__,
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",
     )
+    if tokens is not None:
+        app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     app.include_router(http_routes(pipeline))
     _add_probes(app, pipeline)

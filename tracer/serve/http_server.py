@@ -11,6 +11,8 @@ from typing import Any
 
 import uvicorn
 
+from kvtrail.tracer.serve.access import Tls
+
 MOST_CONNECTIONS = 1_000
 """Beyond these, a request is answered with 503."""
 HEADERS_S = 30.0
@@ -22,14 +24,18 @@ _TICKS = 10
 class HttpServer(uvicorn.Server):
     """Serves until SIGINT or SIGTERM, and then returns."""
 
-    def __init__(self, app: Any, *, drain_s: float, on_exit: Callable[[], None]) -> None:
+    def __init__(self, app: Any, *, drain_s: float, on_exit: Callable[[], None], tls: Tls | None = None) -> None:
         """
         Args:
             drain_s: how long requests that are being answered may still take after the signal.
             on_exit: called at the signal: answers without an end should end now.
         """
         config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=int(drain_s), limit_concurrency=MOST_CONNECTIONS
+            app,
+            log_level="warning",
+            timeout_graceful_shutdown=int(drain_s),
+            limit_concurrency=MOST_CONNECTIONS,
+            **({} if tls is None else tls.for_uvicorn()),
         )
         super().__init__(config)
         self._on_exit = on_exit

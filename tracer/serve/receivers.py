@@ -25,6 +25,7 @@ from kvtrail import __version__
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.decode import MalformedOtlp, Refused
 from kvtrail.tracer.model.semconv import RECEIVER
+from kvtrail.tracer.serve.access import Tls, TokenInterceptor, Tokens
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
@@ -53,7 +54,9 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
+def serve_grpc(
+    pipeline: Pipeline, host: str, port: int, *, tokens: Tokens | None = None, tls: Tls | None = None
+) -> grpc.Server:
     """Start the gRPC server, which runs on its own threads until it is stopped.
 
     Raises:
@@ -75,16 +78,17 @@ def serve_grpc(pipeline: Pipeline, host: str, port: int) -> grpc.Server:
         ThreadPoolExecutor(max_workers=4, thread_name_prefix="otlp-grpc"),
         # Without so_reuseport a second tracer on the same port would silently receive half of the spans.
         options=[("grpc.max_receive_message_length", MAX_BODY_BYTES), ("grpc.so_reuseport", 0)],
+        interceptors=() if tokens is None else (TokenInterceptor(tokens),),
     )
     # Without a deserializer the method gets the bytes.
     methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
     try:
-        bound = server.add_insecure_port(address(host, port))
+        where = address(host, port)
+        bound = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.for_grpc())
     except RuntimeError:
         bound = 0
     if bound == 0:
-        where = address(host, port)
         raise PortTaken(f"cannot listen on {where} for OTLP over gRPC; is it in use? Choose another: --grpc-port")
     server.start()
     return server

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer
@@ -48,15 +49,23 @@ def serve(
     max_requests: int,
     nice: int,
     changeable: Changeable,
+    token_file: Path | None,
+    insecure: bool,
+    tls: Tls | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
+        Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
     os.nice(nice)  # before any thread starts, since threads inherit it
+    tokens = None if token_file is None else Tokens(token_file)
+    check_exposure(host, tokens, insecure=insecure)
+    if tls is not None:
+        tls.check()
     listener = _listener(host, http_port)
     writer = SqliteWriter(store)
     metrics = Metrics()
@@ -64,20 +73,20 @@ def serve(
         pipeline = Pipeline(writer, metrics, trace_file=trace_file, max_requests=max_requests)
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
-    grpc_server = serve_grpc(pipeline, host, grpc_port)
+    grpc_server = serve_grpc(pipeline, host, grpc_port, tokens=tokens, tls=tls)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     tidier.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))
-    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, ending=ending)
-    http = f"http://{address(host, http_port)}"
+    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, tokens=tokens, ending=ending)
+    http = f"{'http' if tls is None else 'https'}://{address(host, http_port)}"
     logger.info(
         f"kvtrail tracer: OTLP on {address(host, grpc_port)} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on"
         f" /metrics, store {store}. Press Ctrl-C to stop."
     )
     try:
-        HttpServer(app, drain_s=DRAIN_S, on_exit=ending.set).serve_on(listener)
+        HttpServer(app, drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)
     finally:
         logger.info("kvtrail tracer: stopping; what was received is being stored")
         grpc_server.stop(grace=DRAIN_S).wait()

@@ -1,0 +1,252 @@
+"""Who may speak to the sidecar: tokens, TLS and mutual TLS, over both protocols, with the real process and real exporters."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import trustme
+from history import history
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from processes import SLOW_S, Tracer, free_port, until
+from wire import encoded
+
+from kvtrail.dashboard.client import Tracer as Client
+from kvtrail.dashboard.client import TracerAway
+from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Tokens, Unsafe, check_exposure
+
+STORY = "L 749 c0 h256 -> 256\nA 256\nend"
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+def sidecar(folder: Path, *options: str) -> Tracer:
+    """A sidecar that listens."""
+    grpc_port, http_port, log = free_port(), free_port(), folder / "log"
+    ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(folder / "s.db"), *ports, *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+
+    def listens() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            socket.create_connection(("127.0.0.1", http_port), timeout=SLOW_S).close()
+        except OSError:
+            return False
+        return True
+
+    until(listens)
+    return Tracer(process, grpc_port, http_port, folder / "s.db", log)
+
+
+def a_span(exporter: SpanExporter) -> SpanExportResult:
+    """What comes of exporting one."""
+    span = TracerProvider(shutdown_on_exit=False).get_tracer("somebody").start_span("a span")
+    span.end()
+    result = exporter.export([span])  # type: ignore[list-item]
+    exporter.shutdown()
+    return result
+
+
+@pytest.fixture(scope="module")
+def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "tokens").write_text("# of the engines\nfirst-token\n\n  second-token  \n")
+    tracer = sidecar(folder, "--token-file", str(folder / "tokens"))
+    yield tracer
+    tracer.end()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "fits"),
+    [
+        (None, False),
+        ("", False),
+        ("Bearer", False),
+        ("Bearer first", False),
+        ("Basic first-token", False),
+        ("first-token", False),
+        ("Bearer # of the engines", False),
+        ("Bearer first-token", True),
+        ("bearer second-token", True),
+    ],
+)
+def test_a_token_is_wanted_over_http(with_tokens: Tracer, authorization: str | None, fits: bool) -> None:
+    headers = {} if authorization is None else {"authorization": authorization}
+    for path in ("/api/health", "/metrics", "/docs", "/openapi.json", "/healthz/../api/health", "//healthz"):
+        code = httpx.get(f"{with_tokens.url}{path}", headers=headers, timeout=SLOW_S).status_code
+        assert code == 401 if not fits else code in (200, 404), path
+    for path in ("/healthz", "/readyz"):
+        assert httpx.get(f"{with_tokens.url}{path}", headers=headers, timeout=SLOW_S).status_code == 200
+    body, kind = encoded(history(STORY)), {"content-type": "application/x-protobuf"}
+    sent = httpx.post(f"{with_tokens.url}/v1/traces", content=body, headers=headers | kind, timeout=SLOW_S)
+    assert sent.status_code == (200 if fits else 401)
+
+
+def test_a_token_is_wanted_over_grpc(with_tokens: Tracer) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{with_tokens.grpc_port}") as channel:
+        export = channel.unary_unary(EXPORT)
+        for metadata in ((), (("authorization", "Bearer no"),)):
+            with pytest.raises(grpc.RpcError) as refused:
+                export(b"", timeout=SLOW_S, metadata=metadata)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert export(b"", timeout=SLOW_S, metadata=(("authorization", "Bearer first-token"),)) == b""
+
+
+def test_exporters_and_the_dashboard_show_it(with_tokens: Tracer, tmp_path: Path) -> None:
+    headers = {"authorization": "Bearer first-token"}
+    grpc_url = f"http://127.0.0.1:{with_tokens.grpc_port}"
+    assert a_span(GrpcExporter(endpoint=grpc_url, insecure=True, headers=headers)) is SpanExportResult.SUCCESS
+    assert a_span(HttpExporter(endpoint=f"{with_tokens.url}/v1/traces", headers=headers)) is SpanExportResult.SUCCESS
+    token = tmp_path / "token"
+    token.write_text("second-token\n")
+    assert Client(with_tokens.url, token_file=token).health()["status"] == "ok"
+    with pytest.raises(TracerAway, match="wants a token"):
+        Client(with_tokens.url).health()
+    with pytest.raises(TracerAway, match="cannot be read"):
+        Client(with_tokens.url, token_file=tmp_path / "none").health()
+
+
+def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that cannot be read leaves those from before."""
+    now_s = 0.0
+    path = tmp_path / "tokens"
+    path.write_text("one")
+    tokens = Tokens(path, clock=lambda: now_s)
+    for text, fitting in (("two\none", {"one", "two"}), ("two", {"two"}), ("# none", {"two"}), ("three", {"three"})):
+        path.write_text(text)
+        now_s += LOOK_AGAIN_S
+        assert {each for each in ("one", "two", "three") if tokens.admit(f"Bearer {each}")} == fitting, text
+    path.unlink()
+    now_s += LOOK_AGAIN_S
+    assert tokens.admit("Bearer three")
+    assert "still count" in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])
+def test_nobody_listens_beyond_this_machine_by_mistake(host: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsafe, match="give --token-file, or say --insecure"):
+        check_exposure(host, None, insecure=False)
+    check_exposure(host, None, insecure=True)
+    (tmp_path / "tokens").write_text("one")
+    check_exposure(host, Tokens(tmp_path / "tokens"), insecure=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_alone_needs_no_token(host: str) -> None:
+    check_exposure(host, None, insecure=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--host", "0.0.0.0"), "give --token-file, or say --insecure"),
+        (("--token-file", "none"), "cannot read the tokens"),
+        (("--token-file", os.devnull), "holds no token"),
+        (("--tls-cert", "none", "--tls-key", "none"), "cannot use these files for TLS: none, none"),
+        (("--tls-cert", "none"), "belong together"),
+        (("--tls-client-ca", "none"), "needs both"),
+    ],
+)
+def test_what_is_unsafe_is_said_before_anything_is_made(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-m", "kvtrail", "serve", "--store", "s.db", *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=SLOW_S, check=False)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def no_other_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the SDK's exporter over HTTP, these variables replace the authorities that it is given."""
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def files(authority: trustme.CA, folder: Path, name: str = "127.0.0.1") -> tuple[Path, Path, Path]:
+    """The authority's certificate, and one that it has signed, with its key."""
+    issued, paths = authority.issue_cert(name), (folder / f"ca-{name}", folder / f"cert-{name}", folder / f"key-{name}")
+    authority.cert_pem.write_to_path(paths[0])
+    issued.cert_chain_pems[0].write_to_path(paths[1])
+    issued.private_key_pem.write_to_path(paths[2])
+    return paths
+
+
+def test_tls(authority: trustme.CA, tmp_path: Path) -> None:
+    ca, cert, key = files(authority, tmp_path)
+    tracer = sidecar(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
+    try:
+        url = f"https://127.0.0.1:{tracer.http_port}"
+        assert url in tracer.log.read_text()
+        assert Client(url, ca=ca).health()["status"] == "ok"
+        with pytest.raises(TracerAway):
+            Client(url).health()
+        assert a_span(HttpExporter(endpoint=f"{url}/v1/traces", certificate_file=str(ca))) is SpanExportResult.SUCCESS
+        trusted = grpc.ssl_channel_credentials(ca.read_bytes())
+        grpc_url = f"https://127.0.0.1:{tracer.grpc_port}"
+        assert a_span(GrpcExporter(endpoint=grpc_url, credentials=trusted)) is SpanExportResult.SUCCESS
+        tracer.process.send_signal(signal.SIGTERM)
+        assert tracer.process.wait(SLOW_S) == 0
+    finally:
+        tracer.end()
+
+
+def heard_over_http(url: str, ca: Path, pair: tuple[Path, Path] | None) -> bool:
+    """Whether a client with this certificate and key, or without any, is answered."""
+    trust = ssl.create_default_context(cafile=ca)
+    if pair is not None:
+        trust.load_cert_chain(*pair)
+    try:
+        return httpx.get(f"{url}/readyz", verify=trust, timeout=SLOW_S).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def heard_over_grpc(port: int, ca: Path, pair: tuple[Path, Path] | None) -> bool:
+    chain = (None, None) if pair is None else (pair[1].read_bytes(), pair[0].read_bytes())
+    with grpc.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca.read_bytes(), *chain)) as channel:
+        try:
+            return bool(channel.unary_unary(EXPORT)(b"", timeout=SLOW_S) == b"")
+        except grpc.RpcError:
+            return False
+
+
+def test_mutual_tls(authority: trustme.CA, tmp_path: Path) -> None:
+    """A client without a certificate, or with somebody else's, hears nothing."""
+    ca, cert, key = files(authority, tmp_path)
+    _, own_cert, own_key = files(authority, tmp_path, "engine.test")
+    _, other_cert, other_key = files(trustme.CA(), tmp_path, "stranger.test")
+    options = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(ca))
+    tracer = sidecar(tmp_path, *options)
+    try:
+        url = f"https://127.0.0.1:{tracer.http_port}"
+        for pair, heard in (((own_cert, own_key), True), ((other_cert, other_key), False), (None, False)):
+            assert heard_over_http(url, ca, pair) is heard
+            assert heard_over_grpc(tracer.grpc_port, ca, pair) is heard
+        sent = HttpExporter(
+            endpoint=f"{url}/v1/traces",
+            certificate_file=str(ca),
+            client_certificate_file=str(own_cert),
+            client_key_file=str(own_key),
+        )
+        assert a_span(sent) is SpanExportResult.SUCCESS
+    finally:
+        tracer.end()
