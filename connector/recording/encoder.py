@@ -228,6 +228,8 @@ class Encoder:
         self._lengths = _Lengths()
         self._engine = _named(semconv.ENGINE_SPAN)
         self._engine += attribute(semconv.ENGINE_ID.key, str(resource.get(semconv.ENGINE_ID.key, "")))
+        self._minute: tuple[bytes, int, Identity] = (b"", -1, (b"", b"", "", True))
+        """Of the last event that concerns no request: the root that it names, its minute, and whose it is in that."""
         self._firsts: dict[int, int] = {}
         """By minute, the number of the first event that concerns no request."""
         known = (key_value(k, v) for k, v in resource.items() if isinstance(v, bool | int | float | str))
@@ -263,9 +265,10 @@ class Encoder:
     def _of_engine(self, event: EventTuple) -> tuple[EventTuple, Sequence[bytes]]:
         """An event that concerns no request in the trace of its minute; and the root of that trace, if it is the first. A
         batch that comes again is encoded as before."""
-        (nobody, *_), sequence, end_ns = event[2], event[3], self._base_ns + event[7]
-        minute = end_ns // semconv.ENGINE_NS
-        identity = (in_minute(nobody, minute), b"", "", True)
+        nobody, sequence, minute = event[2][0], event[3], (self._base_ns + event[7]) // semconv.ENGINE_NS
+        if self._minute[:2] != (nobody, minute):
+            self._minute = (nobody, minute, (in_minute(nobody, minute), b"", "", True))
+        identity = self._minute[2]
         event = (*event[:2], identity, *event[3:])  # type: ignore[assignment]
         if self._firsts.setdefault(minute, sequence) != sequence:
             return event, ()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import psutil
 import pytest
+from foreign import receiving
 from memory import a_request, record
 from processes import SLOW_S, Tracer, until
 
@@ -78,6 +79,34 @@ def test_events_reach_a_real_tracer_through_the_export_process(process: tuple[Ex
     recorder.close(SLOW_S)
     assert recorder.dropped == 0
     assert [request["lookups"] for request in stored(tracer)] == [1000]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_sidecar_says_that_it_is_kvtrail(
+    start_tracer: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    tracer = start_tracer()
+    endpoint = tracer.url if protocol == "http/protobuf" else f"http://127.0.0.1:{tracer.grpc_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    recorder = Recorder("engine", {}, ExportProcess())
+    until(lambda: tracer.get("/api/health")["recorders"])
+    (known,) = tracer.get("/api/health")["recorders"]
+    assert (known["status"], known["gives_signs"]) == ("running", True), "with nothing recorded"
+    recorder.close(SLOW_S)
+
+
+def test_another_receiver_says_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        exporter = ExportProcess()
+        recorder = Recorder("engine", {}, exporter)
+        until(lambda: exporter.is_kvtrail is not None)
+        assert exporter.is_kvtrail is False
+        record(recorder, a_request())
+        recorder.close(SLOW_S)
+        until(lambda: receiver.spans("kv.recorder"))
+    assert sorted(span.name for span in receiver.spans()) == ["kv.engine", "kv.lookup", "kv.recorder"]
 
 
 def test_an_export_process_that_dies_is_replaced(process: tuple[ExportProcess, Tracer]) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from wire import encoded
 
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.events import Event, Heartbeat, Reset
 from kvtrail.tracer.serve import api, engines
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.engines import (
@@ -69,6 +69,15 @@ class Fleet:
                 self.recorders.add(state)
             state.count(beat, heard_ns=self.at_ns, at_ns=self.at_ns)
 
+    def say(self, name: str, *, engine: str = "") -> None:
+        """Anything but a sign of life."""
+        number = self.numbers[name] = self.numbers.get(name, -1) + 1
+        event = Reset(engine=engine or f"engine of {name}", recorder=name, sequence=number, start_ns=1, end_ns=1)
+        if (state := self.recorders.get(name)) is None:
+            state = RecorderState.of(event, {}, at_ns=self.at_ns)
+            self.recorders.add(state)
+        state.count(event, heard_ns=self.at_ns, at_ns=self.at_ns)
+
     def wait(self, ns: int, *alive: str) -> list[str]:
         """Time passes, in which some are heard from; returns the ids of those that are forgotten."""
         gone = []
@@ -98,6 +107,28 @@ def test_a_recorder_that_is_not_heard_is_silent_then_terminated_then_forgotten()
     assert fleet["a"] == Status.RUNNING, "it was the network"
     assert fleet.wait(FORGET_SILENT_NS + S) == ["a"]
     assert fleet["a"] == "forgotten"
+
+
+def test_a_recorder_that_never_gave_a_sign_of_life_is_quiet_and_not_silent() -> None:
+    """It does not know that a kvtrail hears it, behind a Collector. An idle one must alarm nobody."""
+    fleet = Fleet()
+    fleet.say("a")
+    fleet.wait(SILENT_NS + S)
+    assert fleet["a"] == Status.QUIET
+    fleet.wait(TERMINATED_NS)
+    assert fleet["a"] == Status.QUIET
+    fleet.say("a")
+    assert fleet["a"] == Status.RUNNING
+    fleet.hear("a", goodbye=True)
+    assert fleet["a"] == Status.CLOSED
+
+
+def test_a_quiet_recorder_whose_engine_said_goodbye_is_terminated() -> None:
+    fleet = Fleet()
+    fleet.say("worker", engine="e")
+    fleet.hear("scheduler", engine="e", goodbye=True)
+    fleet.wait(SILENT_NS + S)
+    assert fleet["worker"] == Status.TERMINATED
 
 
 def test_a_goodbye_is_no_silence_and_is_forgotten_after_a_minute() -> None:
