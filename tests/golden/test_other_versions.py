@@ -228,12 +228,37 @@ def test_the_sidecar_counts_it_by_name_and_loses_nothing_else(tmp_path: Path, ca
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"engine": "golden", **labels})
 
-    assert value("kvtrail_unknown_total", what="span") == 1
+    assert value("kvtrail_unfamiliar_total", what="span") == 1
     names = sum(n for name, n in recorder.unknown.items() if name != "kv.dream")
-    assert value("kvtrail_unknown_total", what="attribute") == names > 10
+    assert value("kvtrail_unfamiliar_total", what="attribute") == names > 10
     assert value("kvtrail_events_missing_total") == 0
-    assert caplog.text.count("kv.dream, which kvtrail") == 1
+    assert caplog.text.count("'kv.dream', which kvtrail") == 1
     assert (reader.findings(), reader.totals()["requests"]) == ([], 3)
     pipeline.ingest(payload, transport="grpc")
-    assert value("kvtrail_unknown_total", what="span") == 1, "what comes again counts once"
+    assert value("kvtrail_unfamiliar_total", what="span") == 1, "what comes again counts once"
+    pipeline.close()
+
+
+def test_names_from_outside_are_short_and_take_no_engine_s_place(tmp_path: Path) -> None:
+    """A span of ours without numbers is nobody's: many of them are counted together."""
+    (span, *_) = spans_of(HERE / "preempted.jsonl")
+    metrics = Metrics()
+    pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics)
+    strange = [
+        replace(
+            span,
+            name="kv." + "x" * 5000,
+            span_id=f"{n:016x}",
+            attributes={},
+            resource={semconv.ENGINE_ID.key: f"e-{n}"},
+        )
+        for n in range(1, 200)
+    ]
+    payload = otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line([span, *strange])))
+    pipeline.ingest(payload, transport="grpc")
+    assert metrics.registry.get_sample_value("kvtrail_unfamiliar_total", {"engine": "other", "what": "span"}) == 199
+    named = replace(span, name="kv." + "y" * 5000, span_id=f"{500:016x}")
+    pipeline.ingest(otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line([named]))), transport="grpc")
+    (recorder,) = pipeline.recorders.values()
+    assert list(map(len, recorder.unknown)) == [100]
     pipeline.close()

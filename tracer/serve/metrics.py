@@ -135,8 +135,8 @@ class Metrics:
         self.spans_repeated = counter("spans_repeated", "Spans received again, and stored once.")
         self.spans_malformed = counter("spans_malformed", "Spans in kvtrail's scope that no recorder would write.")
         self.spans_refused = counter("spans_refused", "Spans that could not be read at all, and were not stored.")
-        self.unknown = counter(
-            "unknown", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
+        self.unfamiliar = counter(
+            "unfamiliar", "What only another version of kvtrail knows: spans, and attributes.", ("engine", "what")
         )
         self.internal_errors = InternalErrors(
             counter("internal_errors", "Errors of the tracer itself, by where.", ("where",))
@@ -218,7 +218,7 @@ class Metrics:
 
     def count_unknown(self, engine: str, *, what: str) -> None:
         """Count a `span` or an `attribute` that only another version of kvtrail knows."""
-        self._series.at(self.unknown, engine, what).inc()
+        self._series.at(self.unfamiliar, engine, what).inc()
 
     def count_finding(self, finding: Finding) -> None:
         """Count a new finding."""

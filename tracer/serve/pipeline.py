@@ -30,6 +30,7 @@ from kvtrail.tracer.model.spans import LATEST_NS, Span
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.series import OTHER
 from kvtrail.tracer.store import Batch, StoreError, Writer
 
 logger = logging.getLogger("kvtrail")
@@ -42,6 +43,8 @@ AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
 MOST_SHORTENED = 100_000
 """Requests of which only the account is kept, and that are remembered in case something of them comes late."""
+LONGEST_UNKNOWN = 100
+"""Characters of a name that is not known. Names come from outside, too."""
 MOST_TOLD = 1_000
 """Kinds of malformed spans that are remembered; each is told once."""
 
@@ -337,19 +340,18 @@ class Pipeline:
 
     def _count_unknown(self, span: Span, names: Iterable[str]) -> None:
         """Count names that only another version of kvtrail knows; the log tells each once."""
-        engine, recorder, version = (
-            str(span.resource.get(key, ""))
-            for key in (semconv.ENGINE_ID.key, semconv.RECORDER_ID.key, semconv.VERSION.key)
-        )
-        state = self.recorders.get(recorder)
+        recorder = self.recorders.get(str(span.resource.get(semconv.RECORDER_ID.key, "")))
+        engine = OTHER if recorder is None else recorder.engine  # only a recorder's engine is ever retired
+        version = str(span.resource.get(semconv.VERSION.key, ""))
         for name in names:
+            short = name[:LONGEST_UNKNOWN]
             self._metrics.count_unknown(engine, what="span" if name == span.name else "attribute")
-            if state is not None:
-                state.count_unknown(name)
-            if ("", name) not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(("", name))
-                said = "%s, which kvtrail %s has recorded, is not known to this one: it is stored and counted, and not judged"
-                logger.warning(said, name, version or "of another version")
+            if recorder is not None:
+                recorder.count_unknown(short)
+            if ("", short) not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(("", short))
+                said = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
+                logger.warning(said, short, version[:LONGEST_UNKNOWN] or "of another version")
 
     def _drop_unsampled(self, *, before_ns: int) -> None:
         """Of requests that the sampler left out, and that are well, keep the account and not every span. Called when the
