@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from kvtrail import __version__
@@ -96,7 +97,8 @@ def application(
 ) -> FastAPI:
     """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all,
     and `tokens` those that a request must show; `ending` is set when the process is to end."""
-    app = FastAPI(
+    app = FastAPIOffline(  # whose pages load nothing from anywhere else
+        redoc_url=None,
         title="kvtrail tracer",
         version=__version__,
         description="Token accounts of vLLM requests, and what contradicts them. Times are Unix nanoseconds.",

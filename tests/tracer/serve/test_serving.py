@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import sqlite3
@@ -258,3 +259,14 @@ def test_uvicorn_still_says_which_connections_wait(monkeypatch: pytest.MonkeyPat
         return cut_off
 
     assert asyncio.run(served()) == b""
+
+
+def test_the_documentation_of_the_api_loads_nothing_from_elsewhere(api: Tracer) -> None:
+    page = api.read("/docs")
+    sources = re.findall(r"""(?:src|href)=["']([^"']+)["']""", page)
+    assert sources
+    for source in sources:
+        assert source.startswith("/"), source
+        assert httpx.get(f"{api.url}{source}", timeout=SLOW_S).status_code == 200
+    assert "http" not in page.replace(api.url, "")
+    assert httpx.get(f"{api.url}/redoc", timeout=SLOW_S).status_code == 404
