@@ -314,7 +314,7 @@ class Recorder:
             return self._ring.take(BATCH)
         if closing and self._heartbeats is Heartbeats.OFF:
             self._goodbye_at = self._ring.next
-        if not (self._has_listener() or (closing and self._heartbeats is Heartbeats.AUTO)):
+        if not ((closing and self._heartbeats is Heartbeats.AUTO) or self._has_listener()):
             return []
         at_ns, dropped = time.monotonic_ns(), self.dropped
         moved_ns = time.time_ns() - at_ns - self._base_ns

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.model import words
+from kvtrail.tracer.model import semconv, words
 from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
 
@@ -70,5 +70,7 @@ def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None
 def test_what_became_of_a_request() -> None:
     assert words.became("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
     assert words.became("finished", "stopped", None) == "it ended: stopped"
-    assert words.became("abandoned", None, None) == "its engine ended before it did"
+    assert words.became("abandoned", semconv.CUT_OFF, None) == "its engine ended before it did"
+    assert words.became("abandoned", semconv.UNHEARD, None) == "nothing more was heard of its engine"
+    assert words.said(Kind.REQUEST, {"outcome": semconv.CUT_OFF}) == "its engine ended before it did"
     assert words.became("running", None, None) == "the recording ends before it does"
