@@ -49,6 +49,20 @@ def checked(connector: str) -> str:
     return f"{result.steps.total():,} steps, {result.hits} hits"
 
 
+def replayed() -> str:
+    """How much of two golden traces, recorded from vLLM 0.32, this vLLM's scheduler does again."""
+    recorded = same = 0
+    for trace in ("preempted", "loaded-again"):
+        out = _run("-m", "kvtrail", "replay", "--engine", "--json", str(ROOT / "tests" / "golden" / f"{trace}.jsonl"))
+        if (begin := out.find("{\n")) < 0:
+            return f"**{out.strip().splitlines()[-1][:120]}**"
+        driven, _ = json.JSONDecoder().raw_decode(out[begin:])
+        if driven["error"] or driven["findings"]:
+            return f"**{driven['error'] or driven['findings']}**"
+        recorded, same = recorded + driven["lookups"]["recorded"], same + driven["lookups"]["same"]
+    return f"{same} of {recorded} lookups the same"
+
+
 def engine() -> str:
     """Whether a whole engine of this version, with the OffloadConnector, loads what it has stored, and nothing is found."""
     from kvtrail.connector.registration import configuration
@@ -116,6 +130,7 @@ CELLS = {
     "answers": answers,
     "offload": lambda: checked("OffloadConnector"),
     "offloading": lambda: checked("OffloadingConnector"),
+    "replayed": replayed,
     "engine": engine,
 }
 

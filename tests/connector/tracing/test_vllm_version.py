@@ -17,8 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from kvtrail import connector
 from kvtrail.connector import registration, vllm_version
 from kvtrail.connector.known.offloading.probe import OffloadingProbe
-from kvtrail.connector.known.probe import Probe
-from kvtrail.connector.tracing.traced import Tracing
+from kvtrail.connector.known.probe import Probe, probe_for
+from kvtrail.connector.tracing.traced import Tracing, traced
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.lacks import Lack
 
@@ -114,3 +114,24 @@ def test_it_is_said_once_and_in_the_resource(
     events = recorded()
     assert {event.lacks for event in events} == {"hit_sources"}
     assert [each for each in said if "this vLLM does not show hit_sources" in each] == said[:1]
+
+
+class ForANewerVllm(KVConnectorBase_V1):
+    def on_new_request(self, request: Any) -> None:
+        """Never called."""
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Never called."""
+
+
+def test_what_vllm_calls_is_not_what_a_connector_has(
+    version: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connector that knows a newer vLLM than this one: requests begin at their first lookup, and the pool comes as vLLM
+    hands it over."""
+    version(vllm.__version__)
+    for call in ("on_new_request", "bind_kv_cache_manager"):
+        monkeypatch.delattr(KVConnectorBase_V1, call)
+    assert "bind_gpu_block_pool" in vars(traced(ForANewerVllm))
+    assert "bind_kv_cache_manager" not in vars(traced(ForANewerVllm))
+    assert Lack.REQUEST_STARTS in vllm_version.lacks(probe_for(ForANewerVllm))
