@@ -85,12 +85,16 @@ class Fake:
         return None
 
     def reports_sends(self, connector: Any) -> bool:
-        """Whether the workers of such a connector ever report that kept blocks were sent; vLLM's base class never does."""
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
+        """Whether the workers of such a connector ever report that kept blocks were sent."""
+        return reports_transfers(getattr(connector, "_kvtrail_plain", type(connector)))
 
-        cls = type(connector)
-        asked = ("get_finished", "get_transfer_results")
-        return any(getattr(cls, name, None) is not getattr(Base, name, None) for name in asked)
+
+def reports_transfers(plain: type) -> bool:
+    """Whether the workers of an untraced connector class ever report what has been moved; vLLM's base class never does."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
+
+    asked = ("get_finished", "get_transfer_results")
+    return any(getattr(plain, name, None) is not getattr(Base, name, None) for name in asked)
 
 
 class Chunks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrail.connector.known import has_other_writers
+from kvtrail.connector.known.fake import reports_transfers
 from kvtrail.connector.simulate import leftovers
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.own_worker import OwnWorker
@@ -192,11 +193,8 @@ class Observer:
         return bool(free != total or stray)
 
     def _no_reports(self) -> str:
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1 as Base
-
-        asked = ("get_finished", "get_transfer_results")
-        overridden = any(getattr(self._plain, name, None) is not getattr(Base, name, None) for name in asked)
-        return "" if overridden else "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
+        nobody = "; it overrides neither `get_finished` nor `get_transfer_results`, so nobody can"
+        return "" if reports_transfers(self._plain) else nobody
 
     def _counted(self) -> None:
         """What the probe counts, and what is temporary by its name."""
