@@ -1,0 +1,9 @@
+# vLLM with kvtrail inside, which records; sidecar and dashboard are containers of their own.
+FROM python:3.12-slim AS wheel
+WORKDIR /source
+COPY . .
+RUN pip install --no-cache-dir build==1.6.1 && python -m build --wheel --outdir /wheels
+
+FROM vllm/vllm-openai:v0.20.2
+COPY --from=wheel /wheels /tmp/wheels
+RUN pip install --no-cache-dir --no-deps /tmp/wheels/*.whl
