@@ -8,13 +8,16 @@ MOST = 2000
 """Characters of a message that are kept."""
 _READ = 20_000
 """Characters of a message that are read."""
-_NUMBER = r"(?:[A-Za-z_][\w.]*\()?[-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?\)?"
-_RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:(?:[\s,;|\[\](){{}}'\"]|:(?=\s))+{_NUMBER}){{2,}}(?![\w])")
+_NUMBER = r"(?:[A-Za-z_][\w.]{0,40}\()?[-+]?\d[\d_]*(?:\.\d*)?(?:[eE][-+]?\d+)?\)?"
+_BETWEEN = r"(?:[\s,;|\[\](){}'\"]|\\+[nrt]|:(?=\s))+"
+_RUN = re.compile(rf"(?<![\w.]){_NUMBER}(?:{_BETWEEN}{_NUMBER}){{2,}}(?![\w])")
+_ALIKE = re.compile(r"(?<!\d)\d+(\D{1,40}?)\d+(?:\1\d+){4,}")
+"""Six or more, with the same text between any two: `Token(id=5), Token(id=6), ...`."""
 
 
 def kept(text: str) -> str:
     """A message as it is recorded: three or more numbers in a row become their count, and it has an end."""
-    said = _RUN.sub(_counted, text[:_READ])
+    said = _ALIKE.sub(_counted, _RUN.sub(_counted, text[:_READ]))
     return said if len(said) <= MOST else f"{said[: MOST - 1]}…"
 
 
