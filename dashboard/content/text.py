@@ -11,6 +11,10 @@ from kvtrail.tracer.model.findings import clock as time_of_day
 from kvtrail.tracer.model.findings import day
 from kvtrail.tracer.model.words import NOTHING, duration, size
 
+WORD_JOINER = "\u2060"
+_ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|\bwww|@")
+"""What Markdown makes a link of without being asked, as far as a joiner must come after it."""
+
 
 def clock(at_ns: int | None, *, now_ns: int | None = None) -> str:
     """A moment in UTC: 12:00:01.250; with its date if `now_ns` is given and is on another day."""
@@ -43,8 +47,10 @@ def bandwidth(bytes_per_s: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a Markdown element that must show literally."""
-    return re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
+    """Text for a Markdown element that must show literally. What looks like an address becomes no link: a request's id is its
+    caller's text, and nobody should be led away by it. The joiner in it cannot be seen."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>#$:|~])", r"\\\1", text)
+    return _ADDRESS.sub(rf"\g<0>{WORD_JOINER}", escaped)
 
 
 def prose(text: str) -> str:

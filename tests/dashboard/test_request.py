@@ -10,6 +10,7 @@ from history import START_NS, history, judge
 
 from kvtrail.dashboard.content import badges, charts, fleet, request, requests
 from kvtrail.dashboard.content import text as texts
+from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.model import semconv, words
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.api_requests import timeline
@@ -221,6 +222,9 @@ def test_what_a_healed_and_a_postponed_lookup_say() -> None:
 
 
 def test_text_of_others_does_not_become_markdown() -> None:
+    assert texts.plain("see http://x.test, WWW.x.test and a@x.test") == (
+        f"see http\\:{J}//x.test, WWW{J}.x.test and a@{J}x.test"
+    )
     assert texts.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from urllib.parse import quote
 
 import pytest
 from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
@@ -85,6 +86,20 @@ def test_from_the_overview_to_a_finding(
     # What was opened by a click can be opened by its address.
     page.goto(page.url)
     see(page, "The connector answered 256")
+
+
+def test_ids_are_no_links(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    """They are the text of whoever calls the engine."""
+    tracer = start_tracer()
+    id_ = "http://evil.test/a www.evil.test b@evil.test <a href='//evil.test'>c</a> [d](//evil.test)"
+    feed(tracer, STALE, request=id_, engine="http://evil.test/engine")
+    url = start_dashboard(tracer.url)
+    for path in ("overview", f"request?id={quote(id_)}", f"replay?id={quote(id_)}", "findings", "fleet"):
+        page.goto(f"{url}/{path}")
+        playwright.expect(page.get_by_text("evil").first).to_be_attached(timeout=SLOW_MS)
+        playwright.expect(page.locator("a[href*='//evil'], a[href^='mailto']")).to_have_count(0, timeout=SLOW_MS)
 
 
 def test_a_request_is_replayed_step_by_step(
