@@ -191,9 +191,14 @@ export class Tip {
 
   #show(title, wrong, lines, [x, y], buttons = []) {
     const line = (tag, className) => (text) => Object.assign(document.createElement(tag), { className, textContent: text });
-    const content = [...wrong.filter(Boolean).map(line("p", "wrong")), ...lines.filter(Boolean).map(line("p", ""))];
+    const said = JSON.stringify([title, wrong, lines, buttons.length]);
+    // A button that is replaced while it is being pressed is never clicked.
+    if (said !== this.said || this.element.hidden) {
+      const content = [...wrong.filter(Boolean).map(line("p", "wrong")), ...lines.filter(Boolean).map(line("p", ""))];
+      this.element.replaceChildren(line("strong", "")(title), ...content, ...buttons);
+      this.said = said;
+    }
     this.element.classList.remove("stays");
-    this.element.replaceChildren(line("strong", "")(title), ...content, ...buttons);
     this.element.hidden = false;
     const { clientWidth, clientHeight } = this.field;
     const { offsetWidth, offsetHeight } = this.element;
