@@ -4,8 +4,9 @@
     python benchmarks/copies.py --block-kib 16 --layers 16 --rounds 30
 
 A step stores, or loads, 64 chunks of 8 scattered blocks in 16 layers. The plain copy moves the same bytes with
-`torch.Tensor.copy_`, a layer at a time from one long piece of memory to another. It takes as many threads as torch has, ours
-takes one. With `--device cuda` both go between the GPU and pinned memory, and are waited for.
+`torch.Tensor.copy_`, a layer at a time from one long piece of memory to another. Both take as many threads as torch has.
+With `--slots scattered` the chunks do not lie side by side in host memory, as in a cache that has been full for long. With
+`--device cuda` both sides go between the GPU and pinned memory, and are waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from rounds import print_ratio
@@ -33,7 +35,7 @@ def gigabytes_a_second(moved: int, move: Callable[[], None], device: str) -> flo
     return moved / (time.perf_counter() - begun) / 1e9
 
 
-def measure(block_kib: int, layers: int, rounds: int, device: str, shape: str) -> None:
+def measure(block_kib: int, layers: int, rounds: int, device: str, shape: str, slots: str) -> None:
     """Print the ratios of stores and loads for KV blocks of this size."""
     count = CHUNKS * BLOCKS_PER_CHUNK
     numbers = block_kib * 1024 // 2  # of 16 bits
@@ -43,7 +45,10 @@ def measure(block_kib: int, layers: int, rounds: int, device: str, shape: str) -
     memory.register(caches)
     ids = random.Random(0).sample(range(2 * count), count)
     per = BLOCKS_PER_CHUNK
-    copies = [Copy("r", 0, 1, slot, 0, tuple(ids[per * slot : per * slot + per]), "") for slot in range(CHUNKS)]
+    order = list(range(CHUNKS))
+    if slots == "scattered":
+        random.Random(1).shuffle(order)
+    copies = [Copy("r", 0, 1, slot, 0, tuple(ids[per * n : per * n + per]), "") for n, slot in enumerate(order)]
     plain = [torch.ones(count, numbers, dtype=torch.bfloat16, pin_memory=device == "cuda") for _ in range(layers)]
     there = [cache.flatten()[: count * numbers].view(count, numbers) for cache in caches.values()]
     moved = layers * count * block_kib * 1024
@@ -65,7 +70,7 @@ def measure(block_kib: int, layers: int, rounds: int, device: str, shape: str) -
             pair = (gigabytes_a_second(moved, ours, device), gigabytes_a_second(moved, theirs, device))
             if number > 1:  # the first ones touch memory that was never touched
                 sides.append(pair)
-        label = f"{what}, {block_kib} KiB a block and layer, {shape}"
+        label = f"{what}, {block_kib} KiB a block and layer, {shape}, slots {slots}"
         kvtrail, plain_copy = zip(*sides, strict=True)
         print_ratio(label, kvtrail, plain_copy, "GB/s", ("kvtrail", "plain copy"))
 
@@ -77,10 +82,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--shape", choices=["whole", "split"], nargs="+", default=["whole", "split"], help="of a cache")
+    parser.add_argument("--slots", choices=["in-a-row", "scattered"], nargs="+", default=["in-a-row", "scattered"])
     arguments = parser.parse_args()
-    for shape in arguments.shape:
-        for block_kib in arguments.block_kib:
-            measure(block_kib, arguments.layers, arguments.rounds, arguments.device, shape)
+    for slots, shape, block_kib in product(arguments.slots, arguments.shape, arguments.block_kib):
+        measure(block_kib, arguments.layers, arguments.rounds, arguments.device, shape, slots)
 
 
 if __name__ == "__main__":

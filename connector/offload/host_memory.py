@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.plan import Copy
+
+MANY_BYTES = 1 << 20
+"""A step that copies less is not worth several threads."""
+Places = Sequence[tuple[slice, slice]]
 
 
 class HostMemory:
@@ -30,6 +35,7 @@ class HostMemory:
         self._parts: list[_Rows | _Tensors] = []
         self._device = torch.device("cpu")
         self._stream: Any = None
+        self._threads: ThreadPoolExecutor | None = None
         self._block_bytes = 0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -47,33 +53,55 @@ class HostMemory:
             if cache.is_cuda and self._stream is None:
                 self._stream = torch.cuda.Stream(cache.device)
             for part in self._blocks_first(name, cache):
-                shape = (self._config.slots, self._config.blocks_per_chunk, *part.shape[1:])
-                room = torch.empty(shape, dtype=part.dtype, pin_memory=part.is_cuda)
+                rows = self._config.slots * self._config.blocks_per_chunk
                 copied = _Tensors if part.is_cuda or not part.is_contiguous() else _Rows
-                self._parts.append(copied(part, room))
-                self._block_bytes += room[0, 0].nbytes
+                self._parts.append(copied(part, rows))
+                self._block_bytes += part[0].nbytes
 
     def load(self, copies: Sequence[Copy]) -> None:
         """Copy chunks into KV blocks. Returns when the blocks may be read by work queued after this call."""
         with self._taking_turns():
-            blocks = self._blocks(copies)
-            for part in self._parts:
-                part.load(copies, blocks)
+            blocks, places = self._blocks(copies), self._places(copies)
+            self._for_each_part(lambda part: part.load(blocks, places), len(blocks))
 
     def store(self, copies: Sequence[Copy]) -> None:
         """Copy KV blocks into chunks. Returns when the blocks may be written by work queued after this call."""
         with self._taking_turns():
-            blocks = self._blocks(copies)
-            for part in self._parts:
-                part.store(copies, blocks)
+            blocks, places = self._blocks(copies), self._places(copies)
+            self._for_each_part(lambda part: part.store(blocks, places), len(blocks))
 
     def bytes_of(self, copy: Copy) -> int:
         """Bytes that a copy moves, over all layers of this worker."""
         return self._block_bytes * len(copy.blocks)
 
+    def _for_each_part(self, do: Callable[[_Rows | _Tensors], None], blocks: int) -> None:
+        """Do that to each part of the cache; several at a time where that is worth it and no stream gives the order."""
+        if self._stream is not None or blocks * self._block_bytes < MANY_BYTES:
+            for part in self._parts:
+                do(part)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="offload")
+        list(self._threads.map(do, self._parts))
+
     def _blocks(self, copies: Sequence[Copy]) -> torch.Tensor:
         """The ids of all blocks of these copies, one after the other, on the device."""
         return torch.tensor([block for copy in copies for block in copy.blocks], device=self._device)
+
+    def _places(self, copies: Sequence[Copy]) -> list[tuple[slice, slice]]:
+        """Where they are among those blocks, and in host memory, counted in blocks. What lies side by side there is one."""
+        places: list[tuple[slice, slice]] = []
+        begin = 0
+        for copy in copies:
+            end, first = begin + len(copy.blocks), copy.slot * self._config.blocks_per_chunk + copy.first
+            last = first + len(copy.blocks)
+            if places and places[-1][1].stop == first:
+                before = places.pop()
+                places.append((slice(before[0].start, end), slice(before[1].start, last)))
+            else:
+                places.append((slice(begin, end), slice(first, last)))
+            begin = end
+        return places
 
     @contextmanager
     def _taking_turns(self) -> Iterator[None]:
@@ -109,46 +137,37 @@ def _as_it_lies(blocks_first: torch.Tensor) -> torch.Tensor:
 class _Rows:
     """A cache in the CPU's memory, each of whose blocks is one row of bytes."""
 
-    def __init__(self, cache: torch.Tensor, room: torch.Tensor) -> None:
-        """`cache` is [blocks, ...] and `room` [slots, blocks per chunk, ...], both contiguous."""
+    def __init__(self, cache: torch.Tensor, rows: int) -> None:
+        """`cache` is [blocks, ...], and contiguous; `rows` are the blocks that host memory is to hold."""
         self._cache = cache.flatten(1).view(torch.uint8).numpy()
-        self._room = room.flatten(2).view(torch.uint8).numpy()
+        self._room = np.empty((rows, self._cache.shape[1]), np.uint8)  # in huge pages, where numpy gets them
 
-    def load(self, copies: Sequence[Copy], blocks: torch.Tensor) -> None:
+    def load(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
-        for these, part in _places(copies, self._room):
-            self._cache[ids[these]] = part
+        for these, there in places:
+            self._cache[ids[these]] = self._room[there]
 
-    def store(self, copies: Sequence[Copy], blocks: torch.Tensor) -> None:
+    def store(self, blocks: torch.Tensor, places: Places) -> None:
         ids = blocks.numpy()
-        for these, part in _places(copies, self._room):
-            np.take(self._cache, ids[these], axis=0, out=part, mode="clip")  # other modes copy twice
+        for these, there in places:
+            np.take(self._cache, ids[these], axis=0, out=self._room[there], mode="clip")  # other modes copy twice
 
 
 class _Tensors:
     """A cache on a GPU, or one whose blocks do not lie in one piece. All blocks of a step are gathered, then copied, and
     copied, then spread."""
 
-    def __init__(self, cache: torch.Tensor, room: torch.Tensor) -> None:
+    def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache
-        self._room = room
+        self._room = torch.empty((rows, *cache.shape[1:]), dtype=cache.dtype, pin_memory=cache.is_cuda)
 
-    def load(self, copies: Sequence[Copy], blocks: torch.Tensor) -> None:
+    def load(self, blocks: torch.Tensor, places: Places) -> None:
         gathered = self._cache.new_empty((len(blocks), *self._cache.shape[1:]))
-        for these, part in _places(copies, self._room):
-            gathered[these].copy_(part, non_blocking=True)
+        for these, there in places:
+            gathered[these].copy_(self._room[there], non_blocking=True)
         self._cache.index_copy_(0, blocks, gathered)
 
-    def store(self, copies: Sequence[Copy], blocks: torch.Tensor) -> None:
+    def store(self, blocks: torch.Tensor, places: Places) -> None:
         gathered = self._cache.index_select(0, blocks)
-        for these, part in _places(copies, self._room):
-            part.copy_(gathered[these], non_blocking=True)
-
-
-def _places(copies: Sequence[Copy], room: Any) -> Iterator[tuple[slice, Any]]:
-    """Of each copy, its place among the blocks of all, and in host memory."""
-    begin = 0
-    for copy in copies:
-        end = begin + len(copy.blocks)
-        yield slice(begin, end), room[copy.slot, copy.first : copy.first + len(copy.blocks)]
-        begin = end
+        for these, there in places:
+            self._room[there].copy_(gathered[these], non_blocking=True)

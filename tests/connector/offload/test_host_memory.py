@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kvtrail.connector.offload import host_memory
 from kvtrail.connector.offload.config import OffloadConfig
 from kvtrail.connector.offload.host_memory import HostMemory, _Rows, _Tensors
 from kvtrail.connector.offload.plan import Copy
@@ -35,18 +36,22 @@ def blocks_of(cache: torch.Tensor, blocks: list[int]) -> torch.Tensor:
     return (cache if cache.shape[0] == BLOCKS else cache.movedim(1, 0))[blocks].clone()
 
 
+@pytest.mark.parametrize("many_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_loaded_is_what_was_stored(layout: str) -> None:
+def test_what_is_loaded_is_what_was_stored(layout: str, many_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several threads and with one; of chunks that lie side by side, and of others."""
+    monkeypatch.setattr(host_memory, "MANY_BYTES", many_bytes)
     make, way = LAYOUTS[layout]
     caches = {"a": make(), "b": make()}
     memory = HostMemory(OffloadConfig(64, 16, 1, SLOTS), num_blocks=BLOCKS)
     memory.register({**caches, "the same again": caches["a"]})
     assert {type(part) for part in memory._parts} == {way}
     rng = random.Random(layout)
-    for _ in range(20):
+    for number in range(20):
         ids = rng.sample(range(BLOCKS), 2 * PER_CHUNK)
         first = rng.randrange(PER_CHUNK)  # a part of a chunk
-        slots = rng.sample(range(SLOTS), 2)
+        slots = [3, 4] if number % 2 else rng.sample(range(SLOTS), 2)
+        first *= number % 4 > 1
         stored = [
             Copy("r", 0, 1, slots[0], 0, tuple(ids[:PER_CHUNK]), ""),
             Copy("r", 0, 1, slots[1], first, tuple(ids[PER_CHUNK : 2 * PER_CHUNK - first]), ""),

@@ -107,8 +107,9 @@ def test_this_comparison_can_fail(
         plain(self, copies)
         for copy in copies:
             for part in self._parts:
-                room = torch.as_tensor(part._room)
-                room[copy.slot].view(torch.float32).neg_()
+                rows = torch.as_tensor(part._room)
+                per_chunk = len(rows) // self._config.slots
+                rows[copy.slot * per_chunk :][:per_chunk].view(torch.float32).neg_()
 
     monkeypatch.setattr(HostMemory, "store", flipping)
     (_, second) = rounds(engine("OffloadConnector"))
