@@ -75,38 +75,54 @@ class Tracer:
         self.process.wait()
 
 
-def serve(folder: Path, *arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
-    """Start a tracer and wait until it answers."""
+def listening(
+    folder: Path,
+    *arguments: str,
+    host: str = "127.0.0.1",
+    config: Path | None = None,
+    store: Path | None = None,
+    grpc_port: int | None = None,
+) -> Tracer:
+    """Start a tracer and wait until it listens over HTTP; `config` is the file of `kvtrail --config`."""
     grpc_port, http_port = grpc_port or free_port(), free_port()
     store = store or folder / "kvtrail.db"
     log = folder / f"tracer-{http_port}.log"
-    ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    ports = ["--host", host, "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    before = [] if config is None else ["--config", str(config)]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            # The histories of the tests are of last year: retained nevertheless.
-            [
-                sys.executable,
-                "-m",
-                "kvtrail",
-                "serve",
-                "--store",
-                str(store),
-                "--retain-hours",
-                "1e6",
-                *ports,
-                *arguments,
-            ],
+            [sys.executable, "-m", "kvtrail", *before, "serve", "--store", str(store), *ports, *arguments],
             stdout=file,
             stderr=file,
             env=os.environ,
         )
     tracer = Tracer(process, grpc_port, http_port, store, log)
+
+    def listens() -> bool:
+        assert process.poll() is None, log.read_text()
+        try:
+            socket.create_connection((host, http_port), timeout=SLOW_S).close()
+        except OSError:
+            return False
+        return True
+
+    _wait_for(listens, tracer)
+    return tracer
+
+
+def serve(folder: Path, *arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
+    """Start a tracer and wait until it answers. The histories of the tests are of last year: retained nevertheless."""
+    tracer = listening(folder, "--retain-hours", "1e6", *arguments, store=store, grpc_port=grpc_port)
+    _wait_for(lambda: alive(tracer), tracer)
+    return tracer
+
+
+def _wait_for(ready: Callable[[], bool], tracer: Tracer) -> None:
     try:
-        until(lambda: alive(tracer), why=log.read_text)
+        until(ready, why=tracer.log.read_text)
     except BaseException:
         tracer.end()
         raise
-    return tracer
 
 
 def alive(tracer: Tracer) -> bool:

@@ -11,7 +11,7 @@ those of the command line are.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +55,14 @@ def read(path: Path, commands: Collection[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def check(path: Path, command: click.Command, section: Mapping[str, Any]) -> None:
-    """Raises click.UsageError if the command has no option of one of these names."""
-    name = command.name
-    known = {str(each.name): each for each in command.params if isinstance(each, click.Option)}
-    for key in section:
-        if key not in known:
-            options = ", ".join(sorted(option.replace("_", "-") for option in known))
-            raise click.UsageError(f"{path}: {name} has no option {key.replace('_', '-')!r}; known: {options}")
-
-
 def check_section(context: click.Context, command: click.Command) -> None:
-    """Check the section of a command in the file that `context`, of `kvtrail` itself, was given."""
-    if (path := context.params.get("config")) is not None:
-        check(path, command, (context.default_map or {}).get(str(command.name), {}))
+    """Raises click.UsageError if the section of a command, in the file that `context` of `kvtrail` itself was given, names an
+    option that it does not have."""
+    known = {str(each.name) for each in command.params if isinstance(each, click.Option)}
+    for key in (context.default_map or {}).get(str(command.name), {}):
+        if key not in known:
+            options, path = ", ".join(sorted(option.replace("_", "-") for option in known)), context.params["config"]
+            raise click.UsageError(f"{path}: {command.name} has no option {key.replace('_', '-')!r}; known: {options}")
 
 
 def naming(path: Path, error: click.BadParameter) -> click.BadParameter:
@@ -87,12 +81,11 @@ def again(context: click.Context, names: Collection[str]) -> dict[str, Any]:
     Raises:
         click.ClickException: the file cannot be used.
     """
-    path, command = context.find_root().params.get("config"), context.command
-    section: Mapping[str, Any] = {}
-    if path is not None:
-        section = read(path, (str(command.name), *LASTING)).get(str(command.name), {})
-        check(path, command, section)
-    context.default_map = dict(section)
+    root, command = context.find_root(), context.command
+    if (path := root.params.get("config")) is not None and isinstance(root.command, click.Group):
+        root.default_map = read(path, root.command.list_commands(root))
+        check_section(root, command)
+        context.default_map = root.default_map.get(str(command.name), {})
     values = {}
     for option in command.params:
         name = str(option.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from processes import SLOW_S, Tracer, free_port, until
+from processes import SLOW_S, Tracer, listening
 from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
@@ -29,26 +28,6 @@ from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Tokens, Unsafe, check_expo
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
-
-
-def sidecar(folder: Path, *options: str) -> Tracer:
-    """A sidecar that listens."""
-    grpc_port, http_port, log = free_port(), free_port(), folder / "log"
-    ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
-    command = [sys.executable, "-m", "kvtrail", "serve", "--store", str(folder / "s.db"), *ports, *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-
-    def listens() -> bool:
-        assert process.poll() is None, log.read_text()
-        try:
-            socket.create_connection(("127.0.0.1", http_port), timeout=SLOW_S).close()
-        except OSError:
-            return False
-        return True
-
-    until(listens)
-    return Tracer(process, grpc_port, http_port, folder / "s.db", log)
 
 
 def a_span(exporter: SpanExporter) -> SpanExportResult:
@@ -64,7 +43,7 @@ def a_span(exporter: SpanExporter) -> SpanExportResult:
 def with_tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
     folder = tmp_path_factory.mktemp("tokens")
     (folder / "tokens").write_text("# of the engines\nfirst-token\n\n  second-token  \n")
-    tracer = sidecar(folder, "--token-file", str(folder / "tokens"))
+    tracer = listening(folder, "--token-file", str(folder / "tokens"))
     yield tracer
     tracer.end()
 
@@ -192,7 +171,7 @@ def files(authority: trustme.CA, folder: Path, name: str = "127.0.0.1") -> tuple
 
 def test_tls(authority: trustme.CA, tmp_path: Path) -> None:
     ca, cert, key = files(authority, tmp_path)
-    tracer = sidecar(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
+    tracer = listening(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
     try:
         url = f"https://127.0.0.1:{tracer.http_port}"
         assert url in tracer.log.read_text()
@@ -235,7 +214,7 @@ def test_mutual_tls(authority: trustme.CA, tmp_path: Path) -> None:
     _, own_cert, own_key = files(authority, tmp_path, "engine.test")
     _, other_cert, other_key = files(trustme.CA(), tmp_path, "stranger.test")
     options = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(ca))
-    tracer = sidecar(tmp_path, *options)
+    tracer = listening(tmp_path, *options)
     try:
         url = f"https://127.0.0.1:{tracer.http_port}"
         for pair, heard in (((own_cert, own_key), True), ((other_cert, other_key), False), (None, False)):

@@ -8,8 +8,6 @@ import re
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ import grpc
 import httpx
 import pytest
 from history import history
-from processes import SLOW_S, Tracer, free_port, until
+from processes import SLOW_S, Tracer, listening, until
 from wire import encoded
 
 from kvtrail.tracer.serve import http_server, receivers
@@ -92,49 +90,16 @@ def test_only_known_hosts_are_answered(guarded: Tracer, headers: dict[str, str],
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
-    tracer = run(tmp_path_factory.mktemp("guarded"), "--allow-host", "*.svc.cluster.local")
+    tracer = listening(tmp_path_factory.mktemp("guarded"), "--allow-host", "*.svc.cluster.local")
     yield tracer
     tracer.end()
-
-
-def run(folder: Path, *options: str, host: str = "127.0.0.1", config: Path | None = None) -> Tracer:
-    """A sidecar that answers."""
-    tracer_port, http_port, log = free_port(), free_port(), folder / "log"
-    before = [] if config is None else ["--config", str(config)]
-    command = [
-        sys.executable,
-        "-m",
-        "kvtrail",
-        *before,
-        "serve",
-        "--host",
-        host,
-        "--store",
-        str(folder / "s.db"),
-        *options,
-    ]
-    ports = ["--grpc-port", str(tracer_port), "--http-port", str(http_port)]
-    with log.open("wb") as out:
-        process = subprocess.Popen([*command, *ports], stdout=out, stderr=subprocess.STDOUT)
-    tracer = Tracer(process, tracer_port, http_port, folder / "s.db", log)
-
-    def answers() -> bool:
-        assert process.poll() is None, log.read_text()
-        try:
-            with socket.create_connection((host, http_port), timeout=SLOW_S):
-                return True
-        except OSError:
-            return False
-
-    until(answers)
-    return tracer
 
 
 def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
     """All of it or nothing; what the command line says stays."""
     file = tmp_path / "kvtrail.yaml"
     file.write_text("serve: {allow-host: [one.test], retain-hours: 5}\n")
-    tracer = run(tmp_path, "--retain-hours", "6", config=file)
+    tracer = listening(tmp_path, "--retain-hours", "6", config=file)
 
     def asked(host: str) -> int:
         return httpx.get(f"{tracer.url}/healthz", headers={"host": host}, timeout=SLOW_S).status_code
@@ -148,7 +113,10 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
         assert (asked("one.test"), asked("two.test")) == (200, 403)
         reads("serve: {allow-host: [two.test], retain-hours: -1, x: 1}\n", "serve has no option 'x'")
         assert (asked("one.test"), asked("two.test")) == (200, 403)
-        reads("serve: {allow-host: [two.test], retain-hours: 7}\n", "SIGHUP: allow-host is now ('two.test',)\n")
+        reads(
+            "audit: {all: true}\nserve: {allow-host: [two.test], retain-hours: 7}\n",
+            "SIGHUP: allow-host is now ('two.test',)\n",
+        )
         assert (asked("one.test"), asked("two.test")) == (403, 200)
         reads("serve: {allow-host: [two.test]}\n", "nothing has changed")
         reads("", "allow-host is now ()")
@@ -157,7 +125,7 @@ def test_sighup_reads_the_file_again(tmp_path: Path) -> None:
 
 
 def test_it_listens_on_ipv6(tmp_path: Path) -> None:
-    tracer = run(tmp_path, host="::1")
+    tracer = listening(tmp_path, host="::1")
     try:
         assert httpx.get(f"http://[::1]:{tracer.http_port}/healthz", timeout=SLOW_S).status_code == 200
         with grpc.insecure_channel(f"[::1]:{tracer.grpc_port}") as channel:
