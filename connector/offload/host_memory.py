@@ -154,8 +154,8 @@ class _Rows:
 
 
 class _Tensors:
-    """A cache on a GPU, or one whose blocks do not lie in one piece. All blocks of a step are gathered, then copied, and
-    copied, then spread."""
+    """A cache on a GPU, or one whose blocks do not lie in one piece. A store gathers all blocks of a step before it copies
+    them, and a load copies all of them before it spreads them."""
 
     def __init__(self, cache: torch.Tensor, rows: int) -> None:
         self._cache = cache

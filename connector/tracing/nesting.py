@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from secrets import token_bytes
 from typing import Any
 
-from kvtrail.connector.known import by_class
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 
 _SPAN_ID_BYTES = 8
@@ -17,7 +16,8 @@ class Nesting:
     """Mixed in before `Tracing`, for a connector that is known to have connectors of its own."""
 
     _kvtrail: Instrumentation
-    _kvtrail_plain: type
+    _kvtrail_children: str
+    """The attribute that lists them."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         with _one_span(self):
@@ -32,12 +32,10 @@ class Nesting:
 def _one_span(connector: Any) -> Iterator[None]:
     """What the connector records inside is one span, whose id is known before it ends: that is the parent of what its own
     connectors record meanwhile, those that are traced."""
-    known = by_class(connector._kvtrail_plain)
-    children = getattr(connector, known.children, ()) if known and known.children else ()
     span_id = token_bytes(_SPAN_ID_BYTES)
     with ExitStack() as stack:
         stack.enter_context(connector._kvtrail.placed(span_id=span_id))
-        for child in children:
+        for child in getattr(connector, connector._kvtrail_children, ()):
             if (inner := getattr(child, "_kvtrail", None)) is not None:
                 stack.enter_context(inner.placed(parent_id=span_id))
         yield

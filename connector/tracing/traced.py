@@ -186,8 +186,6 @@ def traced(cls: type, *, name: str | None = None) -> type:
     if issubclass(cls, Tracing):
         return cls
     mixins: tuple[type, ...] = (TracingHMA if supports_hma(cls) else Tracing,)
-    if (known := by_class(cls)) is not None and known.children is not None:
-        mixins = (Nesting, *mixins)
     if name is None:
         name = plain_name(cls) if cls.__name__.startswith(UNTRACED) else f"Traced{cls.__name__}"
     own: dict[str, Any] = {
@@ -197,6 +195,9 @@ def traced(cls: type, *, name: str | None = None) -> type:
         "_kvtrail_plain": cls,
         "_kvtrail_takes_cache": _takes_cache(cls),
     }
+    if (known := by_class(cls)) is not None and known.children is not None:
+        mixins = (Nesting, *mixins)
+        own["_kvtrail_children"] = known.children
     own |= {call: _watched(call, getattr(cls, call)) for call in WATCHED if hasattr(cls, call)}
     if hasattr(cls, "on_new_request"):
         own["on_new_request"] = _recorded("on_new_request", cls.on_new_request, _started)

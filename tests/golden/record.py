@@ -112,13 +112,16 @@ def loaded_again(path: Path) -> None:
 def loaded_asynchronously(path: Path) -> None:
     """vLLM's own OffloadingConnector: a prompt is stored, dropped by the engine, and loaded again between the steps."""
     with recording(path):
-        bare = scheduler("TracedOffloadingConnector", level="detailed", cpu_bytes_to_use=50_000_000)
-        for number in range(2):
-            bare.add(f"r-{number}", prompt(0, 100), 3)
-            bare.run()
-            for _ in range(6):  # what is stored arrives late
-                bare.step()
-            bare.scheduler.reset_prefix_cache()
+        _store_and_load(scheduler("TracedOffloadingConnector", level="detailed", cpu_bytes_to_use=50_000_000))
+
+
+def _store_and_load(bare: BareScheduler) -> None:
+    for number in range(2):
+        bare.add(f"r-{number}", prompt(0, 100), 3)
+        bare.run()
+        for _ in range(6):  # what is stored arrives late
+            bare.step()
+        bare.scheduler.reset_prefix_cache()
 
 
 def aborted(path: Path) -> None:
@@ -171,13 +174,9 @@ def this_version() -> None:
             bare.add(f"r-{number}", prompt(number, 180), 12)
         bare.run()
     with recording(nowhere, as_sent=as_sent):
-        bare = scheduler("TracedOffloadingConnector", level="detailed", engine="loading", cpu_bytes_to_use=50_000_000)
-        for number in range(2):
-            bare.add(f"r-{number}", prompt(0, 100), 3)
-            bare.run()
-            for _ in range(6):  # what is stored arrives late
-                bare.step()
-            bare.scheduler.reset_prefix_cache()
+        _store_and_load(
+            scheduler("TracedOffloadingConnector", level="detailed", engine="loading", cpu_bytes_to_use=50_000_000)
+        )
     stream = VERSIONS / f"{__version__}{AS_SENT}"
     stream.write_bytes(joined(as_sent))
     stream.with_suffix(".json").write_text(json.dumps(figures(stream), indent=2) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 HERE = Path(__file__).parent
 TRACES = sorted(HERE.glob("*.jsonl"))
 SEEDS = range(12)
+Change = Callable[[list[Span], random.Random], list[Span]]
 STRANGE: tuple[Any, ...] = ("strange", 7, -1, 2**40, 0.5, True, (), ("strange",), (1, 2))
 CALL_RAISED = "failed-call"
 """The rule that reports a call which raised, unless a finding explains it."""
@@ -99,7 +100,7 @@ def more_kinds_about_nothing(spans: list[Span], rng: random.Random) -> list[Span
     return [*spans, *dreams]
 
 
-ADDED: tuple[Callable[[list[Span], random.Random], list[Span]], ...] = (
+ADDED: tuple[Change, ...] = (
     more_attributes, other_values, more_kinds_about_nothing,
 )  # fmt: skip
 
@@ -163,9 +164,17 @@ def another_type(spans: list[Span], rng: random.Random) -> list[Span]:
     ]
 
 
-OTHERWISE: tuple[Callable[[list[Span], random.Random], list[Span]], ...] = (
+OTHERWISE: tuple[Change, ...] = (
     more_kinds, renamed_kind, renamed_attribute, another_type,
 )  # fmt: skip
+
+
+def audits(path: Path, change: Change, folder: Path) -> Iterator[tuple[int, Audit, Audit]]:
+    """By seed, what an audit says of a trace, and of the trace with that change."""
+    spans = spans_of(path)
+    before = audit([written(spans, folder / "before.jsonl")])
+    for seed in SEEDS:
+        yield seed, before, audit([written(change(spans, random.Random(seed)), folder / "after.jsonl")])
 
 
 def findings_of(result: Audit) -> set[tuple[str, str, int]]:
@@ -174,13 +183,8 @@ def findings_of(result: Audit) -> set[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("change", ADDED, ids=lambda change: change.__name__)
-def test_what_is_added_is_counted_and_changes_no_verdict(
-    path: Path, change: Callable[[list[Span], random.Random], list[Span]], tmp_path: Path
-) -> None:
-    spans = spans_of(path)
-    before = audit([written(spans, tmp_path / "before.jsonl")])
-    for seed in SEEDS:
-        after = audit([written(change(spans, random.Random(seed)), tmp_path / "after.jsonl")])
+def test_what_is_added_is_counted_and_changes_no_verdict(path: Path, change: Change, tmp_path: Path) -> None:
+    for seed, before, after in audits(path, change, tmp_path):
         assert (after.verdicts, findings_of(after)) == (before.verdicts, findings_of(before)), f"seed {seed}"
         assert (after.missing, after.unreadable, after.reasons) == (before.missing, before.unreadable, before.reasons)
         if change is not other_values:
@@ -190,12 +194,9 @@ def test_what_is_added_is_counted_and_changes_no_verdict(
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("change", OTHERWISE, ids=lambda change: change.__name__)
 def test_what_another_version_says_otherwise_is_unknown_and_no_drift(
-    path: Path, change: Callable[[list[Span], random.Random], list[Span]], tmp_path: Path
+    path: Path, change: Change, tmp_path: Path
 ) -> None:
-    spans = spans_of(path)
-    before = audit([written(spans, tmp_path / "before.jsonl")])
-    for seed in SEEDS:
-        after = audit([written(change(spans, random.Random(seed)), tmp_path / "after.jsonl")])
+    for seed, before, after in audits(path, change, tmp_path):
         found = {each for each in findings_of(after) if each[0] != CALL_RAISED}  # so it did: the trace ends with it
         assert found <= findings_of(before), f"seed {seed}"
         assert after.unknown_spans or after.unknown_attributes or after.unreadable or change is more_kinds

@@ -125,12 +125,17 @@ def _event_or_stand_in(
 def _stand_in(ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
     """What stands for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
-    own["trace_id"], own["span_id"], start_ns, own["end_ns"], own["error"] = ids
-    own["start_ns"] = start_ns or ids[3]
+    _enter(ids, own)
     try:
         return convert(own, Unfamiliar)
     except ValidationError:
         return None
+
+
+def _enter(ids: Ids, values: dict[str, Any]) -> None:
+    """Enter what every event has of its span."""
+    values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
+    values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
 
 
 def taken_apart(span: Span) -> list[Span]:
@@ -167,8 +172,7 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
         name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status tells of no exception
     values |= common
-    values["trace_id"], values["span_id"], start_ns, values["end_ns"], values["error"] = ids
-    values["start_ns"] = start_ns or ids[3]  # without a start it is a moment
+    _enter(ids, values)
     unknown: Sequence[str] = ()
     try:
         decoded = convert(values, CLASSES[name])
