@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.events import Event
@@ -127,6 +128,14 @@ class Gaps:
         gap = self._open[place]
         parts = [Gap(gap.first, number - 1, gap.from_ns, at_ns), Gap(number + 1, gap.last, at_ns, gap.to_ns)]
         self._open[place : place + 1] = [part for part in parts if part.missing > 0]
+
+    def enter_all(self, numbers: Sequence[int], at_ns: Sequence[int]) -> None:
+        """Note that these events arrived together, and when each happened."""
+        if numbers[0] - 1 == self._highest and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+            self._highest, self._highest_ns = numbers[-1], at_ns[-1]  # nearly always: they continue those before
+            return
+        for number, moment in zip(numbers, at_ns, strict=True):
+            self.enter(number, moment)
 
     def within(self, from_ns: int, to_ns: int) -> list[Gap]:
         """The gaps that overlap the range of time."""

@@ -114,33 +114,37 @@ class RecorderState:
             began_at=at_ns,
         )
 
-    def count(self, event: Event, *, heard_ns: int, at_ns: int = 0) -> int | None:
-        """Count an event that arrived at `heard_ns`, and at `at_ns` of the monotonic clock. Returns how many more events a
-        heartbeat reports as dropped, and None for any other event."""
-        self.received += 1
-        self.heard_at = at_ns
+    def count(self, events: Sequence[Event], *, heard_ns: int, at_ns: int = 0) -> int | None:
+        """Count events that arrived together at `heard_ns`, and at `at_ns` of the monotonic clock. Returns how many more
+        events their heartbeats report as dropped, and None if there is no heartbeat among them."""
+        self.received += len(events)
+        self.heard_ns, self.heard_at = heard_ns, at_ns
         if self.status is not Status.CLOSED:
             self.status = Status.RUNNING
-        self.gaps.enter(event.sequence, event.end_ns)
-        self.first = min(self.first, event.sequence)
-        self.highest = max(self.highest, event.sequence)
-        self.heard_ns = heard_ns
-        if event.end_ns >= self.last_ns:
-            self.last_ns, self.lag_ns = event.end_ns, max(0, heard_ns - event.end_ns)
-        if event.connector:
-            self.connectors.add(event.connector)
-        if not isinstance(event, Heartbeat):
-            return None
-        before, self.dropped = self.dropped, max(self.dropped, event.recorder_dropped)
-        for kind, _, times in (text.rpartition(":") for text in (event.recorder_untold or ())[:MOST_UNTOLD]):
+        numbers = [event.sequence for event in events]
+        ends_ns = [event.end_ns for event in events]
+        self.gaps.enter_all(numbers, ends_ns)
+        self.first = min(self.first, min(numbers))
+        self.highest = max(self.highest, max(numbers))
+        if (last_ns := max(ends_ns)) >= self.last_ns:
+            self.last_ns, self.lag_ns = last_ns, max(0, heard_ns - last_ns)
+        self.connectors |= {event.connector for event in events} - {""}
+        beats = [event for event in events if isinstance(event, Heartbeat)]
+        before = self.dropped
+        for beat in beats:
+            self._count_beat(beat)
+        return self.dropped - before if beats else None
+
+    def _count_beat(self, beat: Heartbeat) -> None:
+        self.dropped = max(self.dropped, beat.recorder_dropped)
+        for kind, _, times in (text.rpartition(":") for text in (beat.recorder_untold or ())[:MOST_UNTOLD]):
             if times.isdecimal() and (kind in self.untold or len(self.untold) < MOST_UNTOLD):
                 self.untold[kind] = max(self.untold.get(kind, 0), int(times))
-        self.probes_off = event.recorder_probes_off or self.probes_off
-        if event.recorder_closed:
+        self.probes_off = beat.recorder_probes_off or self.probes_off
+        if beat.recorder_closed:
             self.status = Status.CLOSED
         else:
             self.gives_signs = True
-        return self.dropped - before
 
     def count_unknown(self, name: str) -> None:
         """Count a name that this kvtrail does not know."""

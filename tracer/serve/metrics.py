@@ -9,7 +9,9 @@ import os
 
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it when it is imported
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,15 +31,18 @@ from kvtrail.tracer.model.events import (
     Load,
     LoadError,
     Lookup,
+    Plan,
     Preempt,
     Received,
     RequestEnd,
     Store,
+    TransferEnd,
 )
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.semconv import CUT_OFF, Kind
+from kvtrail.tracer.serve.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.engines import INFO, EngineState
-from kvtrail.tracer.serve.errors import InternalErrors
+from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.series import OTHER, Series
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
@@ -87,6 +92,7 @@ class Metrics:
         counter = partial(Counter, namespace="kvtrail", registry=self.registry)
         gauge = partial(Gauge, namespace="kvtrail", registry=self.registry)
         histogram = partial(Histogram, namespace="kvtrail", registry=self.registry)
+        durations = partial(Durations, namespace="kvtrail", registry=self.registry)
 
         # What the connectors do.
         self.lookups = counter("lookups", "Lookups, by their answer.", (*_CONNECTOR, "answer"))
@@ -108,19 +114,19 @@ class Metrics:
         self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
         self.errors = counter("connector_errors", "Calls of the connector that raised.", (*_CONNECTOR, "call"))
         self.healed = counter("lookups_healed", "Lookup answers that the guard replaced.", _CONNECTOR)
-        self.lookup_seconds = histogram(
+        self.lookup_seconds = durations(
             "lookup_duration_seconds", "Time of a lookup on the scheduler's thread.", _CONNECTOR, buckets=CALL_SECONDS
         )
-        self.wait_seconds = histogram(
+        self.wait_seconds = durations(
             "wait_duration_seconds",
             "Time that requests waited for an asynchronous load, from its allocation.",
             _CONNECTOR,
             buckets=TRANSFER_SECONDS,
         )
-        self.load_seconds = histogram(
+        self.load_seconds = durations(
             "load_duration_seconds", "Duration of loads.", _CONNECTOR, buckets=TRANSFER_SECONDS
         )
-        self.store_seconds = histogram(
+        self.store_seconds = durations(
             "store_duration_seconds", "Duration of stores.", _CONNECTOR, buckets=TRANSFER_SECONDS
         )
         self.findings = counter(
@@ -226,54 +232,103 @@ class Metrics:
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
         series.inc(1, _exemplar(finding.trace_id))
 
-    def count_event(self, event: Event) -> None:
-        """Count what one event of a connector reports. A recorder's heartbeat belongs to no connector."""
-        if not self._is_connectors(event):
-            return
-        if event.error is not None:
-            self._at(self.errors, event, event.kind).inc()
-        match event:
-            case Lookup():
-                self._count_lookup(event)
-            case Load():
-                self._count_copy(event, self.load_tokens, self.load_bytes, self.load_seconds)
-            case Store():
-                self._count_copy(event, self.store_tokens, self.store_bytes, self.store_seconds)
-            case LoadError():
-                self._at(self.load_failures, event, "blocks").inc()
-            case Received() if event.failed:
-                self._at(self.load_failures, event, "completion").inc()
-            case Evict():
-                self._at(self.evicted, event).inc()
-            case RequestEnd() | CutOff():
-                outcome = event.outcome or "unknown"
-                self._at(self.requests, event, outcome if outcome in OUTCOMES else OTHER).inc()
-        if (transfer := self._transfers.enter(event)) is not None:
-            self._time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
-
-    def count_facts(self, facts: Iterable[Admission | Wait | Preempt]) -> None:
-        """Count admissions and preemptions, and time how long requests waited."""
+    def count_batch(self, events: Iterable[Event], facts: Iterable[Admission | Wait | Preempt]) -> None:
+        """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
+        whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
+        batch: dict[tuple[str, str], _Counts] = {}
+        for event in events:
+            if event.connector:  # a recorder's heartbeat belongs to no connector
+                key = (event.engine, event.connector)
+                try:
+                    self._count_event(event, batch.get(key) or batch.setdefault(key, _Counts()))
+                except Exception as error:
+                    self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
         for fact in facts:
-            if isinstance(fact, Preempt):
-                if self._is_connectors(fact):
-                    self._at(self.preemptions, fact).inc()
-                continue
-            if not self._is_connectors(fact.event):
-                continue
-            if isinstance(fact, Wait):
-                self._time(self.wait_seconds, fact.event, fact.lasted_ns)
-                continue
-            lookup, alloc = fact.lookup, fact.event
-            epoch = _epoch(alloc)
-            self._at(self.admissions, alloc, epoch).inc()
-            self._at(self.queried, alloc, epoch).inc(max(0, lookup.total - lookup.computed))
-            self._at(self.local, alloc, epoch).inc(lookup.computed)
-            for source, tokens in _sources(alloc).items():
-                self._at(self.hits, alloc, epoch, source).inc(tokens)
-            if lookup.matched is not None and fact.is_alone:
-                # The last token is computed in any case: there are no logits without it.
-                usable = min(lookup.matched, lookup.total - 1)
-                self._at(self.recomputed, alloc, epoch).inc(max(0, usable - lookup.computed - alloc.allocated))
+            event = fact if isinstance(fact, Preempt) else fact.event
+            if event.connector:
+                key = (event.engine, event.connector)
+                with self.internal_errors.caught(Where.METRICS, f"span {event.span_id} is not counted in full"):
+                    self._count_fact(fact, batch.setdefault(key, _Counts()))
+        for (engine, connector), counts in batch.items():
+            self._add(engine, connector, counts)
+
+    def _count_event(self, event: Event, counts: _Counts) -> None:
+        """Count what one event of a connector reports."""
+        if event.error is not None:
+            counts.add(self.errors, 1, event.kind)
+        if count := _COUNT.get(event.kind):
+            count(self, event, counts)
+
+    def _count_fact(self, fact: Admission | Wait | Preempt, counts: _Counts) -> None:
+        if isinstance(fact, Preempt):
+            counts.add(self.preemptions, 1)
+            return
+        if isinstance(fact, Wait):
+            counts.time(self.wait_seconds, fact.event, fact.lasted_ns)
+            return
+        lookup, alloc = fact.lookup, fact.event
+        epoch = _epoch(alloc)
+        counts.add(self.admissions, 1, epoch)
+        counts.add(self.queried, max(0, lookup.total - lookup.computed), epoch)
+        counts.add(self.local, lookup.computed, epoch)
+        for source, tokens in _sources(alloc).items():
+            counts.add(self.hits, tokens, epoch, source)
+        if lookup.matched is not None and fact.is_alone:
+            # The last token is computed in any case: there are no logits without it.
+            usable = min(lookup.matched, lookup.total - 1)
+            counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)
+
+    def _count_lookup(self, event: Lookup, counts: _Counts) -> None:
+        answer = "later" if event.returned is None else "hit" if event.returned else "miss"
+        counts.add(self.lookups, 1, "error" if event.error else answer)
+        counts.add(self.lookup_tokens, max(0, event.returned or 0))
+        counts.time(self.lookup_seconds, event, event.end_ns - event.start_ns)
+        if event.refused is not None:
+            counts.add(self.healed, 1)
+
+    def _count_load(self, event: Load, counts: _Counts) -> None:
+        self._count_copy(event, counts, self.load_tokens, self.load_bytes, self.load_seconds)
+
+    def _count_store(self, event: Store, counts: _Counts) -> None:
+        self._count_copy(event, counts, self.store_tokens, self.store_bytes, self.store_seconds)
+
+    def _count_copy(
+        self, event: Load | Store, counts: _Counts, tokens: Counter, bytes_: Counter, seconds: Durations
+    ) -> None:
+        counts.add(tokens, event.count)
+        counts.add(bytes_, event.bytes or 0)
+        if event.end_ns > event.start_ns:  # a log line has one moment only
+            counts.time(seconds, event, event.end_ns - event.start_ns)
+
+    def _count_transfer(self, event: Plan | TransferEnd, counts: _Counts) -> None:
+        if (transfer := self._transfers.enter(event)) is not None:
+            counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
+
+    def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
+        counts.add(self.load_failures, 1, "blocks")
+
+    def _count_received(self, event: Received, counts: _Counts) -> None:
+        if event.failed:
+            counts.add(self.load_failures, 1, "completion")
+
+    def _count_evict(self, event: Evict, counts: _Counts) -> None:
+        counts.add(self.evicted, 1)
+
+    def _count_end(self, event: RequestEnd | CutOff, counts: _Counts) -> None:
+        outcome = event.outcome or "unknown"
+        counts.add(self.requests, 1, outcome if outcome in OUTCOMES else OTHER)
+
+    def _add(self, engine: str, connector: str, counts: _Counts) -> None:
+        """Add a batch's counts to the series of a connector. If it is new, its series begin at 0."""
+        is_new, label = self._series.is_new(engine, connector), self._series.connector(connector)
+        if is_new:
+            for metric, labels in self._begin_at_0:
+                self._series.at(metric, engine, label, *labels)
+            self.count_lost(engine)
+        for (counter, *rest), amount in counts.sums.items():
+            self._series.at(counter, engine, label, *rest).inc(amount)
+        for histogram, durations in counts.durations.items():
+            self._series.at(histogram, engine, label).observe(durations)
 
     def show(self, state: EngineState) -> None:
         """Set the gauges of an engine. An engine that shares the label `other` has none."""
@@ -293,35 +348,39 @@ class Metrics:
         self._info_shown.pop(engine, None)
         self._series.retire(engine)
 
-    def _is_connectors(self, event: Event) -> bool:
-        """Whether the event is a connector's. If it is the connector's first, its series begin at 0."""
-        if not event.connector:
-            return False
-        if self._series.is_new(event.engine, event.connector):
-            for metric, labels in self._begin_at_0:
-                self._at(metric, event, *labels)
-            self.count_lost(event.engine)
-        return True
 
-    def _count_lookup(self, event: Lookup) -> None:
-        answer = "later" if event.returned is None else "hit" if event.returned else "miss"
-        self._at(self.lookups, event, "error" if event.error else answer).inc()
-        self._at(self.lookup_tokens, event).inc(max(0, event.returned or 0))
-        self._time(self.lookup_seconds, event, event.end_ns - event.start_ns)
-        if event.refused is not None:
-            self._at(self.healed, event).inc()
+_COUNT: dict[str, Callable[..., None]] = {
+    Kind.LOOKUP: Metrics._count_lookup,
+    Kind.LOAD: Metrics._count_load,
+    Kind.STORE: Metrics._count_store,
+    Kind.LOAD_PLAN: Metrics._count_transfer,
+    Kind.STORE_PLAN: Metrics._count_transfer,
+    Kind.TRANSFER_END: Metrics._count_transfer,
+    Kind.LOAD_ERROR: Metrics._count_load_error,
+    Kind.RECEIVED: Metrics._count_received,
+    Kind.EVICT: Metrics._count_evict,
+    Kind.REQUEST: Metrics._count_end,
+    Kind.CUT_OFF: Metrics._count_end,
+}
 
-    def _count_copy(self, event: Load | Store, tokens: Counter, bytes_: Counter, seconds: Histogram) -> None:
-        self._at(tokens, event).inc(event.count)
-        self._at(bytes_, event).inc(event.bytes or 0)
-        if event.end_ns > event.start_ns:  # a log line has one moment only
-            self._time(seconds, event, event.end_ns - event.start_ns)
 
-    def _at(self, metric: Counter | Histogram, event: Event, *labels: str) -> Any:
-        return self._series.at(metric, event.engine, self._series.connector(event.connector), *labels)
+@dataclass(slots=True)
+class _Counts:
+    """What a batch says of one connector of an engine.
 
-    def _time(self, metric: Histogram, event: Event, lasted_ns: int) -> None:
-        self._at(metric, event).observe(max(0, lasted_ns) / 1e9, _exemplar(event.trace_id))
+    Attributes:
+        sums: what is added to a counter, by the counter and its labels after engine and connector.
+        durations: by histogram.
+    """
+
+    sums: defaultdict[tuple[Any, ...], int] = field(default_factory=lambda: defaultdict(int))
+    durations: defaultdict[Durations, list[Duration]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, metric: Counter, amount: int, *labels: str) -> None:
+        self.sums[(metric, *labels)] += amount
+
+    def time(self, metric: Durations, event: Event, lasted_ns: int) -> None:
+        self.durations[metric].append((lasted_ns, event.trace_id))
 
 
 def _sources(event: Alloc) -> dict[str, int]:
@@ -336,7 +395,7 @@ def _sources(event: Alloc) -> dict[str, int]:
 
 def _exemplar(trace_id: str) -> dict[str, str] | None:
     """The exemplar that leads from a number to a trace; None if there is no trace id."""
-    return {"trace_id": trace_id} if len(trace_id) == 32 else None
+    return {"trace_id": trace_id} if len(trace_id) == TRACE_ID_LENGTH else None
 
 
 def _epoch(event: Event) -> str:

@@ -300,7 +300,7 @@ class Pipeline:
         for error in left_out:
             self.errors.count(Where.STORE, error, "a row is not stored")
         with self.errors.caught(Where.METRICS):
-            self._metrics.count_facts(self.savings.facts)
+            self._metrics.count_batch([event for _, event in pairs if event is not None], self.savings.facts)
         self.savings.facts.clear()
         self.savings.cells.clear()
         self.spans_stored += len(pairs)
@@ -311,32 +311,32 @@ class Pipeline:
         metrics = self._metrics
         metrics.spans_received.labels(transport).inc(received)
         metrics.spans_repeated.inc(received - len(pairs))
-        by_engine: dict[str, tuple[int, int]] = {}
+        heard: dict[str, tuple[Span, list[Event]]] = {}
+        ends_ns: dict[str, list[int]] = {}
         for span, event in pairs:
             if event is not None:
-                count, oldest_ns = by_engine.get(event.engine, (0, event.end_ns))
-                by_engine[event.engine] = (count + 1, min(oldest_ns, event.end_ns))
-                try:
-                    self._count_event(event, span, now_ns)
-                except Exception as error:
-                    self.errors.count(Where.METRICS, error, f"span {span.span_id} is not counted")
+                heard.setdefault(event.recorder, (span, []))[1].append(event)
+                ends_ns.setdefault(event.engine, []).append(event.end_ns)
             elif span.scope != semconv.SCOPE:
                 metrics.spans_foreign.inc()
-        for engine, (count, oldest_ns) in by_engine.items():
-            metrics.count_received(engine, events=count, oldest_ns=oldest_ns, stored_ns=now_ns)
+        for span, events in heard.values():
+            with self.errors.caught(Where.METRICS, f"recorder {events[0].recorder} is not shown as it is"):
+                self._count_recorder(events, span, now_ns)
+        for engine, ends in ends_ns.items():
+            metrics.count_received(engine, events=len(ends), oldest_ns=min(ends), stored_ns=now_ns)
 
-    def _count_event(self, event: Event, span: Span, now_ns: int) -> None:
-        self._metrics.count_event(event)
-        recorder = self.recorders.get(event.recorder)
+    def _count_recorder(self, events: Sequence[Event], span: Span, now_ns: int) -> None:
+        """Count events of one recorder; `span` is one of its spans."""
+        recorder = self.recorders.get(events[0].recorder)
         if recorder is None:
-            recorder = RecorderState.of(event, span.resource, at_ns=time.monotonic_ns())
+            recorder = RecorderState.of(events[0], span.resource, at_ns=time.monotonic_ns())
             self.recorders.add(recorder)
             for misfit in decode.misfits(span.resource):
-                logger.warning("recorder %s: %s", event.recorder, misfit)
+                logger.warning("recorder %s: %s", recorder.id, misfit)
             self._count_unknown(span, decode.unknown_in_resource(span))
-        dropped = recorder.count(event, heard_ns=now_ns, at_ns=time.monotonic_ns())
+        dropped = recorder.count(events, heard_ns=now_ns, at_ns=time.monotonic_ns())
         if dropped is not None:
-            self._metrics.count_lost(event.engine, dropped=dropped)
+            self._metrics.count_lost(recorder.engine, dropped=dropped)
 
     def _count_unknown(self, span: Span, names: Iterable[str]) -> None:
         """Count names that only another version of kvtrail knows; the log tells each once."""

@@ -6,14 +6,20 @@ silent for long gives up its series, and another engine can have its place.
 
 from __future__ import annotations
 
-from typing import Any
-
-from prometheus_client.metrics import MetricWrapperBase
+from typing import Any, Protocol
 
 OTHER = "other"
 """The label that all further names share."""
 MAX_ENGINES = 64
 MAX_CONNECTORS = 32
+
+
+class Metric(Protocol):
+    """A metric with labels."""
+
+    def labels(self, *values: str) -> Any: ...
+
+    def remove(self, *values: str) -> None: ...
 
 
 class Series:
@@ -39,7 +45,7 @@ class Series:
         self._pairs.add(pair)
         return True
 
-    def at(self, metric: MetricWrapperBase, engine: str, *labels: str) -> Any:
+    def at(self, metric: Metric, engine: str, *labels: str) -> Any:
         """The series of an engine with these further labels, in the metric's order."""
         known = self._by_engine.get(engine)
         if known is None:
@@ -55,7 +61,7 @@ class Series:
         """Whether this engine has series of its own, or can have them now."""
         return self._engine(engine) == engine
 
-    def remove(self, metric: MetricWrapperBase, engine: str, *labels: str) -> None:
+    def remove(self, metric: Metric, engine: str, *labels: str) -> None:
         """Remove one series, if it exists."""
         if self._by_engine.get(engine, {}).pop((metric, *labels), None) is not None:
             metric.remove(engine, *labels)

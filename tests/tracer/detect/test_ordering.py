@@ -55,3 +55,18 @@ def test_what_is_missing_is_the_same_in_any_order(numbers: set[int], dice: rando
 def test_there_is_an_end_to_it() -> None:
     gaps = gaps_of(list(range(0, 6 * MOST_GAPS, 2)))
     assert len(gaps.within(0, 10**9)) == MOST_GAPS
+
+
+@given(st.lists(st.lists(st.integers(0, 12), min_size=1), min_size=1))
+def test_events_that_arrive_together_leave_the_gaps_of_those_that_arrive_alone(batches: list[list[int]]) -> None:
+    together = Gaps()
+    for batch in batches:
+        together.enter_all(batch, [number * 10 for number in batch])
+    assert together == gaps_of([number for batch in batches for number in batch])
+
+
+def test_a_batch_may_continue_the_one_before_it() -> None:
+    gaps = gaps_of([0, 1])
+    gaps.enter_all([2, 3, 4], [20, 30, 40])
+    gaps.enter_all([7], [70])
+    assert gaps.within(0, 100) == [Gap(5, 6, 40, 70)]

@@ -146,8 +146,8 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeyp
     [
         (Phases, "enter", "phases"),
         (SavingsCounter, "enter", "savings"),
-        (Metrics, "count_event", "metrics"),
-        (Metrics, "count_facts", "metrics"),
+        (Metrics, "_count_event", "metrics"),
+        (Metrics, "_count_fact", "metrics"),
         (pipelines, "lane_of", "rows"),
         (TraceWriter, "write", "trace_file"),
         (decode, "read", "decode"),

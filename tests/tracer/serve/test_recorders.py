@@ -67,7 +67,7 @@ class Fleet:
                 resource = {"service.name": service, semconv.MODEL.key: model}
                 state = RecorderState.of(beat, resource, at_ns=self.at_ns)
                 self.recorders.add(state)
-            state.count(beat, heard_ns=self.at_ns, at_ns=self.at_ns)
+            state.count([beat], heard_ns=self.at_ns, at_ns=self.at_ns)
 
     def say(self, name: str, *, engine: str = "") -> None:
         """Anything but a sign of life."""
@@ -76,7 +76,7 @@ class Fleet:
         if (state := self.recorders.get(name)) is None:
             state = RecorderState.of(event, {}, at_ns=self.at_ns)
             self.recorders.add(state)
-        state.count(event, heard_ns=self.at_ns, at_ns=self.at_ns)
+        state.count([event], heard_ns=self.at_ns, at_ns=self.at_ns)
 
     def wait(self, ns: int, *alive: str) -> list[str]:
         """Time passes, in which some are heard from; returns the ids of those that are forgotten."""
