@@ -25,13 +25,12 @@ from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
-from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
 
 GRACE_NS = 10 * 10**9
 """How long an event may wait for those before it, from its arrival, in nanoseconds."""
 MOST_REQUESTS = 1_000_000
 """Accounts held by default."""
-_OK = Verdict.OK
 
 
 class Detector:
@@ -318,7 +317,7 @@ class Detector:
         for tally, judge in rules.get(kind, ()):
             try:
                 judgement = judge(event, account)
-                if judgement is _OK:
+                if judgement is OK:
                     tally.ok += 1
                     request.checked = True
                 elif judgement is not None:
@@ -399,7 +398,7 @@ class Detector:
         for tally, judge in rules.get(kind, ()):
             try:
                 judgement = judge(event, engine)
-                if judgement is _OK:
+                if judgement is OK:
                     tally.ok += 1
                 elif judgement is not None:
                     self._judgements.record(tally, judgement)
@@ -419,7 +418,7 @@ class Detector:
         except Exception as error:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)
-        if isinstance(event, Heartbeat):
+        if type(event) is Heartbeat:  # `isinstance` of a struct is slow
             engine.closed = event.recorder_closed
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)

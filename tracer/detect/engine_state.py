@@ -165,7 +165,9 @@ class Engine:
             self.blind = Unknown.SAMPLED
         if event.role == SCHEDULER:
             self.raised = event.error is not None
-        if (event.role == SCHEDULER or event.kind in _OF_ANY_ROLE) and (enter := _ENTER.get(event.kind)):
+        elif event.kind not in _OF_ANY_ROLE:
+            return
+        if enter := _ENTER.get(event.kind):
             enter(self, event)
 
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
@@ -378,8 +380,8 @@ class Engine:
         for tier in [tier for tier in self.full_tiers if tier[0] == event.connector_id]:
             del self.full_tiers[tier]
 
-    def _stored(self, event: Plan) -> None:
-        if not (isinstance(event, StorePlan) and event.chunk_present):
+    def _stored(self, event: StorePlan) -> None:
+        if not event.chunk_present:
             self._copied(event)
         if event.chunk_keys is None:
             self.keys(event.connector_id).unnamed = True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.rules import Tally
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Judgements:
                 finding = known
             tally.drift += 1
             self._touched[finding.id] = finding
-        elif judgement is Verdict.OK:
+        elif judgement is OK:
             tally.ok += 1
 
     def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:

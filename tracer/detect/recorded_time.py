@@ -42,11 +42,11 @@ class RecordedTime:
 
     def enter(self, event: Event) -> None:
         """Note the recorder's next event."""
-        if event.kind is Heartbeat.kind or event.capabilities is not None:
-            self._gives_signs = True
+        if not self._gives_signs:
+            self._gives_signs = event.capabilities is not None or event.kind is Heartbeat.kind
         at_ns = event.end_ns
         passed_ns = at_ns - self._clock_ns
-        if passed_ns > SILENCE_NS or passed_ns < -BACK_NS:
+        if not -BACK_NS <= passed_ns <= SILENCE_NS:
             self._jump(event, passed_ns)
         if at_ns > self._clock_ns:
             self._clock_ns = at_ns

@@ -31,6 +31,10 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+OK: Literal[Verdict.OK] = Verdict.OK
+"""What rules answer most. A name is looked up several times faster than a member of an enum."""
+
+
 class Unknown(StrEnum):
     """A judgement: the recorded events cannot decide it, and why. Each reason is one that a person can act on."""
 

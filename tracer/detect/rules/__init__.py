@@ -105,7 +105,7 @@ class RequestRule(Rule, Generic[E]):
     def judge(self, event: E, account: Account) -> Judgement:
         """Judge one event; `account` is the request's as it was before the event.
 
-        Returns `Verdict.OK`, a `Drift`, the reason as an `Unknown` if the recorded events cannot decide it, or None if the
+        Returns `OK`, a `Drift`, the reason as an `Unknown` if the recorded events cannot decide it, or None if the
         rule does not apply to the event.
         """
 

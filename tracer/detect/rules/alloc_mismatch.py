@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Alloc
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class AllocMismatch(RequestRule[Alloc]):
@@ -46,7 +46,7 @@ class AllocMismatch(RequestRule[Alloc]):
         if lookup is None:
             return Unknown.UNSEEN
         if event.allocated == lookup.returned:
-            return Verdict.OK
+            return OK
         return Drift({"returned": lookup.returned, "allocated": event.allocated}, [lookup, event])
 
     def template(self, finding: Finding) -> str:

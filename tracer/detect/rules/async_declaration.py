@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Alloc, Lookup, Received, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 def synchronous_load(account: Account) -> Alloc | None:
@@ -36,7 +36,7 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
         if isinstance(event, Lookup):
             if not event.is_async or event.returned is None:
                 return None
-            return Verdict.OK if event.returned else Drift({"returned": 0, "async": True}, [event])
+            return OK if event.returned else Drift({"returned": 0, "async": True}, [event])
         if isinstance(event, Received):
             if account.missing is not None:
                 return account.missing

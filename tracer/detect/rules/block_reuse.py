@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, Plan, Received, StorePlan, TransferEnd
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -44,7 +44,7 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
         if key in engine.undecided:
             return engine.missing
         if key not in engine.contested:
-            return Verdict.OK if transfer.blocks_ids is not None else Unknown.LEVEL
+            return OK if transfer.blocks_ids is not None else Unknown.LEVEL
         block, given = engine.contested[key]
         what = "store" if isinstance(transfer, StorePlan) else "load"
         return Drift({"block": block, "other": given.request, "transfer": what}, [transfer, given, event])

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Load, Store
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 from kvtrail.tracer.model.semconv import Kind
 
 
@@ -38,7 +38,7 @@ class BlockShortage(RequestRule[Load | Store]):
         if event.blocks_count is None or not event.block_size:
             return None
         if event.count <= event.blocks_count * event.block_size:
-            return Verdict.OK
+            return OK
         numbers = {
             "start": event.start,
             "count": event.count,

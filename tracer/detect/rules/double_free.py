@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Refcount, Unlock
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class DoubleFree(RequestRule[Refcount | Unlock]):
@@ -29,11 +29,11 @@ class DoubleFree(RequestRule[Refcount | Unlock]):
         if isinstance(event, Refcount):
             counts = {"references": event.refs, "pins": event.pins}
             negative = {name: count for name, count in counts.items() if count is not None and count < 0}
-            return Drift({"key": event.chunk_key, **negative}, [event]) if negative else Verdict.OK
+            return Drift({"key": event.chunk_key, **negative}, [event]) if negative else OK
         if account.missing is not None:
             return account.missing
         held = account.evidence.locks
-        return Verdict.OK if event.locks <= held else Drift({"held": held, "unlocked": event.locks}, [event])
+        return OK if event.locks <= held else Drift({"held": held, "unlocked": event.locks}, [event])
 
     def template(self, finding: Finding) -> str:
         if "unlocked" in finding.numbers:

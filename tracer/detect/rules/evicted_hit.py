@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, Event, Evict, LoadPlan, Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
@@ -42,7 +42,7 @@ class EvictedHit(EngineRule[Alloc | LoadPlan | Evict]):
         known = engine.keys(event.connector_id)
         missing = known.missing(keys)
         if not missing:
-            return known.unsure(keys) or Verdict.OK
+            return known.unsure(keys) or OK
         return Drift({"key": missing[0], "missing": len(missing), "count": count}, witness)
 
     def template(self, finding: Finding) -> str:
@@ -71,7 +71,7 @@ def _evicted(event: Evict, engine: Engine) -> Judgement:
         if event.chunk_key in (load.chunk_keys or ()):
             numbers = {"key": event.chunk_key, "transfer": load.transfer_id, "count": load.count}
             return Drift(numbers, [load, event])
-    return Verdict.OK if loads else None
+    return OK if loads else None
 
 
 def _loaded(lookup: Lookup, alloc: Alloc) -> tuple[str, ...]:

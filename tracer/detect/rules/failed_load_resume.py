@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Schedule
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -39,4 +39,4 @@ class FailedLoadResume(EngineRule[Schedule]):
             if block in engine.invalid and event.request not in engine.recomputing.get(block, ()):
                 numbers = {"block": block, "first_invalid": position * size, "begins": event.computed}
                 return Drift(numbers, [engine.invalid[block], event])
-        return Verdict.OK
+        return OK

@@ -6,7 +6,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.contract import Breach, breach
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class FullHit(RequestRule[Lookup]):
@@ -38,7 +38,7 @@ class FullHit(RequestRule[Lookup]):
             case Breach.NOT_NEW:
                 return None
             case None:
-                return Verdict.OK
+                return OK
             case Breach.NOTHING_TO_RUN:
                 numbers = {"total": event.total, "computed": event.computed, "returned": answer}
                 return Drift(numbers, [event], healed=event.refused is not None)

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Preempt
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 IN_VAIN = 3
 """This many consecutive preemptions that free nothing are no accident."""
@@ -37,7 +37,7 @@ class IdlePreemption(EngineRule[Preempt]):
             return None
         row = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
         if event.blocks_free >= len(row):
-            return Verdict.OK
+            return OK
         if len(row) < IN_VAIN:
             return None
         return Drift({"free": event.blocks_free, "preempted": len(row)}, row)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Index, Pool
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Kind
 
 
@@ -31,7 +31,7 @@ class IndexDrift(EngineRule[Index | Pool]):
         if first is None or second is None or whole is None:
             return Unknown.PROBE
         if min(first, second) >= 0 and first + second == whole:
-            return Verdict.OK
+            return OK
         return Drift({"first": first, "second": second, "whole": whole}, [event])
 
     def template(self, finding: Finding) -> str:

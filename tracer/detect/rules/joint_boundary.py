@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Lookup, RankLookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class JointBoundary(RequestRule[Lookup]):
@@ -37,7 +37,7 @@ class JointBoundary(RequestRule[Lookup]):
         claimed = event.computed + event.answer
         joint = set.intersection(*(set(group.boundaries or ()) for group in groups.values()))
         if claimed in joint or (event.matched in joint and claimed == event.total - 1 == (event.matched or 0) - 1):
-            return Verdict.OK
+            return OK
         lacking = next((g for g in groups.values() if claimed not in (g.boundaries or ())), None)
         assert lacking is not None, "a length that is not joint is missing in one of the groups"
         numbers = {

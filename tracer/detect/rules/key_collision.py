@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import LoadPlan, Lookup, StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
 
 class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
@@ -33,12 +33,12 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
         identity = engine.identities.get(event.request or "")
         if identity is None or not event.chunk_keys:
             return None
-        known = [
-            (key, engine.writers[event.connector_id, key])
-            for key in event.chunk_keys
-            if (event.connector_id, key) in engine.writers
-        ]
-        for key, (other_identity, store) in known:
+        is_known = False
+        for key in event.chunk_keys:
+            stored = engine.writers.get((event.connector_id, key))
+            if stored is None:
+                continue
+            is_known, (other_identity, store) = True, stored
             if other_identity != identity:
                 numbers = {
                     "key": key,
@@ -47,4 +47,4 @@ class KeyCollision(EngineRule[Lookup | LoadPlan | StorePlan]):
                     "other": store.request,
                 }
                 return Drift(numbers, [store, event])
-        return Verdict.OK if known else None
+        return OK if is_known else None

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Key
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class KeyMismatch(EngineRule[Key]):
@@ -35,7 +35,7 @@ class KeyMismatch(EngineRule[Key]):
         if known is None:
             return None
         if known.chunk_key == event.chunk_key:
-            return Verdict.OK
+            return OK
         first, second = sorted((known, event), key=lambda key: key.start_ns)  # from two recorders, in either order
         return Drift({"key": second.chunk_key, "other": first.chunk_key, "parent": event.chunk_parent}, [first, second])
 

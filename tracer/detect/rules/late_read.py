@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Read
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class LateRead(RequestRule[Read]):
@@ -30,7 +30,7 @@ class LateRead(RequestRule[Read]):
     def judge(self, event: Read, account: Account) -> Judgement:
         freed = account.evidence.freed
         if freed is None:
-            return Verdict.OK if account.missing is None else account.missing
+            return OK if account.missing is None else account.missing
         late_s = round((event.start_ns - freed.end_ns) / 1e9, 3)
         return Drift({"late_s": late_s, "expired": bool(freed.lease_expired)}, [freed, event])
 

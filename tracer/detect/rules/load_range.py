@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class LoadRange(RequestRule[LoadPlan]):
@@ -40,7 +40,7 @@ class LoadRange(RequestRule[LoadPlan]):
         unclaimed = [] if claimed is None else [key for key in event.chunk_keys or () if key not in claimed]
         if unclaimed:
             return Drift({**numbers, "unclaimed": unclaimed}, [lookup, alloc, event])
-        return Verdict.OK
+        return OK
 
     def template(self, finding: Finding) -> str:
         if "unclaimed" in finding.numbers:

@@ -4,7 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
 
 class LoadStoreOverlap(RequestRule[LoadPlan]):
@@ -29,5 +29,5 @@ class LoadStoreOverlap(RequestRule[LoadPlan]):
             return None
         store = next((job for job in account.evidence.jobs.values() if isinstance(job, StorePlan)), None)
         if store is None:
-            return Verdict.OK
+            return OK
         return Drift({"store": store.transfer_id, "load": event.transfer_id, "count": event.count}, [store, event])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 
 
 class LockLeak(RequestRule[RequestEnd]):
@@ -37,5 +37,5 @@ class LockLeak(RequestRule[RequestEnd]):
             return Unknown.DELAYED
         held, locked = evidence.locks, evidence.locked_ever
         if held <= 0 or evidence.lock is None:
-            return Verdict.OK
+            return OK
         return Drift({"held": held, "locked": locked, "unlocked": locked - held}, [evidence.lock, event])

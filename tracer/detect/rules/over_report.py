@@ -7,7 +7,7 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.stale_lookup import earlier_source
 from kvtrail.tracer.model.contract import Breach, breach, new_at_most
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class OverReport(RequestRule[Lookup]):
@@ -37,7 +37,7 @@ class OverReport(RequestRule[Lookup]):
         if answer is None:
             return None
         if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
-            return Verdict.OK
+            return OK
         if event.cached or earlier_source(event, account) is not None:
             return None
         numbers = {

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -37,7 +37,7 @@ class PhantomHit(EngineRule[Lookup]):
         known = engine.keys(event.connector_id)
         missing = known.missing(event.chunk_keys)
         if not missing:
-            return known.unsure(event.chunk_keys) or Verdict.OK
+            return known.unsure(event.chunk_keys) or OK
         numbers = {
             "claimed": len(event.chunk_keys),
             "missing": len(missing),

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -42,7 +42,7 @@ class PlanBlocks(RequestRule[LoadPlan | StorePlan]):
             expected = tuple(table[event.start // size : -(-(event.start + event.count) // size)])
             sound = event.blocks_ids == expected
         if sound:
-            return Verdict.OK
+            return OK
         numbers = {
             "start": event.start,
             "count": event.count,

@@ -7,7 +7,7 @@ from typing import Any
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 IDLE_S = 60.0
 """How long the scheduler may make no step while the connector holds blocks."""
@@ -39,10 +39,10 @@ class PollStarvation(EngineRule[Heartbeat]):
             return None
         before, oldest = engine.polled, min(held, key=lambda each: each.sequence)
         if before is None or before.scheduler_step != event.scheduler_step:
-            return Verdict.OK
+            return OK
         idle_s = (engine.time.now_ns - max(engine.time.of(before), engine.time.of(oldest))) / 1e9
         if idle_s < IDLE_S:
-            return Verdict.OK
+            return OK
         numbers = {"idle_s": round(idle_s, 1), "held": len(held), "steps": event.scheduler_step}
         return Drift(numbers, [oldest, before, event])
 

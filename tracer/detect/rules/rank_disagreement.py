@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class RankDisagreement(RequestRule[Lookup]):
@@ -38,7 +38,7 @@ class RankDisagreement(RequestRule[Lookup]):
         elif claimed is None:
             return None
         elif claimed <= poorest.matched:
-            return Verdict.OK
+            return OK
         numbers = {
             "claimed": claimed,
             "by_rank": {str(r): ranks[r].matched for r in sorted(ranks)},

@@ -6,7 +6,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 
 ITS_OWN_END = {"stopped", "length_capped"}
 """The outcomes of a request that ran to its end; an aborted one is not handed on."""
@@ -43,5 +43,5 @@ class RefusedHandoff(RequestRule[RequestEnd]):
         if event.computed < account.prompt or account.prompt < event.block_size:
             return None
         if event.free_delayed:
-            return Verdict.OK
+            return OK
         return Drift({"outcome": event.outcome, "computed": event.computed, "prompt": account.prompt}, [event])

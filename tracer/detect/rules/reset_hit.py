@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Lookup, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class ResetHit(EngineRule[Lookup | StorePlan]):
@@ -39,7 +39,7 @@ class ResetHit(EngineRule[Lookup | StorePlan]):
         if event.matched is None:
             return None
         if event.matched == 0:
-            return Verdict.OK
+            return OK
         if event.connector_id not in engine.storing:
             return Unknown.PROBE
         numbers = {"matched": event.matched, "returned": event.answer, "answered": reset.succeeded}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Schedule
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
 
 class ResumePoint(RequestRule[Schedule]):
@@ -47,7 +47,7 @@ class ResumePoint(RequestRule[Schedule]):
         if expected == alloc.total and lookup.is_async:
             expected -= 1
         if event.computed == expected:
-            return Verdict.OK
+            return OK
         numbers = {
             "computed": lookup.computed,
             "allocated": alloc.allocated,

@@ -7,7 +7,7 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import hole
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class RetriedLookup(RequestRule[Store | StorePlan]):
@@ -32,14 +32,14 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
-        if isinstance(event, Store) and event.role != SCHEDULER:
+        if type(event) is Store and event.role != SCHEDULER:
             return None
         asked = account.evidence.repeated_hits
         if asked < 2 or event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         begins = hole(event, account)
         if begins is None:
-            return Verdict.OK
+            return OK
         lookups = [lookup for lookup in account.evidence.recent_lookups if lookup.epoch == event.epoch][-1:]
         numbers = {"asked": asked, "matched": account.matched, "begins": event.start, "held": begins}
         return Drift(numbers, [*lookups, event])

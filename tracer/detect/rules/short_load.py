@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Load, RequestEnd, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
@@ -34,7 +34,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
             if event.expected is None:
                 return None
             if event.count >= _wanted(event, account):
-                return Verdict.OK
+                return OK
             if event.error is not None:
                 return Drift(_numbers(event, account), [event])
             if event.recorder != account.recorder and evidence.ended is not None:

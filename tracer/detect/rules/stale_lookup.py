@@ -4,7 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.contract import Breach, breach, new_at_most
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 def earlier_source(lookup: Lookup, account: Account) -> Lookup | None:
@@ -51,7 +51,7 @@ class StaleLookup(RequestRule[Lookup]):
         if answer is None:
             return None
         if breach(event.total, event.computed, event.matched, answer, event.is_async) is not Breach.NOT_NEW:
-            return Verdict.OK if event.matched is not None else None
+            return OK if event.matched is not None else None
         source = earlier_source(event, account)
         if source is None and not event.cached:
             return None  # too much, but not stale: over-report judges it

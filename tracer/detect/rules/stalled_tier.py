@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine, is_full
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Heartbeat, Pool
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
 STALLED_S = 60.0
 REFUSED = 3
@@ -43,11 +43,11 @@ class StalledTier(EngineRule[Pool | Heartbeat]):
             and stall.refused >= REFUSED
         ]
         if not stalls:
-            return Verdict.OK if engine.full_tiers else None
+            return OK if engine.full_tiers else None
         if engine.locked is None:
             return engine.missing
         if engine.locked > 0:
-            return Verdict.OK
+            return OK
         stall, full_s = stalls[0]
         numbers = {
             "tier": stall.last.pool_tier or "store",

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Stats
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 class Statistics(RequestRule[Stats]):
@@ -31,7 +31,7 @@ class Statistics(RequestRule[Stats]):
     def judge(self, event: Stats, account: Account) -> Judgement:
         broken = _broken(event, account)
         if broken is None:
-            return Verdict.OK if event.reported is not None else None
+            return OK if event.reported is not None else None
         return Drift({**event.numbers(), "broken": broken}, [event])
 
     def values(self, finding: Finding) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -35,6 +35,6 @@ class StoreFailedLoad(EngineRule[StorePlan]):
         begun = engine.recomputing
         failed = [b for b in event.blocks_ids if b in engine.invalid and event.request not in begun.get(b, ())]
         if not failed:
-            return Verdict.OK
+            return OK
         numbers = {"block": failed[0], "failed": len(failed), "count": event.count}
         return Drift(numbers, [engine.invalid[failed[0]], event])

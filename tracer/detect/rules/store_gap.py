@@ -6,7 +6,7 @@ from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import Store, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
 
 def hole(event: Store | StorePlan, account: Account) -> int | None:
@@ -46,7 +46,7 @@ class StoreGap(RequestRule[Store | StorePlan]):
     )
 
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
-        if isinstance(event, Store) and event.role != SCHEDULER:
+        if type(event) is Store and event.role != SCHEDULER:
             return None
         if event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
@@ -54,7 +54,7 @@ class StoreGap(RequestRule[Store | StorePlan]):
             return account.missing
         begins = hole(event, account)
         if begins is None:
-            return Verdict.OK
+            return OK
         if account.evidence.repeated_hits > 1:
             return None  # retried-lookup judges it
         before = account.evidence.store

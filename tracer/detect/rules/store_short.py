@@ -5,7 +5,7 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.store_gap import held_until
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd, StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -46,6 +46,6 @@ class StoreShort(RequestRule[RequestEnd]):
         reached = min(account.prompt, step.computed)
         wanted, held = reached // size * size, held_until(account)
         if held >= wanted:
-            return Verdict.OK
+            return OK
         numbers = {"prompt": account.prompt, "computed": reached, "held": held, "wanted": wanted}
         return Drift(numbers, [store, step, event])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Schedule, StorePlan
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class StoreUncomputed(RequestRule[StorePlan]):
@@ -36,7 +36,7 @@ class StoreUncomputed(RequestRule[StorePlan]):
         computed, scheduled = run.computed or 0, run.scheduled or 0
         most = computed + scheduled - drafted
         if end <= most:
-            return Verdict.OK
+            return OK
         numbers = {"end": end, "computed": computed, "scheduled": scheduled, "drafted": drafted, "at_most": most}
         return Drift(numbers, [event] if run is event else [run, event])
 
@@ -74,6 +74,6 @@ def _before_the_first_step(event: StorePlan, account: Account) -> Judgement:
         return Unknown.LEVEL
     end, most = event.start + event.count, lookup.computed + alloc.allocated
     if end <= most:
-        return Verdict.OK
+        return OK
     numbers = {"end": end, "computed": lookup.computed, "allocated": alloc.allocated, "at_most": most}
     return Drift(numbers, [lookup, alloc, event])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.rules import EngineRule
 from kvtrail.tracer.model.events import Alloc, LoadPlan, StorePlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 from kvtrail.tracer.model.semconv import Level
 
 
@@ -43,6 +43,6 @@ class StoreUnderLoad(EngineRule[StorePlan]):
             if isinstance(load, Alloc | LoadPlan)
         }
         if not loads:
-            return Verdict.OK if event.request in engine.met else engine.missing or Verdict.OK
+            return OK if event.request in engine.met else engine.missing or OK
         block = next(iter(loads))
         return Drift({"block": block, "open": len(loads), "count": event.count}, [loads[block], event])

@@ -4,7 +4,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.async_declaration import synchronous_load
 from kvtrail.tracer.model.events import Event, Received, Sent, TransferEnd
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 
 class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
@@ -32,7 +32,7 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         evidence = account.evidence
         if isinstance(event, Received):
             if evidence.loading is not None:
-                return Verdict.OK
+                return OK
             if account.ended_ns is not None and evidence.end is None and evidence.received is None:
                 return None  # aborted while it was loading: the account closed it
             if synchronous_load(account) is not None or _may_be_a_siblings(event, account, evidence.received_by):
@@ -40,12 +40,12 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
             return _drift("load", evidence.received, event)
         if isinstance(event, Sent):
             if evidence.end is not None:
-                return Verdict.OK
+                return OK
             if _may_be_a_siblings(event, account, evidence.sent_by):
                 return None
             return _drift("store", evidence.sent, event)
         if event.transfer_id in evidence.jobs:
-            return Verdict.OK
+            return OK
         if (before := evidence.ended_jobs.get(event.transfer_id)) is not None:
             return _drift("transfer", before, event)
         return Unknown.UNSEEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Lookup
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
 
 class UnderReport(RequestRule[Lookup]):
@@ -39,7 +39,7 @@ class UnderReport(RequestRule[Lookup]):
             return None
         loadable = min(event.matched, event.total - 1) - event.computed
         if answer >= loadable:
-            return Verdict.OK if loadable > 0 else None
+            return OK if loadable > 0 else None
         earlier = [
             lookup
             for lookup in account.evidence.recent_lookups
@@ -50,7 +50,7 @@ class UnderReport(RequestRule[Lookup]):
         best = max(earlier, key=lambda lookup: lookup.answer or 0)
         offered = best.answer or 0
         if answer >= offered:
-            return Verdict.OK
+            return OK
         numbers = {
             "offered": offered,
             "matched": event.matched,

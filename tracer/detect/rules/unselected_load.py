@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import LoadPlan
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 
 
 class UnselectedLoad(RequestRule[LoadPlan]):
@@ -32,5 +32,5 @@ class UnselectedLoad(RequestRule[LoadPlan]):
         if alloc is None or event.epoch != account.epoch:
             return Unknown.UNSEEN
         if alloc.allocated:
-            return Verdict.OK
+            return OK
         return Drift({"allocated": 0, "count": event.count}, [alloc, event])

@@ -5,7 +5,7 @@ from typing import Any
 from kvtrail.tracer.detect.account import Account, grows
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import RequestEnd, Schedule
-from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 from kvtrail.tracer.model.semconv import Level
 
 NULL_BLOCK = 0
@@ -49,7 +49,7 @@ class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
         if end > length * event.block_size and grows(held, added):
             length += len(added)
         if end <= length * event.block_size:
-            return Verdict.OK
+            return OK
         numbers = {"computed": event.computed, "scheduled": event.scheduled, "end": end, "table_length": length}
         return Drift({**numbers, "room": length * event.block_size}, [event])
 
@@ -76,10 +76,10 @@ class UntoldBlocks(RequestRule[RequestEnd | Schedule]):
 def _at_end(event: RequestEnd, table: list[int], *, has_groups: bool) -> Judgement:
     if event.blocks_ids:
         untold = sorted(set(event.blocks_ids) - {NULL_BLOCK, *table})
-        return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else Verdict.OK
+        return Drift({"untold": untold, "table_length": len(table)}, [event]) if untold else OK
     if event.computed is None or not event.block_size or has_groups:
         return None
     room = len(table) * event.block_size
     if event.computed <= room:
-        return Verdict.OK
+        return OK
     return Drift({"computed": event.computed, "table_length": len(table), "room": room}, [event])

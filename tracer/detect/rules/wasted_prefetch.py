@@ -3,7 +3,7 @@ from __future__ import annotations
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Prefetch
-from kvtrail.tracer.model.findings import Drift, Judgement, Severity, Unknown, Verdict
+from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
 
 
 class WastedPrefetch(RequestRule[Prefetch]):
@@ -32,6 +32,6 @@ class WastedPrefetch(RequestRule[Prefetch]):
             return Unknown.PROBE
         most = max(0, -(-lookup.matched // size) * size - lookup.computed // size * size)
         if event.count <= most:
-            return Verdict.OK
+            return OK
         numbers = {"computed": lookup.computed, "matched": lookup.matched, "fetched": event.count, "at_most": most}
         return Drift(numbers, [lookup, event])
