@@ -6,14 +6,13 @@ Half of the ids are vLLM's own, made of random digits; the other half are the ca
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.lanes import lane_of
-from kvtrail.tracer.detect.savings import SavingsCounter
+from kvtrail.tracer.detect.savings import Cells, SavingsCounter
 from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
@@ -50,7 +49,7 @@ def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
         _add(events, batch, savings, resources[number % ENGINES], drifts=drifts)
         if len(batch.accounts) == of or number == count - 1:
             yield replace(batch, savings=savings.cells)
-            savings.cells, batch = Counter(), Batch()
+            savings.cells, batch = Cells(), Batch()
 
 
 def _add(events: list[Event], batch: Batch, savings: SavingsCounter, resource: dict[str, Any], *, drifts: bool) -> None:

@@ -8,7 +8,7 @@ What a missing event leaves undecided is not counted.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from kvtrail.tracer.model.events import (
 )
 
 MINUTE_S = 60
+MINUTE_NS = MINUTE_S * 10**9
 HOUR_S = 3600
 BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9
 MOST_OPEN = 100_000
@@ -55,6 +56,36 @@ class Cell(NamedTuple):
     connector: str
     epoch: int
     measure: str
+
+
+class Cells(Mapping[Cell, int]):
+    """Sums by cell. The cells of a minute, an engine, a connector and an epoch lie together, since an event adds to several
+    of them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str, str, int], dict[str, int]] = {}
+
+    def add(self, where: tuple[int, str, str, int], measures: Mapping[str, int]) -> None:
+        """Add to the cells that have these first four parts."""
+        held = self._held.get(where)
+        if held is None:
+            held = self._held[where] = {}
+        for measure, value in measures.items():
+            if value:
+                held[measure] = held.get(measure, 0) + value
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._held.clear()
+
+    def __getitem__(self, cell: Cell) -> int:
+        return self._held[cell[:4]][cell.measure]
+
+    def __iter__(self) -> Iterator[Cell]:
+        return (Cell(*where, measure) for where, held in self._held.items() for measure in held)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +185,7 @@ class SavingsCounter:
         facts: admissions, waits and preemptions since the caller last cleared them, one by one.
     """
 
-    cells: Counter[Cell] = field(default_factory=Counter)
+    cells: Cells = field(default_factory=Cells)
     facts: list[Admission | Wait | Preempt] = field(default_factory=list)
     _speakers: dict[str, str] = field(default_factory=dict)
     """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
@@ -166,7 +197,7 @@ class SavingsCounter:
 
     def enter(self, event: Event, account: Account) -> None:
         """Enter one event, after it was entered into its request's account."""
-        if (enter := _ENTER.get(event.kind)) and not self._is_spoken_for(event):
+        if (enter := _ENTER.get(event.kind)) and not (self._speakers and self._is_spoken_for(event)):
             enter(self, event, account)
 
     def forget(self, recorders: Iterable[str]) -> None:
@@ -178,36 +209,41 @@ class SavingsCounter:
     def recall(self, event: Event, account: Account) -> None:
         """Enter one event whose sums were counted before: later events may need it."""
         cells, facts = self.cells, self.facts
-        self.cells, self.facts = Counter(), []
+        self.cells, self.facts = Cells(), []
         try:
             self.enter(event, account)
         finally:
             self.cells, self.facts = cells, facts
 
-    def _add(self, event: Event, measure: str, value: int = 1, *, epoch: int | None = None) -> None:
-        if value:
-            at_s = event.end_ns // 10**9 // MINUTE_S * MINUTE_S
-            epoch = min(event.epoch if epoch is None else epoch, LAST_EPOCH)
-            self.cells[Cell(at_s, event.engine, event.connector, epoch, measure)] += value
+    def _add(self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None) -> None:
+        """Add to the cells of the event's minute."""
+        at_s = event.end_ns // MINUTE_NS * MINUTE_S
+        if epoch is None:
+            epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
+        self.cells.add((at_s, event.engine, event.connector, epoch), measures)
 
     def _is_spoken_for(self, event: Event) -> bool:
         """Whether the event repeats what a connector reports that answers for this one. Copies are reported once."""
-        speaker = self._speakers.get(event.recorder) if self._speakers else None
+        speaker = self._speakers.get(event.recorder)
         return speaker not in (None, event.connector_id) and not isinstance(event, Load | Store | RequestEnd)
 
     def _asked(self, event: Event) -> dict[str, _Asked]:
         """The lookups of the event's request in its epoch, by connector."""
-        held = self._open.setdefault((event.engine, event.request or ""), {})
-        self._open.move_to_end((event.engine, event.request or ""))
-        if len(self._open) > MOST_OPEN:
-            self._open.popitem(last=False)
+        key = (event.engine, event.request or "")
+        held = self._open.get(key)
+        if held is None:
+            held = self._open[key] = {}
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+            return held
+        self._open.move_to_end(key)
         for connector_id in [c for c, asked in held.items() if asked.lookup.epoch != event.epoch]:
             del held[connector_id]
         return held
 
     def _enter_lookup(self, event: Lookup, account: Account) -> None:
         held = self._asked(event)
-        if event.has(Capability.ANSWERS_FOR_CHILDREN) and event.recorder not in self._speakers:
+        if event.recorder not in self._speakers and event.has(Capability.ANSWERS_FOR_CHILDREN):
             self._speakers[event.recorder] = event.connector_id
             held.clear()  # its children were asked before it answered
         before = held.get(event.connector_id)
@@ -216,23 +252,21 @@ class SavingsCounter:
             postponed_ns = before.postponed_ns
             if account.complete:
                 self._unused(before.lookup)
-        self._add(event, "lookups")
-        self._add(event, "lookup_ns", max(0, event.end_ns - event.start_ns))
+        self._add(event, {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)})
         if event.error is not None:
             held.pop(event.connector_id, None)
             return
         if event.returned is None:
-            self._add(event, "lookups_postponed")
+            self._add(event, {"lookups_postponed": 1})
             postponed_ns = postponed_ns or event.end_ns
         elif postponed_ns is not None:
-            self._add(event, "postponed_ns", max(0, event.end_ns - postponed_ns))
+            self._add(event, {"postponed_ns": max(0, event.end_ns - postponed_ns)})
             postponed_ns = None
         held[event.connector_id] = _Asked(event, postponed_ns)
 
     def _unused(self, lookup: Lookup) -> None:
         if lookup.returned is not None and lookup.returned > 0:
-            self._add(lookup, "lookups_unused")
-            self._add(lookup, "unused", lookup.returned)
+            self._add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
 
     def _enter_alloc(self, event: Alloc, account: Account) -> None:
         held = self._asked(event)
@@ -242,19 +276,17 @@ class SavingsCounter:
         asked.alloc = event
         lookup = asked.lookup
         self.facts.append(Admission(lookup, event, is_alone=len(held) == 1))
-        self._add(event, "admissions")
-        self._add(event, "asked", lookup.total)
-        self._add(event, "local", min(lookup.computed, lookup.total))
-        self._add(event, "taken", event.allocated)
+        local = min(lookup.computed, lookup.total)
+        self._add(event, {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated})
         if not event.allocated and account.complete:
             self._unused(lookup)
         left = event.allocated
         for source in event.hit_sources or ():
             tier, _, tokens = source.rpartition(":")
             if tokens.isdecimal() and (count := min(left, int(tokens))):
-                self._add(event, TIER + self._tier(event.connector, tier), count)
+                self._add(event, {TIER + self._tier(event.connector, tier): count})
                 left -= count
-        self._add(event, TIER + UNNAMED, left)
+        self._add(event, {TIER + UNNAMED: left})
 
     def _tier(self, connector: str, name: str) -> str:
         known = self._tiers.setdefault(connector, set())
@@ -268,25 +300,24 @@ class SavingsCounter:
         if asked is not None and asked.alloc is not None and asked.alloc.allocated and asked.lookup.is_async:
             waited_ns = max(0, event.end_ns - asked.alloc.end_ns)
             self.facts.append(Wait(event, waited_ns))
-            self._add(event, "waits")
-            self._add(event, "waited_ns", waited_ns)
+            self._add(event, {"waits": 1, "waited_ns": waited_ns})
             if event.failed:
-                self._add(event, "failed", asked.alloc.allocated)
+                self._add(event, {"failed": asked.alloc.allocated})
 
     def _enter_schedule(self, event: Schedule, account: Account) -> None:
         if (measured := self._prefill_timer.enter(event, account)) is not None:
-            self._add(event, "prefill", measured.tokens, epoch=0)
-            self._add(event, "prefill_ns", measured.took_ns, epoch=0)
+            self._add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
         held = self._open.pop((event.engine, event.request or ""), {})
         for asked in held.values():
             if asked.alloc is None or asked.lookup.epoch != event.epoch:
                 continue
             lookup = asked.lookup
-            self._add(asked.alloc, "spared", min(asked.alloc.allocated, max(0, event.computed - lookup.computed)))
+            measures = {"spared": min(asked.alloc.allocated, max(0, event.computed - lookup.computed))}
             if lookup.matched is None:
-                self._add(asked.alloc, "admissions_hidden")
+                measures["admissions_hidden"] = 1
             else:  # the last token is always computed, for its logits
-                self._add(asked.alloc, "recomputed", max(0, min(lookup.matched, lookup.total - 1) - event.computed))
+                measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
+            self._add(asked.alloc, measures)
 
     def _enter_preempt(self, event: Preempt, _: Account) -> None:
         key = (event.engine, event.request or "")
@@ -296,7 +327,7 @@ class SavingsCounter:
         if len(self._preempted) > MOST_OPEN:
             self._preempted.popitem(last=False)
         self.facts.append(event)
-        self._add(event, "preemptions")
+        self._add(event, {"preemptions": 1})
 
     def _enter_request(self, event: RequestEnd, account: Account) -> None:
         self._preempted.pop((event.engine, event.request or ""), None)
@@ -312,14 +343,13 @@ class SavingsCounter:
 
     def _copied(self, event: Load | Store, way: str) -> None:
         if event.rank == 0:  # every rank copies its share of the same tokens
-            self._add(event, f"{way}_tokens", event.count)
+            self._add(event, {f"{way}_tokens": event.count})
         if event.role == SCHEDULER:
             return  # from a log, whose lines have no duration
         took_ns = max(0, event.end_ns - event.start_ns)
-        self._add(event, f"{way}_ns", took_ns)
+        self._add(event, {f"{way}_ns": took_ns})
         if event.bytes is not None:
-            self._add(event, f"{way}_bytes", event.bytes)
-            self._add(event, f"{way}_bytes_ns", took_ns)
+            self._add(event, {f"{way}_bytes": event.bytes, f"{way}_bytes_ns": took_ns})
 
 
 _ENTER = handlers(SavingsCounter)

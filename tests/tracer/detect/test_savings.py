@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 from history import history
@@ -145,7 +146,7 @@ def test_any_order_of_arrival_gives_the_same_sums() -> None:
     shuffled = random.Random(3).sample(events, len(events))
     steps = {"prefill", "prefill_ns"}  # steps are measured as they come
 
-    def without(cells: Counter[savings.Cell]) -> dict[savings.Cell, int]:
+    def without(cells: Mapping[savings.Cell, int]) -> dict[savings.Cell, int]:
         return {cell: value for cell, value in cells.items() if cell.measure not in steps}
 
     assert without(counted(shuffled).cells) == without(expected)
