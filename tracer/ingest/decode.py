@@ -28,6 +28,10 @@ _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED))
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = semconv.OUTCOME.key
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
+_FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    (Kind.REQUEST, Kind.CUT_OFF), (semconv.REQUEST_MODEL.key, semconv.CALLERS_ID.key)
+)
+"""Attributes that recorders write for other backends, by kind. They are no fields of an event."""
 _OPTIONAL = (
     (semconv.BLOCK_SIZE.key, int),
     (semconv.CAPABILITIES.key, str),
@@ -171,6 +175,8 @@ def event(name: str, ids: Ids, values: dict[str, Any], common: Mapping[str, Any]
     """
     if ids[4] is not None and name == Kind.REQUEST and values.get(_OUTCOME) == semconv.CUT_OFF:
         name, ids = Kind.CUT_OFF, (*ids[:4], None)  # its status tells of no exception
+    for key in _FOR_OTHERS.get(name, ()):
+        values.pop(key, None)
     values |= common
     _enter(ids, values)
     unknown: Sequence[str] = ()

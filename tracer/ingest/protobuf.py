@@ -24,14 +24,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import LATEST_NS, Span
+
+_SEQUENCE = KeyValue(key=semconv.SEQUENCE.key).SerializeToString() + b"\x12"
+"""How the attribute begins that holds a recorder's number: all but its value."""
+_INT = AnyValue(int_value=0).SerializeToString()[0]
+_MORE = 0x80
+"""A byte of a number that another one follows is this much greater."""
+_LONGEST_NUMBER = 10
+"""Bytes. What is longer is below 0, or damaged."""
 
 
 class ProtobufDecoder(Decoder[bytes, Any]):
     """Decodes requests in binary form. What it refuses is MalformedOtlp."""
 
     def __init__(self) -> None:
-        self._remembered = Remembered(_attribute)
+        self._remembered = _Attributes(_attribute)
 
     def spans(self, data: bytes) -> list[Span]:
         with _refusal():
@@ -72,7 +81,9 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         if span.HasField("status") and span.status.code == Status.STATUS_CODE_ERROR:
             error = span.status.message or "error"
         start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
-        return span.trace_id.hex(), span.span_id.hex(), min(start_ns, LATEST_NS), min(end_ns, LATEST_NS), error
+        if start_ns > LATEST_NS or end_ns > LATEST_NS:
+            start_ns, end_ns = min(start_ns, LATEST_NS), min(end_ns, LATEST_NS)
+        return span.trace_id.hex(), span.span_id.hex(), start_ns, end_ns, error
 
     def _attributes(self, span: Any) -> dict[str, Any]:
         return dict(map(self._remembered.__getitem__, span.attributes[:]))
@@ -117,6 +128,27 @@ def value(any_value: AnyValue) -> Any:
 def _attribute(encoded: bytes) -> tuple[str, Any]:
     attribute = KeyValue.FromString(encoded)
     return attribute.key, value(attribute.value)
+
+
+class _Attributes(Remembered[bytes, tuple[str, Any]]):
+    """Attributes by their bytes. A recorder's number comes once: to remember it would only drive out what comes again."""
+
+    def __missing__(self, encoded: bytes) -> tuple[str, Any]:
+        if encoded.startswith(_SEQUENCE) and (number := _number(encoded[len(_SEQUENCE) :])) is not None:
+            return semconv.SEQUENCE.key, number
+        return super().__missing__(encoded)
+
+
+def _number(encoded: bytes) -> int | None:
+    """A whole number: its length, its type, and seven bits a byte, the lowest first. None if it is anything else."""
+    if not 3 <= len(encoded) <= _LONGEST_NUMBER or encoded[0] != len(encoded) - 1 or encoded[1] != _INT:
+        return None
+    *lower, number = encoded[2:]
+    for byte in reversed(lower):
+        if byte < _MORE:
+            return None
+        number = number << 7 | byte - _MORE
+    return number if encoded[-1] < _MORE else None
 
 
 def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:

@@ -156,6 +156,24 @@ def test_spans_of_any_fields(fields: list[bytes]) -> None:
     agree(DECODER, _request(b"".join(fields)))
 
 
+@given(
+    INT64.map(lambda number: AnyValue(int_value=number).SerializeToString())
+    | st.binary(max_size=11).map(lambda digits: b"\x18" + digits)
+    | st.binary(max_size=4),
+    st.just(b"") | st.binary(max_size=3),
+)
+@example(b"\x18\x85\x00", b"")  # longer than it need be
+@example(b"\x18\x05\x18\x06", b"")  # twice: the last one counts
+@example(b"\x18\x05\x10\x01", b"")  # a truth value after it
+@example(b"\x18\x85", b"")  # cut
+@example(b"\x18\x05", b"\x0a\x01a")  # the key again
+@example(b"\x18" + b"\xff" * 9 + b"\x01", b"")  # -1
+def test_a_recorders_number_however_it_is_written(value: bytes, more: bytes) -> None:
+    """It is read by our own hand, and not by Google's parser, where it is written as a recorder does."""
+    pair = _field(1, semconv.SEQUENCE.key.encode()) + _field(2, value) + more
+    agree(DECODER, _request(_field(9, pair)))
+
+
 @given(st.binary(max_size=64))
 def test_random_bytes(payload: bytes) -> None:
     agree(DECODER, payload)
