@@ -51,6 +51,9 @@ class Health(BaseModel):
     """Since this tracer started."""
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
+    forward: dict[str, Any] | None
+    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
+    and `held`. None if nothing is forwarded."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), and events received, dropped (as it reports) and missing (by sequence numbers); if there are very many, those
@@ -161,7 +164,13 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader, ending: thre
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
         by_status = pipeline.recorders.count_by_status()
-        return Health(status=pipeline.trouble or "ok", **state(), recorders=recorders(), recorders_by_status=by_status)
+        return Health(
+            status=pipeline.trouble or "ok",
+            **state(),
+            forward=None if pipeline.forwarder is None else pipeline.forwarder.state(),
+            recorders=recorders(),
+            recorders_by_status=by_status,
+        )
 
     @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:

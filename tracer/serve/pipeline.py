@@ -29,6 +29,7 @@ from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.series import OTHER
 from kvtrail.tracer.store import Batch, StoreError, Writer
@@ -58,6 +59,7 @@ class Pipeline:
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
+        forwarder: Forwarder | None = None,
         max_requests: int = MOST_REQUESTS,
         grace_ns: int = GRACE_NS,
     ) -> None:
@@ -67,6 +69,7 @@ class Pipeline:
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
         )
         self.recorders = Recorders()
+        self.forwarder = forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
@@ -131,7 +134,10 @@ class Pipeline:
             self._recall(touched)
             self._dirty.update(touched)
             self._take_findings(self._feed(events))
-            self._commit(pairs)
+            found = self._commit(pairs)
+            if self.forwarder is not None:
+                with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
+                    self.forwarder.received(payload, events, found)
             self.last_received_ns = time.time_ns()
             self._count(len(spans), pairs, transport, self.last_received_ns)
             for span, names in unknown:
@@ -158,8 +164,12 @@ class Pipeline:
         with self._lock:
             with self.errors.caught(Where.TIDY):
                 self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-            if self._dirty or self.savings.cells or self.trouble is not None:
-                self._commit([])
+            changed = bool(self._dirty or self.savings.cells or self.trouble is not None)
+            found = self._commit([]) if changed else []
+            if self.forwarder is not None:
+                with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
+                    self.forwarder.found(found)
+                    self.forwarder.tidy()
             with self.errors.caught(Where.TIDY):
                 self._drop_unsampled(before_ns=now_ns - FORGET_FINISHED_NS)
             with self.errors.caught(Where.TIDY):
@@ -275,8 +285,9 @@ class Pipeline:
         self._dirty.update(dict.fromkeys(self.detector.changed))
         self.detector.changed.clear()
 
-    def _commit(self, pairs: list[tuple[Span, Event | None]]) -> None:
-        """Write the spans and all that has changed. What could not be written goes with the next batch."""
+    def _commit(self, pairs: list[tuple[Span, Event | None]]) -> list[Finding]:
+        """Write the spans and all that has changed, and return the findings in it. What could not be written goes with the
+        next batch."""
         accounts: list[dict[str, Any]] = []
         lanes: list[Lane] = []
         for key in self._dirty:
@@ -306,6 +317,7 @@ class Pipeline:
         self.spans_stored += len(pairs)
         self._dirty.clear()
         self._changed.clear()
+        return batch.findings
 
     def _count(self, received: int, pairs: list[tuple[Span, Event | None]], transport: str, now_ns: int) -> None:
         metrics = self._metrics

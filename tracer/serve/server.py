@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.metrics import Metrics
@@ -52,11 +54,13 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     tls: Tls | None,
+    forward: Settings | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
+        BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
@@ -66,11 +70,12 @@ def serve(
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
+    metrics = Metrics()
+    forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = _listener(host, http_port)
     writer = SqliteWriter(store)
-    metrics = Metrics()
     try:
-        pipeline = Pipeline(writer, metrics, trace_file=trace_file, max_requests=max_requests)
+        pipeline = Pipeline(writer, metrics, trace_file=trace_file, forwarder=forwarder, max_requests=max_requests)
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
     grpc_server = serve_grpc(pipeline, host, grpc_port, tokens=tokens, tls=tls)
@@ -93,6 +98,8 @@ def serve(
         stop.set()
         tidier.join()
         pipeline.close()
+        if forwarder is not None:
+            forwarder.close()
 
 
 def _listener(host: str, port: int) -> socket.socket:
