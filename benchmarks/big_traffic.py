@@ -1,25 +1,32 @@
 """Synthetic traffic for a big store: requests of several engines over days, as batches for the store.
 
-Half of the ids are vLLM's own, made of random digits; the other half are the caller's, which count up.
+Half of the ids are vLLM's own, made of random digits; the other half are the caller's, which count up. The spans are
+encoded by the recorder's own encoder, and the requests of an engine are mixed in them as they ran.
 """
 
 from __future__ import annotations
 
 import random
+import sys
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from wire import encoded
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.savings import Cells, SavingsCounter
-from kvtrail.tracer.ingest.logs.export import span_of
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, Preempt, RequestEnd, RequestStart, Schedule
 from kvtrail.tracer.model.events import Store as Stored
 from kvtrail.tracer.model.findings import Finding, Severity, witnesses
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.store import Batch
+from kvtrail.tracer.store import Batch, Chunk
 
 ENGINES = 8
 MODELS = ("small", "large")
@@ -27,6 +34,8 @@ CONNECTORS = ("OffloadConnector", "LMCacheConnectorV1")
 DAYS = 3
 EVENTS = 10
 """Events of one request."""
+A_CHUNK = 512
+"""Spans of a chunk, as many as recorders send at a time."""
 DRIFTING = 50
 """One in so many requests has a finding, as in a fleet with a real bug."""
 RULES = (
@@ -36,35 +45,55 @@ RULES = (
 S = 10**9
 
 
+@dataclass
+class Requests:
+    """Some requests: their events by engine, and what is made of them."""
+
+    events: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    rows: Batch = field(default_factory=Batch)
+
+    def batches(self, savings: SavingsCounter) -> Iterator[Batch]:
+        """Batches for the store: the spans of each engine in chunks, then the rows."""
+        for number, (engine, events) in enumerate(self.events.items()):
+            events.sort(key=lambda event: event.end_ns)
+            resource = _resource(engine, MODELS[number % len(MODELS)])
+            for at in range(0, len(events), A_CHUNK):
+                some = events[at : at + A_CHUNK]
+                requests = {(event.engine, event.request or "") for event in some}
+                chunk = Chunk(encoded(some, resource), len(some), some[-1].end_ns, requests)
+                yield Batch(chunk, engines={engine: described(resource)})
+        self.rows.savings = savings.cells
+        yield self.rows
+
+
 def batches(spans: int, *, until_ns: int, of: int) -> Iterator[Batch]:
     """Batches of `of` requests, the oldest first. The last request began at `until_ns`, and nothing happens later."""
     dice = random.Random(1)
     count = max(1, spans // EVENTS)
-    savings, batch = SavingsCounter(), Batch()
-    resources = [_resource(f"engine-{n}", MODELS[n % len(MODELS)]) for n in range(ENGINES)]
+    savings, some = SavingsCounter(), Requests()
+    written = 0
     for number in range(count):
         at_ns = until_ns - (count - 1 - number) * DAYS * 86_400 * S // count
         events = [event for event in _request(number, at_ns, dice) if event.end_ns <= until_ns]
-        drifts = number % DRIFTING == 0 and len(events) > 6
-        _add(events, batch, savings, resources[number % ENGINES], drifts=drifts)
-        if len(batch.accounts) == of or number == count - 1:
-            yield replace(batch, savings=savings.cells)
-            savings.cells, batch = Cells(), Batch()
+        written += len(events)
+        _add(events, some, savings, drifts=number % DRIFTING == 0 and len(events) > 6)
+        if len(some.rows.accounts) == of or number == count - 1:
+            some.rows.settled = written
+            yield from some.batches(savings)
+            savings.cells, some = Cells(), Requests()
 
 
-def _add(events: list[Event], batch: Batch, savings: SavingsCounter, resource: dict[str, Any], *, drifts: bool) -> None:
+def _add(events: list[Event], some: Requests, savings: SavingsCounter, *, drifts: bool) -> None:
     account = Account(events[0].engine, events[0].request or "")
     for event in events:
         account.apply(event)
         savings.enter(event, account)
-        span: Span = span_of(event)
-        span.resource, span.trace_id, span.span_id = resource, event.trace_id, event.span_id
-        batch.spans.append((span, event))
+    some.events[account.engine] += events
     if drifts:
-        batch.findings.append(_finding(events, account))
+        some.rows.findings.append(_finding(events, account))
     verdict = "drift" if drifts else "ok" if account.complete else "unknown"
-    batch.accounts.append({**account.as_dict(), "verdict": verdict, "findings": int(drifts)})
-    batch.lanes.append(lane_of(account, verdict=verdict, findings=int(drifts)))
+    some.rows.accounts.append({**account.as_dict(), "verdict": verdict, "findings": int(drifts)})
+    some.rows.lanes.append(lane_of(account, verdict=verdict, findings=int(drifts)))
 
 
 def _request(number: int, at: int, dice: random.Random) -> list[Event]:
@@ -116,8 +145,8 @@ def _finding(events: list[Event], account: Account) -> Finding:
     )  # fmt: skip
 
 
-def _resource(engine: str, model: str) -> dict[str, Any]:
+def _resource(engine: str, model: str) -> dict[str, str]:
     return {
-        "service.name": "vllm", "host.name": f"host-of-{engine}", semconv.ENGINE_ID.key: engine,
-        semconv.RECORDER_ID.key: engine, semconv.MODEL.key: model, semconv.ENGINE_VERSION.key: "0.32.0",
+        "service.name": "vllm", "host.name": f"host-of-{engine}", semconv.MODEL.key: model,
+        semconv.ENGINE_VERSION.key: "0.32.0",
     }  # fmt: skip

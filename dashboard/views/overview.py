@@ -71,7 +71,7 @@ def rates(overview: Row, counts: Counter[str]) -> None:
     totals, activity = overview["totals"], overview["activity"]
 
     def per_second(kind: str, field: str, total: str = "") -> tuple[float, str, str]:
-        value = float(activity.get(kind, {}).get(field, 0)) / RATE_S
+        value = float(activity.get(kind, {}).get(field, 0)) / overview["window_s"]
         return value, text.rate(value), f"{count(totals[total])} in all" if total else "by lookups"
 
     active = sum(counts[status] for status in ACTIVE)

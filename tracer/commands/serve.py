@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvtrail.tracer.commands import configuration, forwarding
+from kvtrail.tracer.commands import configuration
 from kvtrail.tracer.detect.detector import MOST_REQUESTS
 
 PORT = click.IntRange(1, 65535)
@@ -91,7 +91,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--tls-client-ca", type=_FILE, help="PEM file of the authorities that must have signed a client's certificate."
 )
-@forwarding.options
 @click.pass_context
 def serve(
     context: click.Context,
@@ -105,14 +104,11 @@ def serve(
 ) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 
-    With --forward-to, what it receives is sent on to another OTLP receiver, with what it has found.
-
     SIGHUP reads --retain-hours and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
     from kvtrail.tracer.serve.access import Tls, Unsafe
-    from kvtrail.tracer.serve.forward.target import BadTarget
     from kvtrail.tracer.serve.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
@@ -122,16 +118,13 @@ def serve(
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
-    forward = forwarding.settings(options)
-    if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
-        raise click.UsageError("--forward-to is this sidecar itself")
     tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert is not None and tls_key is not None else None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
-        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, tls=tls, forward=forward, **options)
-    except (BadTarget, PortTaken, StoreError, Unsafe) as error:
+        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, tls=tls, **options)
+    except (PortTaken, StoreError, Unsafe) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import Struct
-
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.phases import Phase
 
 
-class Lane(Struct, frozen=True, kw_only=True, gc=False):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
     """A request and its phases.
 
     Attributes:
@@ -89,12 +88,6 @@ class Segment:
 def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
     """The lane of an account, as it is now."""
     begun_ns = account.started_ns
-    changes: list[int] = []
-    for at_ns, phase in account.phases.changes():
-        changes += (int(phase), (at_ns - begun_ns) // 1000)
-    transfers: list[int] = []
-    for begin_ns, end_ns, phase in account.phases.transfers():
-        transfers += (int(phase), (begin_ns - begun_ns) // 1000, (end_ns - begun_ns) // 1000)
     return Lane(
         request=account.request,
         engine=account.engine,
@@ -107,8 +100,12 @@ def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
         started_ns=begun_ns,
         last_ns=max(account.last_ns, account.ended_ns or 0),
         ended_ns=account.ended_ns,
-        changes=tuple(changes),
-        transfers=tuple(transfers),
+        changes=tuple(n for at, phase in account.phases.changes() for n in (int(phase), (at - begun_ns) // 1000)),
+        transfers=tuple(
+            n
+            for begin, end, phase in account.phases.transfers()
+            for n in (int(phase), (begin - begun_ns) // 1000, (end - begun_ns) // 1000)
+        ),
     )
 
 

@@ -6,6 +6,7 @@ A recorder numbers its events from 0, without gaps. They may arrive in any order
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,7 @@ class Stream:
     """Numbered events in order: the next number to enter, and the events that came before their turn."""
 
     expected: int = 0
-    recent: list[str | None] = field(default_factory=list)
+    recent: deque[str | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED_NUMBERS))
     """The spans of the last numbers before the expected one; None for a number that never came."""
     early: dict[int, tuple[int, Event]] = field(default_factory=dict)
     """The moment of its arrival, and the event."""
@@ -35,7 +36,6 @@ class Stream:
     def skip(self, number: int) -> None:
         """Stop waiting for the events before this number."""
         self.recent.extend([None] * min(number - self.expected, REMEMBERED_NUMBERS))
-        del self.recent[:-REMEMBERED_NUMBERS]
         self.expected = number
 
     def is_overdue(self, before_ns: int | None) -> bool:
@@ -52,6 +52,28 @@ class SeenNumbers:
     def __init__(self) -> None:
         self._starts = [0]
         self._ends = [0]
+
+    @classmethod
+    def from_text(cls, text: str) -> SeenNumbers:
+        """The numbers that `as_text` gave."""
+        seen = cls()
+        ends = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+        seen._starts, seen._ends = [start for start, _ in ends], [end for _, end in ends]
+        return seen
+
+    def as_text(self) -> str:
+        """The ranges, each with the number after its last. Of too many gaps the oldest are left out, as if their events had
+        been there: nobody waits for them any more."""
+        starts, ends = self._starts, self._ends
+        if len(starts) > MOST_GAPS:
+            starts, ends = [starts[0], *starts[-MOST_GAPS + 1 :]], [ends[-MOST_GAPS], *ends[-MOST_GAPS + 1 :]]
+        return ",".join(f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
+
+    def copy(self) -> SeenNumbers:
+        """The same numbers, to be changed on their own."""
+        copy = SeenNumbers()
+        copy._starts, copy._ends = self._starts.copy(), self._ends.copy()
+        return copy
 
     @property
     def last(self) -> int:

@@ -237,9 +237,8 @@ class SavingsCounter:
                 self._open.popitem(last=False)
             return held
         self._open.move_to_end(key)
-        for connector_id, asked in list(held.items()):
-            if asked.lookup.epoch != event.epoch:
-                del held[connector_id]
+        for connector_id in [c for c, asked in held.items() if asked.lookup.epoch != event.epoch]:
+            del held[connector_id]
         return held
 
     def _enter_lookup(self, event: Lookup, account: Account) -> None:
@@ -371,19 +370,17 @@ class TransferTimer:
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[str, str | None, int], Plan] = OrderedDict()
 
-    def begin(self, plan: Plan) -> None:
-        """Note a transfer, if it has a number."""
-        if plan.transfer_id is not None:
-            self._plans[plan.engine, plan.request, plan.transfer_id] = plan
+    def enter(self, event: Event) -> TimedTransfer | None:
+        """Enter one event; returns the transfer that it ends."""
+        if isinstance(event, Plan) and event.transfer_id is not None:
+            self._plans[event.engine, event.request, event.transfer_id] = event
             if len(self._plans) > MOST_OPEN:
                 self._plans.popitem(last=False)
-
-    def end(self, event: TransferEnd) -> TimedTransfer | None:
-        """The transfer that has ended; None if its plan is not known."""
-        plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
-        if plan is None:
-            return None
-        return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
+        elif isinstance(event, TransferEnd):
+            plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
+            if plan is not None:
+                return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

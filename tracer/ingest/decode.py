@@ -66,11 +66,13 @@ class MalformedSpan(ValueError):
 
     Attributes:
         about: the span's name and the attribute, or the field, that is wrong: the same for all spans with this fault.
+        trace_id: the span's trace.
     """
 
-    def __init__(self, text: str, *, about: tuple[str, str]) -> None:
+    def __init__(self, text: str, *, about: tuple[str, str], trace_id: str = "") -> None:
         super().__init__(text)
         self.about = about
+        self.trace_id = trace_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +229,12 @@ def misfits(resource: Mapping[str, Any]) -> list[str]:
 def unknown_attributes(span: Span) -> list[str]:
     """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
     Attributes with other names belong to others and are not listed."""
-    return _unknown(span.attributes, _KNOWN[span.name]) + unknown_in_resource(span)
+    return _unknown(span.attributes, _KNOWN[span.name]) + unknown_in_resource(span.resource)
 
 
-def unknown_in_resource(span: Span) -> list[str]:
-    """Those of its resource alone."""
-    return _unknown(span.resource, _RESOURCE)
+def unknown_in_resource(resource: Mapping[str, Any]) -> list[str]:
+    """Those of a resource."""
+    return _unknown(resource, _RESOURCE)
 
 
 def _unknown(attributes: Mapping[str, Any], known: Set[str]) -> list[str]:
@@ -244,6 +246,7 @@ class Decoded:
     """What one request holds.
 
     Attributes:
+        spans: how many spans there are; a step is one.
         events: the events, in the order of the request.
         foreign: spans that no kvtrail recorder wrote.
         malformed: for each span of ours that lacks what its kind needs, what is wrong.
@@ -253,9 +256,10 @@ class Decoded:
         resources: those of our spans, each once in a row.
     """
 
+    spans: int = 0
     events: list[Event] = field(default_factory=list)
     foreign: list[Span] = field(default_factory=list)
-    malformed: list[str] = field(default_factory=list)
+    malformed: list[MalformedSpan] = field(default_factory=list)
     unknown_spans: Counter[str] = field(default_factory=Counter)
     unknown_attributes: Counter[str] = field(default_factory=Counter)
     stand_ins: int = 0
@@ -279,7 +283,7 @@ class Decoded:
             try:
                 rows = _rows(ids[1], attributes)
             except MalformedSpan as malformed:
-                self.malformed.append(str(malformed))
+                self._add_malformed(malformed, ids)
                 return
             for id_, own in rows:
                 self.add_ours(Kind.SCHEDULE, (ids[0], id_, *ids[2:]), own, common)
@@ -295,11 +299,15 @@ class Decoded:
         try:
             decoded, unknown = _event_or_stand_in(name, ids, attributes, common)
         except MalformedSpan as malformed:
-            self.malformed.append(str(malformed))
+            self._add_malformed(malformed, ids)
             return
         self.events.append(decoded)
         if unknown:
             self.unknown_attributes.update(unknown)
+
+    def _add_malformed(self, malformed: MalformedSpan, ids: Ids) -> None:
+        malformed.trace_id = ids[0]
+        self.malformed.append(malformed)
 
 
 class Remembered(dict[Key, Parsed]):
@@ -352,15 +360,32 @@ class Decoder(ABC, Generic[Data, Encoded]):
         """
         decoded = Decoded()
         for resource, scope, spans in self._lists(data):
-            if scope != semconv.SCOPE:
-                decoded.foreign += [self._span(span, resource, scope) for span in spans]
-                continue
-            decoded.resources.append(resource)
-            of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
-            before = len(decoded.events) - decoded.stand_ins
-            self._add(decoded, spans, of_all)
-            decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
+            self._sort(decoded, resource, scope, spans)
         return decoded
+
+    def parts(self, data: Data) -> list[tuple[Mapping[str, Any], Decoded]]:
+        """What `decoded` gives, for each list of spans in the request, with its resource's attributes.
+
+        Raises:
+            ValueError: as for `spans`.
+        """
+        parts: list[tuple[Mapping[str, Any], Decoded]] = []
+        for resource, scope, spans in self._lists(data):
+            parts.append((resource, decoded := Decoded()))
+            self._sort(decoded, resource, scope, spans)
+        return parts
+
+    def _sort(self, decoded: Decoded, resource: Mapping[str, Any], scope: str, spans: Sequence[Encoded]) -> None:
+        """Sort a list of spans in."""
+        decoded.spans += len(spans)
+        if scope != semconv.SCOPE:
+            decoded.foreign += [self._span(span, resource, scope) for span in spans]
+            return
+        decoded.resources.append(resource)
+        of_all, unknown = common(resource), _unknown(resource, _RESOURCE)
+        before = len(decoded.events) - decoded.stand_ins
+        self._add(decoded, spans, of_all)
+        decoded.unknown_attributes.update(unknown * (len(decoded.events) - decoded.stand_ins - before))
 
     def _add(self, decoded: Decoded, spans: Iterable[Encoded], common: Mapping[str, Any]) -> None:
         """Sort spans of ours in."""
@@ -368,7 +393,7 @@ class Decoder(ABC, Generic[Data, Encoded]):
             decoded.add_ours(span.name, self._ids(span), self._attributes(span), common)
 
     @abstractmethod
-    def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Iterable[Encoded]]]:
+    def _lists(self, data: Data) -> Iterator[tuple[dict[str, Any], str, Sequence[Encoded]]]:
         """The lists of spans in a request, each with its resource's attributes and its scope's name."""
 
     @abstractmethod

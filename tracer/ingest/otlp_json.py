@@ -217,7 +217,7 @@ class JsonDecoder(Decoder[str, _Span]):
         values |= {_FIELDS[key][0]: convert(value, _FIELDS[key][1]) for key, value in common.items()}
         return CLASSES[name](**values)
 
-    def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Iterable[_Span]]]:
+    def _lists(self, data: str) -> Iterator[tuple[dict[str, Any], str, Sequence[_Span]]]:
         for resource_spans in _read_request(data).resource_spans:
             resource = self._attributes(resource_spans.resource)
             for scope_spans in resource_spans.scope_spans:

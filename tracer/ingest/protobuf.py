@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,27 +50,33 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         with _refusal():
             return super().decoded(data)
 
-    def salvaged(self, data: bytes) -> tuple[list[Span], Refused | None]:
-        """The spans of a request that can be read, and how many cannot.
+    def parts(self, data: bytes) -> list[tuple[Mapping[str, Any], Decoded]]:
+        with _refusal():
+            return super().parts(data)
+
+    def salvaged(self, data: bytes) -> tuple[bytes, list[tuple[Mapping[str, Any], Decoded]], Refused | None]:
+        """Those spans of a request that can be read, as a request and as `parts` gives them, and how many cannot.
 
         Raises:
             MalformedOtlp: the bytes are no request, or none of its spans can be read.
         """
         try:
-            return self.spans(data), None
+            return data, self.parts(data), None
         except MalformedOtlp as error:
-            spans: list[Span] = []
+            readable = []
             refused = 0
-            for part in _parts(data):
+            for alone in each(data):
                 try:
-                    spans += self.spans(part)
+                    self.decoded(alone)
+                    readable.append(alone)
                 except MalformedOtlp:
                     refused += 1
-            if not spans:
+            if not readable:
                 raise
-            return spans, Refused(refused, str(error))
+            rest = b"".join(readable)  # a request after another one is a request
+            return rest, self.parts(rest), Refused(refused, str(error))
 
-    def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Iterable[Any]]]:
+    def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
         for resource_spans in _Request.FromString(data).resource_spans:
             resource = attributes(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:
@@ -160,16 +166,26 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
     return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": attributes(event.attributes)}
 
 
-def _parts(data: bytes) -> Iterator[bytes]:
+def each(data: bytes) -> Iterator[bytes]:
     """A request for each span of a request."""
-    for resource_spans in _loosely(Parts.Request, data).resource_spans:
-        of_resource = _loosely(Parts.ResourceSpans, resource_spans)
+    for resource_spans in _loosely(_Parts.Request, data).resource_spans:
+        of_resource = _loosely(_Parts.ResourceSpans, resource_spans)
         for scope_spans in of_resource.scope_spans:
-            of_scope = _loosely(Parts.ScopeSpans, scope_spans)
+            of_scope = _loosely(_Parts.ScopeSpans, scope_spans)
             for span in of_scope.spans:
-                alone = Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
-                whose = Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
-                yield Parts.Request(resource_spans=[whose]).SerializeToString()
+                alone = _Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
+                whose = _Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
+                yield _Parts.Request(resource_spans=[whose]).SerializeToString()
+
+
+def cut(data: bytes, marks: Collection[bytes]) -> bytes:
+    """A request with only those spans of a request whose bytes contain any of these marks."""
+    request = _Cut.FromString(data)
+    for resource_spans in request.resource_spans:
+        for scope_spans in resource_spans.scope_spans:
+            scope_spans.spans[:] = [span for span in scope_spans.spans if any(mark in span for mark in marks)]
+    few: bytes = request.SerializeToString()
+    return few
 
 
 def _loosely(message: Any, data: bytes) -> Any:
@@ -209,9 +225,11 @@ def _message(pool: DescriptorPool, name: str) -> Any:
 _REQUEST = f"{trace_service_pb2.DESCRIPTOR.package}.ExportTraceServiceRequest"
 _Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
 
+_Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "spans")}), _REQUEST)
 
-class Parts:
-    """Messages whose parts are bytes. What is not looked at stays as it came."""
+
+class _Parts:
+    """Messages whose parts are bytes."""
 
     _pool = _with_bytes(
         {

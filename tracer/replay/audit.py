@@ -287,7 +287,7 @@ def _count(batch: Decoded, path: Path, result: Audit, foreign: dict[tuple[str, s
     result.spans += len(batch.events) + len(batch.foreign) + len(batch.malformed) + unknown
     result.unknown_spans.update(batch.unknown_spans)
     result.unknown_attributes.update(batch.unknown_attributes)
-    result.unreadable += [(str(path), 0, reason) for reason in batch.malformed]
+    result.unreadable += [(str(path), 0, str(malformed)) for malformed in batch.malformed]
     for span in batch.foreign:
         key = (span.trace_id, span.span_id)
         if key in foreign:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi_offline import FastAPIOffline
@@ -30,7 +30,7 @@ from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
-from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader
 
 TAIL_EVERY_S = 0.5
 UNAVAILABLE = 503
@@ -51,9 +51,6 @@ class Health(BaseModel):
     """Since this tracer started."""
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
-    forward: dict[str, Any] | None
-    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
-    and `held`. None if nothing is forwarded."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), and events received, dropped (as it reports) and missing (by sequence numbers); if there are very many, those
@@ -65,7 +62,8 @@ class Health(BaseModel):
 class Overview(BaseModel):
     """Recent activity and totals. Counts are tokens, bytes, calls or requests, as the names say."""
 
-    window_s: int
+    window_s: float
+    """What was asked for, up to the whole stretch in which it begins."""
     activity: dict[str, dict[str, int]]
     """For each kind of event within the window: its `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
     totals: dict[str, int]
@@ -117,7 +115,7 @@ def application(
         pipeline.errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
-    api = APIRouter(prefix="/api", tags=["Reading"])
+    api = APIRouter(prefix="/api", tags=["Reading"], dependencies=[Depends(pipeline.catch_up)])
     _add_routes(api, pipeline, reader, ending or threading.Event())
     api_requests.add_routes(api, reader)
     api_ranges.add_routes(api, reader)
@@ -164,22 +162,17 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader, ending: thre
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
         by_status = pipeline.recorders.count_by_status()
-        return Health(
-            status=pipeline.trouble or "ok",
-            **state(),
-            forward=None if pipeline.forwarder is None else pipeline.forwarder.state(),
-            recorders=recorders(),
-            recorders_by_status=by_status,
-        )
+        return Health(status=pipeline.trouble or "ok", **state(), recorders=recorders(), recorders_by_status=by_status)
 
     @api.get("/overview", summary="Recent activity, and totals")
-    def overview(window_s: Annotated[int, Query(ge=1, le=86_400)] = 60) -> Overview:
-        since_ns = time.time_ns() - window_s * 10**9
+    def overview(window_s: Annotated[int, Query(ge=1, le=ACTIVITY_KEPT_S)] = 60) -> Overview:
+        now_ns, stretch_ns = time.time_ns(), ACTIVITY_S * 10**9
+        since_ns = (now_ns - window_s * 10**9) // stretch_ns * stretch_ns
         unknown: Counter[str] = Counter()
         for (_, reason), count in pipeline.unknown().items():
             unknown[reason.name.lower()] += count
         return Overview(
-            window_s=window_s,
+            window_s=(now_ns - since_ns) / 1e9,
             activity=reader.activity(since_ns=since_ns),
             totals=reader.totals(),
             judgements=pipeline.checks().total(),

@@ -43,7 +43,6 @@ from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 from kvtrail.tracer.serve.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.engines import INFO, EngineState
 from kvtrail.tracer.serve.errors import InternalErrors, Where
-from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.series import OTHER, Series
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
@@ -166,9 +165,6 @@ class Metrics:
         gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
 
-        # What the sidecar forwards.
-        self.forwarding = Figures(counter, gauge)
-
         # The state of the engines.
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
         states: tuple[tuple[str, str, Callable[[EngineState], float]], ...] = (
@@ -239,20 +235,20 @@ class Metrics:
     def count_batch(self, events: Iterable[Event], facts: Iterable[Admission | Wait | Preempt]) -> None:
         """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
         whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
-        batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
+        batch: dict[tuple[str, str], _Counts] = {}
         for event in events:
             if event.connector:  # a recorder's heartbeat belongs to no connector
+                key = (event.engine, event.connector)
                 try:
-                    self._count_event(event, batch[event.engine, event.connector])
+                    self._count_event(event, batch.get(key) or batch.setdefault(key, _Counts()))
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
         for fact in facts:
             event = fact if isinstance(fact, Preempt) else fact.event
             if event.connector:
-                try:
-                    self._count_fact(fact, batch[event.engine, event.connector])
-                except Exception as error:
-                    self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted in full")
+                key = (event.engine, event.connector)
+                with self.internal_errors.caught(Where.METRICS, f"span {event.span_id} is not counted in full"):
+                    self._count_fact(fact, batch.setdefault(key, _Counts()))
         for (engine, connector), counts in batch.items():
             self._add(engine, connector, counts)
 
@@ -304,11 +300,8 @@ class Metrics:
         if event.end_ns > event.start_ns:  # a log line has one moment only
             counts.time(seconds, event, event.end_ns - event.start_ns)
 
-    def _count_plan(self, event: Plan, counts: _Counts) -> None:
-        self._transfers.begin(event)
-
-    def _count_transfer_end(self, event: TransferEnd, counts: _Counts) -> None:
-        if (transfer := self._transfers.end(event)) is not None:
+    def _count_transfer(self, event: Plan | TransferEnd, counts: _Counts) -> None:
+        if (transfer := self._transfers.enter(event)) is not None:
             counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
 
     def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
@@ -360,9 +353,9 @@ _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
     Kind.LOAD: Metrics._count_load,
     Kind.STORE: Metrics._count_store,
-    Kind.LOAD_PLAN: Metrics._count_plan,
-    Kind.STORE_PLAN: Metrics._count_plan,
-    Kind.TRANSFER_END: Metrics._count_transfer_end,
+    Kind.LOAD_PLAN: Metrics._count_transfer,
+    Kind.STORE_PLAN: Metrics._count_transfer,
+    Kind.TRANSFER_END: Metrics._count_transfer,
     Kind.LOAD_ERROR: Metrics._count_load_error,
     Kind.RECEIVED: Metrics._count_received,
     Kind.EVICT: Metrics._count_evict,

@@ -2,6 +2,9 @@
 
 The order matters. A batch is acknowledged only after it is stored, so a tracer that is killed loses nothing that it has
 acknowledged. A batch that is sent again, because its acknowledgement was lost, changes nothing.
+
+Spans and findings are stored with their batch. The rows of requests follow a moment later: most requests change with every
+batch, and a tracer that is killed makes them anew from the spans.
 """
 
 from __future__ import annotations
@@ -9,45 +12,49 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
-from kvtrail.tracer.detect.lanes import Lane, lane_of
+from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.savings import SavingsCounter
-from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
-from kvtrail.tracer.model.spans import LATEST_NS, Span
+from kvtrail.tracer.serve.activity import summed
+from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
 from kvtrail.tracer.serve.errors import Where
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics import Metrics
-from kvtrail.tracer.serve.series import OTHER
-from kvtrail.tracer.store import Batch, StoreError, Writer
+from kvtrail.tracer.serve.received import received
+from kvtrail.tracer.serve.reception import Reception
+from kvtrail.tracer.store import Batch, Chunk, StoreError
+from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 
+Whose = tuple[str, str]
+"""A request, by engine and id."""
 FORGET_FINISHED_NS = 60 * 10**9
 """How long a finished request stays in memory for events that arrive late."""
+FOLD_NS = 60 * 10**9
+"""How long small chunks stay in the log, where few spans come."""
 SHOW_SILENT_NS = 3600 * 10**9
 """How long an engine that has fallen silent stays in the metrics."""
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
-MOST_SHORTENED = 100_000
-"""Requests of which only the account is kept, and that are remembered in case something of them comes late."""
-LONGEST_UNKNOWN = 100
-"""Characters of a name that is not known. Names come from outside, too."""
-MOST_TOLD = 1_000
-"""Kinds of malformed spans that are remembered; each is told once."""
+CATCH_UP_S = 0.05
+"""How often rows are written at most because somebody asks."""
+ROWS_AT_ONCE = 500
+"""Rows of requests that are written together, so that a batch does not wait for long."""
 
 
 class Pipeline:
@@ -55,21 +62,21 @@ class Pipeline:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: SqliteWriter,
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
-        forwarder: Forwarder | None = None,
         max_requests: int = MOST_REQUESTS,
         grace_ns: int = GRACE_NS,
+        rows_every_ns: int = 0,
     ) -> None:
-        """Reads the open requests back from the store, so that a restart does not look like a gap."""
+        """Reads the unfinished requests back from the store, so that a restart does not look like a gap. The rows of requests
+        are written with a batch if that was not done for `rows_every_ns`, and by `write_rows`."""
         self.savings = SavingsCounter()
         self.detector = Detector(
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
         )
         self.recorders = Recorders()
-        self.forwarder = forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
@@ -77,24 +84,28 @@ class Pipeline:
         """Why nothing could be stored the last time; None while all is well."""
         self._writer = writer
         self._metrics, self.errors = metrics, metrics.internal_errors
-        self._grace_ns = grace_ns
+        self._grace_ns, self._rows_every_ns = grace_ns, rows_every_ns
         self._trace_file = None if trace_file is None else TraceWriter(trace_file)
-        self._lock = threading.Lock()
+        self._lock, self._catching_up = threading.Lock(), threading.Lock()
         self._decoder = ProtobufDecoder()
+        self._arrivals = Arrivals(writer.receipts(), writer.seen())
+        self._reception = Reception(metrics, self.recorders)
         # What the next commit writes: requests whose accounts changed, and findings.
-        self._dirty: dict[tuple[str, str], None] = {}
+        self._dirty: dict[Whose, None] = {}
         self._changed: dict[str, Finding] = {}
+        self._due: dict[Whose, None] = {}
+        """Those whose rows are being written: the changed ones of a moment ago."""
+        self._due_number = self._last_number = writer.last_number()
+        """The last span that the due rows know of, and that is stored."""
+        self._rows_at = self._folded_at = 0
         self._reported: set[str] = set()
-        self._read_back_ids: set[tuple[str, str]] = set()
+        self._read_back_ids: set[tuple[str, int]] = set()
         self._lost: Counter[str] = Counter()
         self._shown: dict[str, EngineState] = {}
         """The engines in the metrics."""
-        self._told: set[tuple[str, str]] = set()
-        self._unsampled: set[tuple[str, str]] = set()
-        """Requests that the sampler left out."""
-        self._shortened: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """Requests whose spans were dropped: what comes late of one must not replace its account, which is final."""
-        self._read_back(writer.open_spans)
+        unsettled = writer.unsettled()
+        self._read_back(writer.open_requests() | unsettled)
+        self._dirty.update(dict.fromkeys(unsettled))
         self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
         metrics.watch_checks(self.checks, self.unknown)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
@@ -119,41 +130,63 @@ class Pipeline:
             StoreError: nothing was stored, and the sender should try again.
         """
         started_s = time.perf_counter()
+        digest = sha256(payload).digest()
         with self._lock:
-            spans, refused = self._decoder.salvaged(payload)
-            known = self._writer.known(spans)
-            new: dict[tuple[str, str], Span] = {}
-            for span in spans:
-                if (id_ := (span.trace_id, span.span_id)) not in known:
-                    new.setdefault(id_, span)
+            came = received(payload, self._decoder)
+            self._metrics.spans_received.labels(transport).inc(came.spans)
+            if self._arrivals.has(digest):
+                self._metrics.spans_repeated.inc(came.spans)
+                return came.refused
             latest_ns = time.time_ns() + AHEAD_NS
-            unknown: list[tuple[Span, Sequence[str]]] = []
-            pairs = [(span, self._event(span, latest_ns=latest_ns, unknown=unknown)) for span in new.values()]
-            events = [event for _, event in pairs if event is not None]
-            touched = {(event.engine, event.request): None for event in events if event.request is not None}
-            self._recall(touched)
-            self._dirty.update(touched)
-            self._take_findings(self._feed(events))
-            found = self._commit(pairs)
-            if self.forwarder is not None:
-                with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
-                    self.forwarder.received(payload, events, found)
+            came.refuse_later_than(latest_ns)
+            arrived = self._arrivals.compare(came.events)
+            self._judge(arrived)
+            self._commit(came.chunk(latest_ns=latest_ns), digest, arrived, self._reception.engines(came))
             self.last_received_ns = time.time_ns()
-            self._count(len(spans), pairs, transport, self.last_received_ns)
-            for span, names in unknown:
-                self._count_unknown(span, names)
-            if refused is not None:
-                self._metrics.spans_refused.inc(refused.spans)
-                logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)
-            if self._trace_file is not None and new:
-                self._copy(self._trace_file, payload, spans if refused is not None else None)
+            self._reception.count(came, arrived, now_ns=self.last_received_ns)
+            if self._trace_file is not None:
+                self._copy(self._trace_file, came.payload)
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
-        return refused
+        return came.refused
 
-    def prune(self, *, retain_ns: int) -> None:
-        """Drop what is older than `retain_ns` from the store."""
-        with self._lock:
-            self._writer.prune(before_ns=time.time_ns() - retain_ns)
+    def write_rows(self) -> None:
+        """Write the rows of the requests that have changed until now. To be called several times a second."""
+        first = True
+        while first or self._due:
+            first = False
+            with self._lock:
+                if self._due or self._dirty or self.savings.cells or self.trouble is not None:
+                    self._commit()
+
+    def catch_up(self) -> None:
+        """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once. All who ask
+        within `CATCH_UP_S` are served together."""
+        with self._catching_up:
+            if self._dirty or self._due:
+                time.sleep(max(0, CATCH_UP_S - (time.monotonic_ns() - self._rows_at) / 1e9))
+                with suppress(StoreError):  # `trouble` tells it
+                    self.write_rows()
+
+    def fold(self) -> None:
+        """Do in the store what is cheaper for many spans and requests at a time. To be called several times a second."""
+        some = time.monotonic_ns() - self._folded_at > FOLD_NS
+        while True:
+            with self._lock:
+                if not self._writer.fold(some=some):
+                    break
+        if some:
+            self._folded_at = time.monotonic_ns()
+
+    def prune(self, *, retain_ns: int, most_bytes: int | None = None) -> None:
+        """Drop from the store what is older than `retain_ns`, and the oldest where it takes more than `most_bytes`. Batches
+        come in between."""
+        steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
+        while True:
+            began_s = time.monotonic()
+            with self._lock:
+                if next(steps, None) is None:
+                    return
+            time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
 
     def tidy(self) -> None:
         """Stop waiting for events that have been missing for too long, and forget finished requests.
@@ -161,17 +194,10 @@ class Pipeline:
         To be called every second or so.
         """
         now_ns = time.time_ns()
+        with self._lock, self.errors.caught(Where.TIDY):
+            self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
+        self.write_rows()
         with self._lock:
-            with self.errors.caught(Where.TIDY):
-                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-            changed = bool(self._dirty or self.savings.cells or self.trouble is not None)
-            found = self._commit([]) if changed else []
-            if self.forwarder is not None:
-                with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
-                    self.forwarder.found(found)
-                    self.forwarder.tidy()
-            with self.errors.caught(Where.TIDY):
-                self._drop_unsampled(before_ns=now_ns - FORGET_FINISHED_NS)
             with self.errors.caught(Where.TIDY):
                 if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
@@ -181,33 +207,26 @@ class Pipeline:
                 self._show_engines(now_ns)
 
     def close(self) -> None:
-        """Close the trace file and the store."""
+        """Write what is left, and close the trace file and the store."""
+        with suppress(StoreError):
+            self.write_rows()
         with self._lock:
             if self._trace_file is not None:
                 self._trace_file.close()
             self._writer.close()
 
-    def _event(
-        self, span: Span, *, latest_ns: int = LATEST_NS, unknown: list[tuple[Span, Sequence[str]]] | None = None
-    ) -> Event | None:
-        """The span's event, which ended at `latest_ns` or before; None if it has none that can be judged. The span and the
-        names in it that only another version of kvtrail knows are added to `unknown`."""
-        try:
-            event, names = decode.read(span)
-            if names and unknown is not None:
-                unknown.append((span, names))
-            if event is not None and event.end_ns > latest_ns:
-                said = f"span {span.span_id} ({span.name}): it ended more than a day after it arrived"
-                raise decode.MalformedSpan(said, about=(span.name, "end_ns"))
-            return event
-        except decode.MalformedSpan as malformed:
-            self._metrics.spans_malformed.inc()
-            if malformed.about not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(malformed.about)
-                logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
-        except Exception as error:
-            self.errors.count(Where.DECODE, error, f"span {span.span_id} is stored and not judged")
-        return None
+    def _judge(self, arrived: Arrived) -> None:
+        """Enter events. Those that were there before tell nothing new, but of a request that is held: its detector
+        decides."""
+        accounts = self.detector.accounts
+        again = [event for event in arrived.again if (event.engine, event.request) in accounts]
+        events = arrived.fresh + again if again else arrived.fresh
+        touched = {(event.engine, event.request): None for event in events if event.request is not None}
+        if late := [key for key in touched if key not in accounts]:
+            begin = {(event.engine, event.request) for event in events if isinstance(event, RequestStart)}
+            self._read_back({key for key in late if key not in begin and self._writer.holds(*key)})
+        self._dirty.update(touched)
+        self._take_findings(self._feed(events))
 
     def _feed(self, events: Sequence[Event]) -> list[Finding]:
         """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
@@ -228,45 +247,31 @@ class Pipeline:
             findings |= self.detector.findings.get((event.engine, event.request or ""), {})
         return list(findings.values())
 
-    def _copy(self, file: TraceWriter, payload: bytes, readable: Sequence[Span] | None) -> None:
-        """Append a batch to the trace file: as it came, or those of its spans that could be read. It is stored already; only
-        its copy may be lost."""
+    def _copy(self, file: TraceWriter, payload: bytes) -> None:
+        """Append a batch to the trace file. It is stored already; only its copy may be lost."""
         with self.errors.caught(Where.TRACE_FILE, "the trace file misses a batch"):
             try:
-                if readable is None:
-                    file.write(payload)
-                else:
-                    file.write_spans(readable)
+                file.write(payload)
             except OSError as error:
                 logger.error("the trace file misses a batch: %s", error)
 
-    def _recall(self, requests: Iterable[tuple[str, str]]) -> None:
-        """Read forgotten requests back, for events that arrive late."""
-        for engine, request in requests:
-            if (engine, request) not in self.detector.accounts:
-                self._read_back(partial(self._writer.spans_of_request, engine, request))
-
-    def _read_back(self, read: Callable[[], Iterable[Span]]) -> None:
-        """Feed stored spans to the detector again. Their findings were reported before."""
+    def _read_back(self, requests: Collection[Whose]) -> None:
+        """Feed the stored events of requests to the detector again. Their findings were reported before."""
+        latest_ns = time.time_ns() + AHEAD_NS
         with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
-            for span in read():
-                if (event := self._event(span)) is not None:
-                    self._read_back_ids.add((span.trace_id, span.span_id))
-                    self._reported.update(finding.id for finding in self._feed([event]))
+            for stored in self._writer.events_of(requests) if requests else ():
+                events = [event for event in stored if event.end_ns <= latest_ns]
+                self._read_back_ids.update((event.recorder, event.sequence) for event in events)
+                self._reported.update(finding.id for finding in self._feed(events))
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Enter an event into phases and savings. If it was read back, its sums are stored already."""
-        if event.sampled is False:
-            self._unsampled.add((event.engine, account.request))
-            if isinstance(event, RequestStart):  # the id is used again
-                self._shortened.pop((event.engine, account.request), None)
         try:
             account.phases.enter(event)
         except Exception as error:
             self.errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
-        id_ = (event.trace_id, event.span_id)
         try:
-            if id_ in self._read_back_ids:
+            if self._read_back_ids and (id_ := (event.recorder, event.sequence)) in self._read_back_ids:
                 self._read_back_ids.discard(id_)
                 self.savings.recall(event, account)
             else:
@@ -285,101 +290,71 @@ class Pipeline:
         self._dirty.update(dict.fromkeys(self.detector.changed))
         self.detector.changed.clear()
 
-    def _commit(self, pairs: list[tuple[Span, Event | None]]) -> list[Finding]:
-        """Write the spans and all that has changed, and return the findings in it. What could not be written goes with the
-        next batch."""
-        accounts: list[dict[str, Any]] = []
-        lanes: list[Lane] = []
-        for key in self._dirty:
-            if key not in self._shortened and (account := self.detector.accounts.get(key)) is not None:
-                findings = len(self.detector.findings.get(key, ()))
-                verdict = self.detector.verdict(account)
-                why = self.detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
-                unknown = None if why is None else why.name.lower()
-                with self.errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
-                    accounts.append({**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown})
-                    if account.started_ns:  # otherwise every event of it waits for one that is missing before it
-                        lanes.append(lane_of(account, verdict=verdict, findings=findings))
-        batch = Batch(pairs, accounts, list(self._changed.values()), self.savings.cells, lanes)
+    def _commit(
+        self,
+        chunk: Chunk | None = None,
+        digest: bytes = b"",
+        arrived: Arrived | None = None,
+        engines: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """Write spans, findings and sums, and rows of requests if it is time. What could not be written goes with the next
+        batch."""
+        number = self._last_number + (0 if chunk is None else chunk.spans)
+        rows, settled = self._next_rows(
+            number, is_time=chunk is None or time.monotonic_ns() - self._rows_at >= self._rows_every_ns
+        )
+        batch = Batch(chunk, digest, findings=list(self._changed.values()), savings=self.savings.cells, settled=settled)
+        if arrived is not None:
+            batch.seen, batch.activity, batch.engines = arrived.seen_as_text(), summed(arrived.fresh), engines or {}
+        for key in rows:
+            self._add_row(batch, key)
         try:
             left_out = self._writer.write(batch)
-        except StoreError as refusal:
-            self._metrics.store_failures.inc()
-            self.trouble = str(refusal)
+        except Exception as refusal:
+            self._due = rows | self._due
+            if isinstance(refusal, StoreError):
+                self._metrics.store_failures.inc()
+                self.trouble = str(refusal)
             raise
         self.trouble = None
         for error in left_out:
             self.errors.count(Where.STORE, error, "a row is not stored")
+        if arrived is not None:
+            self._arrivals.confirm(digest, arrived)
         with self.errors.caught(Where.METRICS):
-            self._metrics.count_batch([event for _, event in pairs if event is not None], self.savings.facts)
+            self._metrics.count_batch(arrived.fresh if arrived is not None else (), self.savings.facts)
         self.savings.facts.clear()
         self.savings.cells.clear()
-        self.spans_stored += len(pairs)
-        self._dirty.clear()
         self._changed.clear()
-        return batch.findings
+        self.spans_stored += number - self._last_number
+        self._last_number = number
 
-    def _count(self, received: int, pairs: list[tuple[Span, Event | None]], transport: str, now_ns: int) -> None:
-        metrics = self._metrics
-        metrics.spans_received.labels(transport).inc(received)
-        metrics.spans_repeated.inc(received - len(pairs))
-        heard: dict[str, tuple[Span, list[Event]]] = {}
-        ends_ns: dict[str, list[int]] = {}
-        for span, event in pairs:
-            if event is not None:
-                heard.setdefault(event.recorder, (span, []))[1].append(event)
-                ends_ns.setdefault(event.engine, []).append(event.end_ns)
-            elif span.scope != semconv.SCOPE:
-                metrics.spans_foreign.inc()
-        for span, events in heard.values():
-            with self.errors.caught(Where.METRICS, f"recorder {events[0].recorder} is not shown as it is"):
-                self._count_recorder(events, span, now_ns)
-        for engine, ends in ends_ns.items():
-            metrics.count_received(engine, events=len(ends), oldest_ns=min(ends), stored_ns=now_ns)
+    def _next_rows(self, number: int, *, is_time: bool) -> tuple[dict[Whose, None], int | None]:
+        """The requests whose rows are written next; and the number of the span that all rows know of then, if it changes.
+        Where it is not yet time, those with new findings."""
+        if not is_time:
+            return dict.fromkeys((finding.engine, finding.request) for finding in self._changed.values()), None
+        if not self._due:
+            self._due, self._dirty, self._due_number = self._dirty, {}, number
+            self._rows_at = time.monotonic_ns()
+        rows = dict.fromkeys(islice(self._due, ROWS_AT_ONCE))
+        for key in rows:
+            del self._due[key]
+        return rows, None if self._due else self._due_number
 
-    def _count_recorder(self, events: Sequence[Event], span: Span, now_ns: int) -> None:
-        """Count events of one recorder; `span` is one of its spans."""
-        recorder = self.recorders.get(events[0].recorder)
-        if recorder is None:
-            recorder = RecorderState.of(events[0], span.resource, at_ns=time.monotonic_ns())
-            self.recorders.add(recorder)
-            for misfit in decode.misfits(span.resource):
-                logger.warning("recorder %s: %s", recorder.id, misfit)
-            self._count_unknown(span, decode.unknown_in_resource(span))
-        dropped = recorder.count(events, heard_ns=now_ns, at_ns=time.monotonic_ns())
-        if dropped is not None:
-            self._metrics.count_lost(recorder.engine, dropped=dropped)
-
-    def _count_unknown(self, span: Span, names: Iterable[str]) -> None:
-        """Count names that only another version of kvtrail knows; the log tells each once."""
-        recorder = self.recorders.get(str(span.resource.get(semconv.RECORDER_ID.key, "")))
-        engine = OTHER if recorder is None else recorder.engine  # only a recorder's engine is ever retired
-        version = str(span.resource.get(semconv.VERSION.key, ""))
-        for name in names:
-            short = name[:LONGEST_UNKNOWN]
-            self._metrics.count_unknown(engine, what="span" if name == span.name else "attribute")
-            if recorder is not None:
-                recorder.count_unknown(short)
-            if ("", short) not in self._told and len(self._told) < MOST_TOLD:
-                self._told.add(("", short))
-                said = "%r, which kvtrail %r has recorded, is not known to this one: it is stored and counted, and not judged"
-                logger.warning(said, short, version[:LONGEST_UNKNOWN] or "of another version")
-
-    def _drop_unsampled(self, *, before_ns: int) -> None:
-        """Of requests that the sampler left out, and that are well, keep the account and not every span. Called when the
-        detector is about to forget them."""
-        if not self._unsampled:
+    def _add_row(self, batch: Batch, key: Whose) -> None:
+        account = self.detector.accounts.get(key)
+        if account is None:
             return
-        leaving = self._unsampled.intersection(self.detector.over(before_ns=before_ns))
-        accounts = self.detector.accounts
-        well = [key for key in leaving if self.detector.verdict(accounts[key]) is Verdict.OK]
-        if well:
-            self._writer.drop_spans(well)
-            self._shortened.update(dict.fromkeys(well))
-            while len(self._shortened) > MOST_SHORTENED:
-                self._shortened.popitem(last=False)
-        self._unsampled -= leaving
-        self._unsampled &= accounts.keys()
+        findings = len(self.detector.findings.get(key, ()))
+        verdict = self.detector.verdict(account)
+        why = self.detector.why_unknown(account) if verdict is Verdict.UNKNOWN else None
+        unknown = None if why is None else why.name.lower()
+        with self.errors.caught(Where.ROWS, f"request {account.request} is not shown as it is"):
+            row = {**account.as_dict(), "verdict": verdict, "findings": findings, "unknown": unknown}
+            batch.accounts.append(row)
+            if account.started_ns:  # otherwise every event of it waits for one that is missing before it
+                batch.lanes.append(lane_of(account, verdict=verdict, findings=findings))
 
     def _forget_recorders(self, gone: Iterable[RecorderState]) -> None:
         """Drop all that is held of recorders that have ended; what requests they left open is abandoned."""

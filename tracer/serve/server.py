@@ -12,8 +12,6 @@ from pathlib import Path
 
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
-from kvtrail.tracer.serve.forward.forwarder import Forwarder
-from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer
 from kvtrail.tracer.serve.metrics import Metrics
@@ -24,9 +22,10 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 
-TIDY_EVERY_S = 1.0
-PRUNE_EVERY = 60
-"""Rounds of tidying from one pruning of the store to the next."""
+ROWS_EVERY_S = 0.25
+"""How often the rows of requests are written."""
+TIDY_EVERY, PRUNE_EVERY = 4, 240
+"""Rounds of that from one tidying to the next, and from one pruning of the store to the next."""
 DRAIN_S = 5.0
 """How long requests that are being answered may take, by each protocol, when the process is to end. Kubernetes kills it after
 30 seconds; a tail that somebody reads never ends by itself."""
@@ -54,13 +53,11 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     tls: Tls | None,
-    forward: Settings | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
-        BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
@@ -70,12 +67,13 @@ def serve(
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
-    metrics = Metrics()
-    forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = _listener(host, http_port)
     writer = SqliteWriter(store)
+    metrics = Metrics()
     try:
-        pipeline = Pipeline(writer, metrics, trace_file=trace_file, forwarder=forwarder, max_requests=max_requests)
+        pipeline = Pipeline(
+            writer, metrics, trace_file=trace_file, max_requests=max_requests, rows_every_ns=int(ROWS_EVERY_S * 1e9)
+        )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
     grpc_server = serve_grpc(pipeline, host, grpc_port, tokens=tokens, tls=tls)
@@ -98,8 +96,6 @@ def serve(
         stop.set()
         tidier.join()
         pipeline.close()
-        if forwarder is not None:
-            forwarder.close()
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -119,15 +115,18 @@ def _listener(host: str, port: int) -> socket.socket:
 def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:
     rounds = 0
     told = ""
-    while not stop.wait(TIDY_EVERY_S):
+    while not stop.wait(ROWS_EVERY_S):
         try:
-            pipeline.tidy()
+            pipeline.write_rows()
+            pipeline.fold()
+            if rounds % TIDY_EVERY == 0:
+                pipeline.tidy()
             if rounds % PRUNE_EVERY == 0:
                 pipeline.prune(retain_ns=int(changeable.retain_hours * HOUR_NS))
             rounds += 1
             told = ""
         except StoreError as error:
             if told != (told := str(error)):
-                logger.error("%s; trying again every %s s", error, TIDY_EVERY_S)
+                logger.error("%s; trying again every %s s", error, ROWS_EVERY_S)
         except Exception:
-            logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)
+            logger.exception("tidying failed; trying again in %s s", ROWS_EVERY_S)

@@ -1,17 +1,17 @@
 """Where spans, accounts and findings are stored: one protocol, so that another database can serve the same API.
 
-In: batches from the pipeline. Out: what the API asks for. `sqlite` is the default engine.
+In: batches from the pipeline. Out: what the API asks for. `sqlite` is the store of one tracer: a log of what came, with
+what was made of it beside it. `clickhouse` is that of a fleet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
 from kvtrail.tracer.detect.savings import Cell, SavingsRow
-from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 
@@ -20,24 +20,81 @@ class StoreError(RuntimeError):
     """The store refused; the text names the file and the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Spans as they came.
+
+    Attributes:
+        payload: an `ExportTraceServiceRequest` in binary form, of which every span can be read.
+        spans: how many it has; a step is one.
+        last_ns: when the last of them ended.
+        requests: the requests that its events are about, by engine and id.
+        traces: the traces of its spans.
+        named: the external ids that foreign spans name.
+    """
+
+    payload: bytes
+    spans: int
+    last_ns: int
+    requests: Collection[tuple[str, str]] = ()
+    traces: Collection[str] = ()
+    named: Collection[str] = ()
+
+
+ACTIVITY_S = 1
+"""Seconds of a stretch of recent activity."""
+ACTIVITY_KEPT_S = 900
+"""How long a stretch is kept."""
+
+
+class Activity(NamedTuple):
+    """What is summed up for a stretch of `ACTIVITY_S`, which begins at `at_s` (Unix seconds), an engine and a kind of
+    event."""
+
+    at_s: int
+    engine: str
+    kind: str
+
+
+class Amounts(NamedTuple):
+    """How many events there were, the tokens that they returned, counted, and the bytes."""
+
+    events: int = 0
+    returned: int = 0
+    count_tokens: int = 0
+    bytes: int = 0
+
+
 @dataclass(slots=True)
 class Batch:
     """What is written together, or not at all.
 
     Attributes:
-        spans: new spans, each with its event if it is one of kvtrail's.
+        chunk: the spans that came, if any did.
+        digest: of the request they came in, so that it is known when it is sent again.
+        seen: by recorder: the numbers of its events that are stored with this batch, as `SeenNumbers.as_text` gives them.
+        engines: what engines say of themselves, in the fields of `model.engines.DESCRIPTION`, where that is new or was not
+            written for a while.
         accounts: accounts as `Account.as_dict` gives them, with `verdict`, `findings` and `unknown` (the reason, where the
             verdict is unknown) added.
         findings: findings that are new or have changed.
         savings: what to add to the sums of the offload's savings.
+        activity: what to add to the sums of recent activity.
         lanes: the requests of `accounts` as lanes of the live view.
+        settled: the number of the last span that accounts and lanes are now up to date with, if it has changed. Those that
+            are not, a restart makes anew.
     """
 
-    spans: list[tuple[Span, Event | None]] = field(default_factory=list)
+    chunk: Chunk | None = None
+    digest: bytes = b""
+    seen: Mapping[str, str] = field(default_factory=dict)
+    engines: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     accounts: list[dict[str, Any]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     savings: Mapping[Cell, int] = field(default_factory=dict)
+    activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
+    settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +123,6 @@ EVERY = FindingFilter()
 class Writer(Protocol):
     """The writing side of a store. Not thread-safe."""
 
-    def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
-        """(trace id, span id) of the spans that are stored already: an exporter may send a batch twice."""
-
     def write(self, batch: Batch) -> Sequence[Exception]:
         """Store a batch. After this returns, a kill -9 loses nothing of it. What no database can hold (a number too large, a
         text that is none) is left out: returns an error for each such part. An empty batch shows whether the store can be
@@ -78,17 +132,13 @@ class Writer(Protocol):
             StoreError: nothing of the batch was stored; the text says why.
         """
 
-    def open_spans(self) -> Iterable[Span]:
-        """The spans of requests that have not finished, oldest first: what a restarted tracer must read again."""
+    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
+        """Drop spans, requests and sums older than `before_ns`, and then the oldest, until the store takes no more than
+        `most_bytes`; of findings only what is still too much then. What is dropped is given back to the disk.
 
-    def spans_of_request(self, engine: str, request: str) -> Iterable[Span]:
-        """The kvtrail spans of one request, oldest first."""
-
-    def prune(self, *, before_ns: int) -> int:
-        """Drop spans, requests and sums older than `before_ns`; returns the number of spans. Findings stay."""
-
-    def drop_spans(self, requests: Iterable[tuple[str, str]]) -> None:
-        """Drop the spans of requests, by engine and id; their accounts, lanes, sums and findings stay."""
+        It goes step by step, each of some milliseconds, and gives how many spans were dropped. Between two steps, other
+        things may be written.
+        """
 
     def close(self) -> None: ...
 
@@ -137,14 +187,19 @@ class Reader(Protocol):
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         """The findings of these lanes, and those of the window that concern no request."""
 
+    def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
+        """The spans of ours that ended in a range of time, in the order of their arrival, in lists."""
+
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
-        """Spans in the order of their arrival, with their numbers, from the one after number `after`."""
+        """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step
+        share a number, and are never torn apart."""
 
     def last_number(self) -> int:
         """The number of the span that arrived last; 0 if there is none."""
 
     def activity(self, *, since_ns: int) -> dict[str, dict[str, int]]:
-        """For each kind of event since then: `count`, and the sums of `returned`, `count_tokens` and `bytes`."""
+        """For each kind of event: `count`, and the sums of `returned`, `count_tokens` and `bytes`, from the stretch on in
+        which `since_ns` lies."""
 
     def totals(self) -> dict[str, int]:
         """Over all requests: `requests`, `running`, `lookups`, `matched`, `loaded`, `stored`, `preemptions`, `drifting`

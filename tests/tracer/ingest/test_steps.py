@@ -166,8 +166,8 @@ def test_columns_that_do_not_fit_cost_this_step_alone(key: str, value: Any, word
     for decoded in (ProtobufDecoder().decoded(payload), JsonDecoder().decoded(otlp_json.to_json_line(payload))):
         assert [type(event) for event in decoded.events[:2]] == [Lookup, Lookup]
         (malformed,) = decoded.malformed
-        assert malformed.startswith("span ")
-        assert malformed.endswith(f"(kv.step): {words}")
+        assert str(malformed).startswith("span ")
+        assert str(malformed).endswith(f"(kv.step): {words}")
     (left,) = [span for span in protobuf.spans(payload) if span.name == semconv.STEP_SPAN]
     with pytest.raises(decode.MalformedSpan, match=r"kv\.step"):
         decode.from_span(left)
@@ -178,7 +178,7 @@ def test_an_odd_element_costs_its_row_alone() -> None:
     decoded = ProtobufDecoder().decoded(payload)
     assert [event.sequence for event in decoded.events[:4]] == [0, 1, 3, 4]
     (malformed,) = decoded.malformed
-    assert "kvtrail.tokens.computed is -200" in malformed
+    assert "kvtrail.tokens.computed is -200" in str(malformed)
 
 
 def test_a_request_that_is_not_sampled_says_so_in_its_row() -> None:

@@ -6,6 +6,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import pytest
 from history import START_NS, history
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
@@ -25,7 +25,7 @@ from kvtrail.tracer.detect.phases import Phase
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import Batch
-from kvtrail.tracer.store.sqlite import lanes
+from kvtrail.tracer.store.sqlite import lanes, log, requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
@@ -76,9 +76,10 @@ def found(
 )
 def test_exactly_what_overlaps_is_found(source: list[tuple[float, float]], begin: float, width: float) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in lanes.SCHEMA:
+    for statement in (*log.SCHEMA, *requests.SCHEMA, *lanes.SCHEMA):
         db.execute(statement)
     held = [lane(n, at, lasts) for n, (at, lasts) in enumerate(source)]
+    requests.put(db, map(account, held))
     lanes.put(db, held)
     window = Window(from_ns=int(begin * S), to_ns=int((begin + width) * S))
     expected = {x.request for x in held if x.started_ns <= window.to_ns and x.last_ns >= window.from_ns}

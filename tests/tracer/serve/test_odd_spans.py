@@ -125,7 +125,7 @@ def test_a_request_without_one_span_that_can_be_read_is_refused_for_good(sidecar
 
 
 def test_an_unexpected_error_asks_the_sender_to_try_again(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.writer, "known", failing)
+    monkeypatch.setattr(sidecar.writer, "write", failing)
     answer = sidecar.client.post("/v1/traces", content=story("good").SerializeToString(), headers=PROTOBUF)
     assert answer.status_code == 503
     assert sidecar.error_count("ingest") == 1
@@ -150,7 +150,7 @@ def test_an_endpoint_that_fails_is_counted_and_says_so(sidecar: Sidecar, monkeyp
         (Metrics, "_count_fact", "metrics"),
         (pipelines, "lane_of", "rows"),
         (TraceWriter, "write", "trace_file"),
-        (decode, "read", "decode"),
+        (decode, "event", "decode"),
     ],
 )
 def test_an_error_where_something_is_only_noted_refuses_nothing(
@@ -244,7 +244,7 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
         span.span_id = bytes([number + 1]) * 8
     sidecar.hear(odd, again)
     assert sidecar.value("kvtrail_spans_malformed_total") == 2
-    assert sidecar.client.get("/api/overview?window_s=86400").json()["activity"].keys() == {
+    assert sidecar.client.get("/api/overview?window_s=900").json()["activity"].keys() == {
         "kv.request.start", "kv.alloc", "kv.schedule", "kv.request",
     }  # fmt: skip
     assert len(sidecar.reader.tail(after=0)) == 10, "it is stored as it came"
@@ -308,15 +308,16 @@ def test_what_no_recorder_writes_is_judged_by_nobody(sidecar: Sidecar, change: s
     assert not sidecar.pipeline.detector.accounts, "nor after a restart"
 
 
-def test_a_store_with_a_damaged_row_is_opened(sidecar: Sidecar) -> None:
+def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Sidecar, caplog: pytest.LogCaptureFixture) -> None:
     sidecar.hear(story("open", "L 749 c0 h256 -> 256"))
     sidecar.pipeline.close()
     db = sqlite3.connect(sidecar.folder / "s.db")
-    db.execute("UPDATE spans SET attributes = '{' WHERE name = 'kv.lookup'")
+    db.execute("UPDATE chunks SET body = substr(body, 1, length(body) - 9)")
     db.commit()
     db.close()
     sidecar.start()
-    assert sidecar.error_count("recall") == 1
+    assert "the spans from number 1 on cannot be read" in caplog.text
+    assert sidecar.requests()["open-0123abcd"]["lookups"] == 1
     sidecar.hear(story("good"))
     assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from pathlib import Path
@@ -11,11 +12,11 @@ from history import START_NS, history
 from msgspec.structs import replace
 from wire import encoded
 
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -28,6 +29,10 @@ def filled(path: Path, *texts: str) -> tuple[SqliteWriter, SqliteReader, Pipelin
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
         pipeline.ingest(encoded(events), transport="grpc")
     return writer, SqliteReader(path), pipeline
+
+
+def as_request(span: Span) -> bytes:
+    return otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line([span])))
 
 
 def test_requests_are_found_by_parts_of_their_ids_and_by_filters(tmp_path: Path) -> None:
@@ -51,7 +56,7 @@ def test_requests_are_found_by_parts_of_their_ids_and_by_filters(tmp_path: Path)
 
 
 def test_a_requests_spans_and_the_foreign_ones_of_its_trace(tmp_path: Path) -> None:
-    writer, reader, _ = filled(tmp_path / "s.db", STORY)
+    _, reader, pipeline = filled(tmp_path / "s.db", STORY)
     account = reader.request("r-0-0123abcd")
     assert account is not None
     ours = reader.spans_of(account)
@@ -59,13 +64,13 @@ def test_a_requests_spans_and_the_foreign_ones_of_its_trace(tmp_path: Path) -> N
         trace_id=account["trace_id"], span_id="f" * 16, parent_id="", name="llm_request", start_ns=START_NS,
         end_ns=START_NS + 10**9, attributes={"gen_ai.request.id": "r-0"}, resource={"service.name": "vllm"}, scope="vllm",
     )  # fmt: skip
-    writer.write(Batch(spans=[(foreign, None)]))
+    pipeline.ingest(as_request(foreign), transport="grpc")
     assert len(reader.spans_of(account)) == len(ours) + 1
     assert reader.spans_of(account)[-1] == foreign
     elsewhere = replace(
         foreign, trace_id="e" * 32, span_id="e" * 16, attributes={"gen_ai.request.id": account["external"]}
     )
-    writer.write(Batch(spans=[(elsewhere, None)]))
+    pipeline.ingest(as_request(elsewhere), transport="grpc")
     assert elsewhere in reader.spans_of(account), "vLLM's span in a trace of its own, named by the external id"
 
 
@@ -116,61 +121,26 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_old_requests_leave_and_findings_stay(tmp_path: Path) -> None:
     writer, reader, _ = filled(tmp_path / "s.db", STORY)
-    assert writer.prune(before_ns=START_NS) == 0
-    assert writer.prune(before_ns=START_NS + 10**12) > 0
+    assert sum(writer.prune(before_ns=START_NS)) == 0
+    assert sum(writer.prune(before_ns=START_NS + 10**12)) > 0
     assert (reader.requests(), reader.totals()["requests"], len(reader.findings())) == ([], 0, 1)
 
 
 def test_engines_that_left_long_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the time that spans are kept, after their last one: until then a request may need its resource."""
     writer, reader, pipeline = filled(tmp_path / "s.db", STORY)
+    monkeypatch.setattr("kvtrail.tracer.serve.reception.NOTE_ENGINE_NS", 0)
     now_ns = time.time_ns()
-    monkeypatch.setattr("kvtrail.tracer.store.sqlite.spans.time.time_ns", lambda: now_ns + 10**12)
+    monkeypatch.setattr("kvtrail.tracer.store.sqlite.engines.time.time_ns", lambda: now_ns + 10**12)
     pipeline.ingest(encoded(history(STORY, recorder="later", engine="later")), transport="grpc")
     assert list(reader.engines()) == ["engine", "later"]
-    writer.prune(before_ns=now_ns + 10**12 // 2 - 10**9)
+    sum(writer.prune(before_ns=now_ns + 10**12 // 2 - 10**9))
     assert list(reader.engines()) == ["engine", "later"]
-    writer.prune(before_ns=now_ns + 10**12 // 2 + 10**9)
+    sum(writer.prune(before_ns=now_ns + 10**12 // 2 + 10**9))
     assert list(reader.engines()) == ["later"]
     pipeline.ingest(encoded(history(STORY, request="again", recorder="rec-0")), transport="grpc")
     assert list(reader.engines()) == ["later", "engine"], "it is back"
     assert reader.tail(after=0)[-1][1].resource
-
-
-def test_of_a_well_request_that_was_not_sampled_the_account_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, reader, _ = filled(tmp_path / "s.db")
-    pipeline = Pipeline(writer, Metrics(), grace_ns=0)
-    fine = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
-
-    def heard(name: str, text: str, *, sampled: bool | None = None) -> list[Event]:
-        events = history(text, request=f"{name}-0123abcd", recorder=name, engine=name)
-        return [replace(event, sampled=sampled) for event in events]
-
-    pipeline.ingest(encoded(heard("plain", fine)), transport="grpc")
-    pipeline.ingest(encoded(heard("left-out", fine, sampled=False)[:-1]), transport="grpc")
-    pipeline.ingest(encoded(heard("drifting", STORY, sampled=False)), transport="grpc")
-    pipeline.ingest(encoded(heard("open", fine.removesuffix("end"), sampled=False)), transport="grpc")
-    before = reader.savings(since_ns=START_NS, until_ns=START_NS + 10**12)
-
-    def spans() -> dict[str, int]:
-        stored = {row["request"]: len(reader.spans_of(row)) for row in reader.requests()}
-        return {name.partition("-0")[0]: number for name, number in stored.items()}
-
-    pipeline.tidy()
-    assert spans() == {"plain": 5, "left-out": 4, "drifting": 7, "open": 4}, "it has not ended"
-    pipeline.ingest(encoded(heard("left-out", fine, sampled=False)[-1:]), transport="grpc")
-    pipeline.tidy()
-    assert spans() == {"plain": 5, "left-out": 0, "drifting": 7, "open": 4}
-    account = reader.request("left-out-0123abcd")
-    assert account is not None
-    assert (account["verdict"], account["lookups"], account["status"]) == ("ok", 1, "finished")
-    assert reader.savings(since_ns=START_NS, until_ns=START_NS + 10**12) == before
-    late = replace(heard("left-out", fine, sampled=False)[2], sequence=9, request_sequence=9)
-    pipeline.ingest(encoded([late]), transport="grpc")
-    pipeline.tidy()
-    assert reader.request("left-out-0123abcd") == account, "what comes late does not replace it"
 
 
 def test_what_cannot_be_stored_is_kept_for_the_next_batch(tmp_path: Path) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from wire import encoded
 
+from kvtrail.connector.recording.contexts import root_ids
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.model.events import Event, RequestStart
-from kvtrail.tracer.model.semconv import SCOPE
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.store import Batch
+from kvtrail.tracer.model.events import RequestStart
+from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.sqlite import requests
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
@@ -24,24 +23,26 @@ STATUSES = ("queued", "running", "finished")
 VERDICTS = ("ok", "drift", "unknown")
 
 
+def trace_of(request: str) -> str:
+    return root_ids("e", request)[:16].hex()
+
+
+def starts(accounts: Sequence[dict[str, Any]]) -> Chunk:
+    """By the spans of a request its trace is known."""
+    events = [
+        RequestStart(
+            engine="e", recorder="e", sequence=number, role="scheduler", start_ns=each["started_ns"],
+            end_ns=each["started_ns"], request=each["request"],
+        )
+        for number, each in enumerate(accounts)
+    ]  # fmt: skip
+    return Chunk(encoded(events), len(events), 1, traces={each["trace_id"] for each in accounts})
+
+
 def account(request: str, external: str, started_ns: int, **changed: Any) -> dict[str, Any]:
-    rows = Account("e", request, external=external, trace_id=f"{started_ns:032x}").as_dict()
+    rows = Account("e", request, external=external, trace_id=trace_of(request)).as_dict()
     times = {"started_ns": started_ns, "last_ns": started_ns, "verdict": "ok", "findings": 0}
     return {**rows, **times, **changed}
-
-
-def span_of(account: dict[str, Any]) -> tuple[Span, Event | None]:
-    """By its spans a request is in a trace."""
-    event = RequestStart(
-        engine="e", recorder="e", sequence=0, connector="C", role="scheduler", rank=0, start_ns=account["started_ns"],
-        end_ns=account["started_ns"], request=account["request"],
-    )  # fmt: skip
-    id_ = hashlib.sha256(account["request"].encode()).hexdigest()[:16]
-    span = Span(
-        trace_id=account["trace_id"], span_id=id_, parent_id="", name=event.kind, start_ns=event.start_ns,
-        end_ns=event.end_ns, attributes={}, resource={}, scope=SCOPE,
-    )  # fmt: skip
-    return span, event
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,9 @@ def reader(held: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory)
     writer = SqliteWriter(path)
     for at in range(0, len(held), 100):
         some = held[at : at + 100]
-        writer.write(Batch(spans=[span_of(each) for each in some], accounts=some))
+        writer.write(Batch(starts(some), accounts=some))
+        while at < len(held) // 2 and writer.fold(some=True):
+            pass
     yield SqliteReader(path)
     writer.close()
 
@@ -130,6 +133,7 @@ def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) 
     writer = SqliteWriter(tmp_path / "s.db")
     reader = SqliteReader(tmp_path / "s.db")
     writer.write(Batch(accounts=[account("r-1", "before", 5)]))
+    writer.fold(some=True)
     writer.write(Batch(accounts=[account("r-1", "afterwards", 5)]))
     assert [each["request"] for each in reader.requests(search="afterw")] == ["r-1"]
     assert reader.requests(search="before") == []
@@ -140,17 +144,12 @@ def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) 
 def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
     rows = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", 10 - n) for n in range(3)]
-    spans = [span_of(each) for each in rows]
-    writer.write(
-        Batch(
-            spans=spans,
-            accounts=[*rows, account("cmpl-10-0-abc", "cmpl-10-0", 99), account("cmpl-1.5", "cmpl-1.5", 98)],
-        )
-    )
+    others = [account("cmpl-10-0-abc", "cmpl-10-0", 99), account("cmpl-1.5", "cmpl-1.5", 98)]
+    writer.write(Batch(starts(rows), accounts=[*rows, *others]))
     reader = SqliteReader(tmp_path / "s.db")
     latest = reader.request("cmpl-1")
     assert latest is not None
     assert latest["request"] == "cmpl-1-0-abc", "the latest by its begin, and no other id's"
     assert reader.request("cmpl-1", engine="another") is None
     assert reader.request("cmpl") is not None
-    assert reader.request(f"{8:032x}") == reader.request("cmpl-1-2")
+    assert reader.request(trace_of("cmpl-1-2-abc")) == reader.request("cmpl-1-2")

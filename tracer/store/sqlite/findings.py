@@ -29,17 +29,6 @@ _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
 
-def upgrade(db: sqlite3.Connection) -> None:
-    """Convert the findings of schema 1, where only the body named the connector."""
-    db.execute("ALTER TABLE findings ADD COLUMN connector TEXT NOT NULL DEFAULT ''")
-    db.execute("UPDATE findings SET connector = coalesce(body ->> '$.connector', '')")
-    db.execute("DROP INDEX IF EXISTS findings_by_time")
-    for statement in SCHEMA:
-        db.execute(statement)
-    for kind, column in _PLACES.items():
-        db.execute(f"{_PUT_PLACE} SELECT DISTINCT ?, {column} FROM findings WHERE {column} != ''", (kind,))
-
-
 def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
     """Store new and changed findings, within the open transaction."""
     db.executemany(
@@ -52,6 +41,12 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
     )
     places = {(kind, getattr(f, column)) for f in findings for kind, column in _PLACES.items()}
     db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
+
+
+def drop_oldest(db: sqlite3.Connection, count: int) -> int:
+    """Drop so many of the findings, those that were seen last the longest ago; returns how many there were."""
+    oldest = "SELECT id FROM findings INDEXED BY findings_in_time ORDER BY last_ns LIMIT ?"
+    return db.execute(f"DELETE FROM findings WHERE id IN ({oldest})", (count,)).rowcount
 
 
 class FindingReader(Database):

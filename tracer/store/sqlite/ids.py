@@ -3,25 +3,35 @@
 For each sequence of three characters, FTS5 stores the numbers of the requests whose ids contain it, and nothing else
 (`detail=none`, no text). Few requests have all trigrams of a search, and only their ids are compared with it. Numbers grow
 as requests arrive, so the latest are found first and the rest need not be read.
+
+The index grows by many requests at a time, which is cheaper. Those that are not in it yet are looked through.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from kvtrail.tracer.store.sqlite.database import Query
+from kvtrail.tracer.store.sqlite import traces
+from kvtrail.tracer.store.sqlite.database import Query, to_text
 
 SCHEMA = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_ids USING fts5"
     " (ids, content='', tokenize='trigram case_sensitive 1', detail=none, columnsize=0)",
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_grams USING fts5vocab(request_ids, row)",
+    # The last request that is in the index.
+    "CREATE TABLE IF NOT EXISTS request_ids_end (number INTEGER NOT NULL)",
+    "INSERT INTO request_ids_end SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM request_ids_end)",
 )
+INDEXED_AT_ONCE = 2_000
+"""Requests that are added to the index together."""
+_END = "(SELECT number FROM request_ids_end)"
 SLACK = 5_000
 """Requests are numbered as they arrive, but listed by their start. A request may have started before this many others that
 arrived earlier; what recorders hold back is far less."""
 _GRAM = 3
-_END = "char(10, 10)"
+_MARK = "char(10, 10)"
 _PART = "(instr(request, ?) OR instr(external, ?))"
 PART_OR_TRACE = f"({_PART} OR trace_id = ?)"
 """The condition that a search puts on a request. It takes the text three times."""
@@ -30,27 +40,37 @@ PART_OR_TRACE = f"({_PART} OR trace_id = ?)"
 def _ids(row: str) -> str:
     """The text to index for a row. vLLM's id usually contains the external id, which then need not be added. The end
     marker makes every character of an id the first of a trigram."""
-    one, both = f"{row}.request || {_END}", f"{row}.request || char(10) || {row}.external || {_END}"
+    one, both = f"{row}.request || {_MARK}", f"{row}.request || char(10) || {row}.external || {_MARK}"
     return f"CASE WHEN instr({row}.request, {row}.external) THEN {one} ELSE {both} END"
 
 
-def insert_statement(row: str) -> str:
-    """The statement with which a trigger adds a row's ids."""
-    return f"INSERT INTO request_ids (rowid, ids) VALUES ({row}.number, {_ids(row)});"
+IS_INDEXED = f"old.number <= {_END}"
+"""The condition that a request whose row changes is in the index."""
+INSERT_NEW = f"INSERT INTO request_ids (rowid, ids) VALUES (new.number, {_ids('new')});"
+"""What a trigger adds to the index when ids have changed."""
+DELETE_OLD = f"INSERT INTO request_ids (request_ids, rowid, ids) VALUES ('delete', old.number, {_ids('old')});"
+"""What a trigger removes from it. The index holds no text, so it needs the text that was added."""
 
 
-def delete_statement(row: str) -> str:
-    """The statement with which a trigger removes them. The index holds no text, so it needs the text that was added."""
-    return f"INSERT INTO request_ids (request_ids, rowid, ids) VALUES ('delete', {row}.number, {_ids(row)});"
+def index(db: sqlite3.Connection, *, some: bool) -> bool:
+    """Add the next requests to the index, within the open transaction, if there are enough to be worth the while, or with
+    `some` any. Returns whether there were."""
+    following = f"SELECT number FROM requests WHERE number > {_END} ORDER BY number LIMIT {INDEXED_AT_ONCE}"
+    ((last, count),) = db.execute(f"SELECT max(number), count(*) FROM ({following})")
+    if count < INDEXED_AT_ONCE and not (count and some):
+        return False
+    db.execute(
+        "INSERT INTO request_ids (rowid, ids)"
+        f" SELECT number, {_ids('r')} FROM requests r WHERE number > {_END} AND number <= ? ORDER BY number",
+        (last,),
+    )
+    db.execute("UPDATE request_ids_end SET number = ?", (last,))
+    return True
 
 
-INSERT_ALL = f"INSERT INTO request_ids (rowid, ids) SELECT number, {_ids('r')} FROM requests r ORDER BY number"
-
-
-def in_trace(trace_id: str) -> str:
-    """The condition that a request belongs to a trace, whose spans name it."""
-    its_spans = "SELECT r.number FROM spans CROSS JOIN requests r USING (request, engine)"
-    return f"number IN ({its_spans} WHERE spans.trace_id = {trace_id} AND r.trace_id = spans.trace_id)"
+def shorten(db: sqlite3.Connection) -> None:
+    """Note, within the open transaction, that requests have left: the numbers of the last may be given again."""
+    db.execute("UPDATE request_ids_end SET number = min(number, (SELECT coalesce(max(number), 0) FROM requests))")
 
 
 def search_all(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
@@ -60,7 +80,10 @@ def search_all(query: Query, search: str, *, where: Mapping[str, Any], until_ns:
     The latest `limit` of them are among the result, which need not be complete beyond these.
     """
     conditions, values = ["started_ns < ?", *where], [until_ns, *where.values()]
-    by_trace = query("SELECT number FROM requests", [in_trace("?"), *conditions], [search, *values])
+    of_trace = to_text(traces.requests_in(query, search))
+    by_trace = query(
+        "SELECT number FROM requests", ["number IN (SELECT value FROM json_each(?))", *conditions], [of_trace, *values]
+    )
     numbers = {number for (number,) in by_trace}
     if len(search) < _GRAM:
         # Most ids contain so short a text, so the latest requests usually suffice.
@@ -78,22 +101,29 @@ def search_all(query: Query, search: str, *, where: Mapping[str, Any], until_ns:
 
 def search_ids(query: Query, search: str, *, where: Mapping[str, Any], until_ns: int, limit: int) -> list[int]:
     """Numbers of the last `limit` requests to arrive that have `search` in one of their ids, and meet the conditions."""
-    if not (grams := _grams(query, search)):
-        return []
+    fresh = query(
+        "SELECT number FROM requests NOT INDEXED",
+        [f"number > {_END}", _PART, "started_ns < ?", *where],
+        [search, search, until_ns, *where.values()],
+        f"ORDER BY number DESC LIMIT {int(limit)}",
+    )
+    if len(fresh) == limit or not (grams := _grams(query, search)):
+        return [number for (number,) in fresh]
     newest = "SELECT number FROM requests WHERE started_ns < ? ORDER BY started_ns DESC LIMIT ?"
     rows = query(
         "SELECT number FROM request_ids CROSS JOIN requests NOT INDEXED ON number = request_ids.rowid",
         [
             "request_ids MATCH ?",
+            f"request_ids.rowid <= {_END}",
             f"request_ids.rowid <= (SELECT max(number) FROM ({newest}))",
             _PART,
             "started_ns < ?",
             *where,
         ],
         [grams, until_ns, SLACK, search, search, until_ns, *where.values()],
-        f"ORDER BY request_ids.rowid DESC LIMIT {int(limit)}",
+        f"ORDER BY request_ids.rowid DESC LIMIT {int(limit) - len(fresh)}",
     )
-    return [number for (number,) in rows]
+    return [number for (number,) in (*fresh, *rows)]
 
 
 def _grams(query: Query, search: str) -> str:

@@ -23,12 +23,11 @@ from kvtrail.tracer.store.sqlite.requests import RequestReader
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS lanes (
-    number INTEGER PRIMARY KEY,
+    number INTEGER PRIMARY KEY,  -- the request's
     request TEXT NOT NULL, engine TEXT NOT NULL, external TEXT NOT NULL, connector TEXT NOT NULL,
     status TEXT NOT NULL, verdict TEXT NOT NULL, findings INTEGER NOT NULL, complete INTEGER NOT NULL,
     started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
-    tier INTEGER NOT NULL, reach INTEGER NOT NULL, changes TEXT NOT NULL, transfers TEXT NOT NULL,
-    UNIQUE (request, engine)
+    tier INTEGER NOT NULL, reach INTEGER NOT NULL, changes TEXT NOT NULL, transfers TEXT NOT NULL
 )""",
     "CREATE INDEX IF NOT EXISTS lanes_by_time ON lanes (tier, reach, started_ns, last_ns)",
 )
@@ -38,8 +37,9 @@ _FIELDS = (
 )  # fmt: skip
 _COLUMNS = ", ".join(f"lanes.{name}" for name in _FIELDS)
 _UPSERT = (
-    f"INSERT INTO lanes ({', '.join(_FIELDS)}, tier, reach) VALUES ({', '.join('?' * (len(_FIELDS) + 2))})"
-    " ON CONFLICT (request, engine) DO UPDATE SET "
+    f"INSERT INTO lanes (number, {', '.join(_FIELDS)}, tier, reach)"
+    f" SELECT number, {', '.join('?' * (len(_FIELDS) + 2))} FROM requests WHERE request = ? AND engine = ?"
+    " ON CONFLICT (number) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in (*_FIELDS[2:], "tier", "reach"))
 )
 LOTS = 15
@@ -56,14 +56,8 @@ BUDGET_S = 0.5
 
 
 def put(db: sqlite3.Connection, lanes: Iterable[Lane]) -> None:
-    """Store new and changed lanes, within the open transaction."""
+    """Store new and changed lanes, within the open transaction; their requests are there already."""
     db.executemany(_UPSERT, map(_row, lanes))
-
-
-def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Drop the lanes of the requests whose last event came before. The requests are still in their table."""
-    old = "SELECT request, engine FROM requests WHERE last_ns < ?"
-    db.execute(f"DELETE FROM lanes WHERE (request, engine) IN ({old})", (before_ns,))
 
 
 def _row(lane: Lane) -> tuple[Any, ...]:
@@ -76,7 +70,7 @@ def _row(lane: Lane) -> tuple[Any, ...]:
         lasted_s = max(0, lane.last_ns - lane.started_ns) // 10**9
         reach = min(int(lasted_s).bit_length(), 25)
     *plain, changes, transfers = (getattr(lane, name) for name in _FIELDS)
-    return (*plain, to_text(changes), to_text(transfers), tier, reach)
+    return (*plain, to_text(changes), to_text(transfers), tier, reach, lane.request, lane.engine)
 
 
 class LaneReader(RequestReader):
@@ -87,14 +81,12 @@ class LaneReader(RequestReader):
         return find(self.connection(), window, live=live, named=named)
 
 
-def find(
-    db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: Sequence[tuple[str, str]] | None = None
-) -> Lanes:
+def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: Sequence[int] | None = None) -> Lanes:
     """The lanes of a window, at most `window.limit` of them.
 
     Args:
         live: the engines whose open requests go on.
-        named: id and engine of every request that the window's search and status can match, if these are few.
+        named: the numbers of all requests that the window's search and status can match, if these are few.
     """
     deadline_s = time.monotonic() + BUDGET_S
     db.set_progress_handler(lambda: time.monotonic() > deadline_s, 20_000)
@@ -145,12 +137,11 @@ def _sample(tiers: _Tiers, base: int, *, room: int) -> _Sample:
     return _Sample(rows, 0, is_whole=True)
 
 
-def _tiers_of(db: sqlite3.Connection, window: Window, live: Iterable[str], named: Sequence[tuple[str, str]]) -> _Tiers:
+def _tiers_of(db: sqlite3.Connection, window: Window, live: Iterable[str], named: Sequence[int]) -> _Tiers:
     """The tiers of the named requests, each of which is looked up, however long the window is."""
     conditions, values = _filters(window)
     query = (
-        f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN lanes"
-        " ON lanes.request = n.value ->> 0 AND lanes.engine = n.value ->> 1 WHERE started_ns <= ?"
+        f"SELECT tier, {_COLUMNS} FROM json_each(?) AS n CROSS JOIN lanes ON lanes.number = n.value WHERE started_ns <= ?"
         f" AND (last_ns >= ? OR (reach = {OPEN_REACH} AND engine IN (SELECT value FROM json_each(?)))){conditions}"
     )
     by_tier: dict[int, list[Sequence[Any]]] = {}

@@ -11,8 +11,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.store.sqlite import ids
-from kvtrail.tracer.store.sqlite.database import LARGEST, Database, from_text, to_text, whole_sum
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.store.sqlite import ids, traces
+from kvtrail.tracer.store.sqlite.database import LARGEST, Database, Query, from_text, to_text, whole_sum
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
@@ -63,7 +64,7 @@ _TABLES = (
     started_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, ended_ns INTEGER,
     lookups INTEGER NOT NULL, longest_match INTEGER NOT NULL, loaded INTEGER NOT NULL,
     stored INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    account TEXT NOT NULL
+    account TEXT NOT NULL, after_span INTEGER NOT NULL
 )""",
     f"""CREATE TABLE IF NOT EXISTS request_totals (
     status TEXT NOT NULL, verdict TEXT NOT NULL, {", ".join(f"{name} INTEGER NOT NULL" for name in _COUNTED)},
@@ -71,18 +72,19 @@ _TABLES = (
 ) WITHOUT ROWID""",
     *ids.SCHEMA,
 )
+_UNLIKE = "instr(request, external) != 1"
+_AFTER_ALL = f"char({0x10FFFF})"
 _INDEXES = (
     "CREATE UNIQUE INDEX IF NOT EXISTS requests_by_id ON requests (request, engine)",
     "CREATE INDEX IF NOT EXISTS requests_by_start ON requests (started_ns)",
-    "CREATE INDEX IF NOT EXISTS requests_by_end ON requests (last_ns)",
-    "CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external, engine)",
+    # vLLM's own id usually begins with the caller's, and is found by that.
+    f"CREATE INDEX IF NOT EXISTS requests_by_external ON requests (external, engine) WHERE {_UNLIKE}",
     "CREATE INDEX IF NOT EXISTS requests_by_kind ON requests (verdict, status, started_ns)",
     "CREATE INDEX IF NOT EXISTS requests_open ON requests (engine) WHERE ended_ns IS NULL",
 )
 _TRIGGERS = (
     f"""CREATE TRIGGER IF NOT EXISTS requests_come AFTER INSERT ON requests BEGIN
     {_add("new")}
-    {ids.insert_statement("new")}
 END""",
     f"""CREATE TRIGGER IF NOT EXISTS requests_change AFTER UPDATE ON requests WHEN NOT {_MOVED} BEGIN
     {_adjust()}
@@ -92,13 +94,15 @@ END""",
     {_add("new")}
 END""",
     f"""CREATE TRIGGER IF NOT EXISTS requests_are_renamed AFTER UPDATE ON requests
-WHEN old.external IS NOT new.external BEGIN
-    {ids.delete_statement("old")}
-    {ids.insert_statement("new")}
+WHEN old.external IS NOT new.external AND {ids.IS_INDEXED} BEGIN
+    {ids.DELETE_OLD}
+    {ids.INSERT_NEW}
 END""",
     f"""CREATE TRIGGER IF NOT EXISTS requests_leave AFTER DELETE ON requests BEGIN
     {_subtract("old")}
-    {ids.delete_statement("old")}
+END""",
+    f"""CREATE TRIGGER IF NOT EXISTS requests_are_forgotten AFTER DELETE ON requests WHEN {ids.IS_INDEXED} BEGIN
+    {ids.DELETE_OLD}
 END""",
 )
 SCHEMA = (*_TABLES, *_INDEXES, *_TRIGGERS)
@@ -109,7 +113,8 @@ _UPDATE = (
     f" WHERE {' AND '.join(f'{name} = :{name}' for name in _STABLE)}"
 )
 _UPSERT = (
-    f"INSERT INTO requests ({', '.join(_COLUMNS)}, account) VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, :account)"
+    f"INSERT INTO requests ({', '.join(_COLUMNS)}, account, after_span)"
+    f" VALUES ({', '.join(f':{name}' for name in _COLUMNS)}, :account, (SELECT settled FROM log_end))"
     " ON CONFLICT (request, engine) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS[2:], "account"))
 )
@@ -119,35 +124,45 @@ _MAX_SCANNED = 20_000
 _LATEST_NS = 2**63 - 1
 
 
-def upgrade(db: sqlite3.Connection) -> None:
-    """Convert the requests of schema 1, which had neither counts nor an index of parts of ids."""
-    db.execute("ALTER TABLE requests RENAME TO requests_1")
-    for statement in _TABLES:
-        db.execute(statement)
-    names = ", ".join((*_COLUMNS, "account"))
-    # Numbers must grow with time: the search relies on it.
-    db.execute(f"INSERT INTO requests ({names}) SELECT {names} FROM requests_1 ORDER BY started_ns")
-    db.execute("DROP TABLE requests_1")
-    sums = ", ".join(whole_sum(value.format(row="r")) for value in _COUNTED.values())
-    db.execute(
-        f"INSERT INTO request_totals (status, verdict, {', '.join(_COUNTED)})"
-        f" SELECT status, verdict, {sums} FROM requests r GROUP BY status, verdict"
-    )
-    db.execute(ids.INSERT_ALL)
+_WHOLE = f"{', '.join(_COLUMNS)}, account"
+_NOTHING = to_text({**Account("", "").as_dict(), "unknown": None})
+"""An account of which nothing is known. Stored is what is not in a column, and differs from this."""
+
+
+def _account(row: Sequence[Any]) -> dict[str, Any]:
+    """The account in a row of `_WHOLE`."""
+    *columns, rest = row
+    return {**from_text(_NOTHING), **from_text(rest), **dict(zip(_COLUMNS, columns, strict=True))}
+
+
+def _rest(account: Mapping[str, Any]) -> str:
+    """What `_account` needs beside the columns."""
+    nothing = from_text(_NOTHING)
+    return to_text({k: v for k, v in account.items() if k not in _COLUMNS and (k not in nothing or v != nothing[k])})
 
 
 def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
     """Store new and changed accounts, within the open transaction."""
     for account in accounts:
-        row = {**{name: account[name] for name in _COLUMNS}, "account": to_text(account)}
+        row = {**{name: account[name] for name in _COLUMNS}, "account": _rest(account)}
         row |= {name: min(row[name], LARGEST) for name in _SUMS}
         if not db.execute(_UPDATE, row).rowcount:
             db.execute(_UPSERT, row)
 
 
-def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
-    """Drop the requests whose last event came before."""
-    db.execute("DELETE FROM requests WHERE last_ns < ?", (before_ns,))
+def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> int | None:
+    """Of so many requests that follow number `after`, drop those whose last event came before, and their lanes; returns the
+    last of these numbers, or None where no older requests follow."""
+    rows = db.execute(
+        "SELECT number, started_ns, last_ns FROM requests WHERE number > ? ORDER BY number LIMIT ?",
+        (after, limit),
+    ).fetchall()
+    old = [(number,) for number, _, last_ns in rows if last_ns < before_ns]
+    db.executemany("DELETE FROM lanes WHERE number = ?", old)
+    db.executemany("DELETE FROM requests WHERE number = ?", old)
+    ids.shorten(db)
+    # Numbers grow with time, nearly.
+    return rows[-1][0] if any(started_ns < before_ns for _, started_ns, _ in rows) else None
 
 
 class RequestReader(Database):
@@ -164,8 +179,9 @@ class RequestReader(Database):
         until_ns = _LATEST_NS if before_ns is None else before_ns
         latest = f"ORDER BY started_ns DESC LIMIT {int(limit)}"
         if not (search or status or verdict):
-            rows = self.query("SELECT account FROM requests", ["started_ns < ?"], [until_ns], latest)
-            return [from_text(account) for (account,) in rows]
+            return [
+                *map(_account, self.query(f"SELECT {_WHOLE} FROM requests", ["started_ns < ?"], [until_ns], latest))
+            ]
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
         kinds = self.query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
         if where and (not search or self._is_frequent(search, kinds, until_ns)):
@@ -173,34 +189,28 @@ class RequestReader(Database):
         else:
             numbers = ids.search_all(self.query, search, where=where, until_ns=until_ns, limit=limit)
         rows = self.query(
-            "SELECT account FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
+            f"SELECT {_WHOLE} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
             (),
             [to_text(numbers)],
             latest,
         )
-        return [from_text(account) for (account,) in rows]
+        return [*map(_account, rows)]
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
-        for condition in (
-            "(request = ?1 OR external = ?1)",
-            ids.in_trace("?1"),
-            "number IN (SELECT value FROM json_each(?3))",
-        ):
-            values = [request, engine]
-            if "?3" in condition:
-                values.append(to_text(self._of_call(request, engine)))
+        for find in (self._of_id, traces.requests_in, self._of_call):
+            numbers = to_text(find(self.query, request))
             rows = self.query(
-                "SELECT account FROM requests",
-                [condition, "(engine = ?2 OR ?2 = '')"],
-                values,
+                f"SELECT {_WHOLE} FROM requests",
+                ["number IN (SELECT value FROM json_each(?))", "(engine = ? OR ? = '')"],
+                [numbers, engine, engine],
                 "ORDER BY +started_ns DESC LIMIT 1",
             )
             if rows:
-                return dict(from_text(rows[0][0]))
+                return _account(rows[0])
         return None
 
-    def few_requests(self, *, search: str, status: str, until_ns: int, limit: int) -> list[tuple[str, str]] | None:
-        """Id and engine of all requests that have this status, have `search` in one of their ids, and had started by
+    def few_requests(self, *, search: str, status: str, until_ns: int, limit: int) -> list[int] | None:
+        """The numbers of all requests that have this status, have `search` in one of their ids, and had started by
         `until_ns`; None if there are more than `limit`."""
         kinds = self.query("SELECT verdict, status, requests FROM request_totals", ["status = ?"], [status])
         if status and sum(count for *_, count in kinds) <= limit:
@@ -209,10 +219,7 @@ class RequestReader(Database):
             numbers = ids.search_ids(self.query, search, where={}, until_ns=until_ns + 1, limit=limit + 1)
         else:
             return None
-        if len(numbers) > limit:
-            return None
-        by_number = "SELECT request, engine FROM json_each(?) AS n CROSS JOIN requests ON number = n.value"
-        return self.query(by_number, (), [to_text(numbers)])
+        return None if len(numbers) > limit else numbers
 
     def _is_frequent(self, search: str, kinds: Sequence[tuple[str, str, int]], until_ns: int) -> bool:
         """Whether more ids contain `search` than there are requests of these kinds, which are few enough to scan."""
@@ -236,18 +243,32 @@ class RequestReader(Database):
         ]
         return [number for _, number in heapq.nlargest(limit, rows)]
 
-    def _of_call(self, call: str, engine: str) -> list[int]:
+    @staticmethod
+    def _of_id(query: Query, id_: str) -> list[int]:
+        """Numbers of the requests that have this id, or this external id."""
+        begins = f"request >= ?1 AND request < ?1 || {_AFTER_ALL} AND external = ?1"
+        rows = query(
+            f"SELECT number FROM requests WHERE request = ?1 UNION SELECT number FROM requests WHERE {begins}"
+            f" UNION SELECT number FROM requests INDEXED BY requests_by_external WHERE external = ?1 AND {_UNLIKE}",
+            (),
+            [id_],
+        )
+        return [number for (number,) in rows]
+
+    @staticmethod
+    def _of_call(query: Query, call: str) -> list[int]:
         """Numbers of the requests of one call to an OpenAI API. Its caller saw `cmpl-1`, while vLLM's external ids of the
         prompts are `cmpl-1-0`, `cmpl-1-1`, and so on. If there are very many, the last to arrive."""
-        prefix = f"{call}-"
-        rows = self.query(
-            "SELECT number FROM requests INDEXED BY requests_by_external",
-            # All that begin with the prefix: a dot sorts right after a dash.
-            ["external >= ?", "external < ?", "(engine = ? OR ? = '')"],
-            [prefix, f"{call}.", engine, engine],
-            f"LIMIT {_MAX_PROMPTS + 1}",
+        prefix, end = f"{call}-", f"{call}."  # a dot sorts right after a dash
+        both = " UNION ".join(
+            f"SELECT number FROM (SELECT number FROM requests INDEXED BY {index} WHERE {condition} LIMIT {_MAX_PROMPTS + 1})"
+            for index, condition in (
+                ("requests_by_id", "request >= ?1 AND request < ?2 AND external >= ?1 AND external < ?2"),
+                ("requests_by_external", f"external >= ?1 AND external < ?2 AND {_UNLIKE}"),
+            )
         )
+        rows = query(both, (), [prefix, end])
         if len(rows) <= _MAX_PROMPTS:
             return [number for (number,) in rows]
-        where = {"instr(external, ?) = 1": prefix, **({"engine = ?": engine} if engine else {})}
-        return ids.search_ids(self.query, prefix, where=where, until_ns=_LATEST_NS, limit=_MAX_PROMPTS)
+        where = {"instr(external, ?) = 1": prefix}
+        return ids.search_ids(query, prefix, where=where, until_ns=_LATEST_NS, limit=_MAX_PROMPTS)

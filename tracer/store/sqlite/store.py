@@ -10,22 +10,45 @@ from __future__ import annotations
 import fcntl
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.store import Batch, StoreError
-from kvtrail.tracer.store.sqlite import findings, lanes, requests, savings, spans
-from kvtrail.tracer.store.sqlite.database import to_text
-from kvtrail.tracer.store.sqlite.spans import COLUMNS, span_of
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError
+from kvtrail.tracer.store.sqlite import (
+    activity,
+    arrivals,
+    engines,
+    findings,
+    ids,
+    lanes,
+    log,
+    requests,
+    restart,
+    savings,
+    spans,
+)
 
 logger = logging.getLogger("kvtrail")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+_ROWS_ONLY = 2
+"""The last schema in which each span was a row."""
+PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 200, 1_000
+"""How much is dropped in one transaction, so that none holds ingest for long."""
+VACUUMED_PAGES = 500
+_CACHE_KIB = 32 * 1024
+_CHECKPOINT_PAGES = 4_000
+"""The pages of the indexes come again and again: the more batches they wait for, the less is written."""
+KEPT_FREE = 0.1
+"""The share of the file that may be free: what comes next fills it. The rest is given back."""
+SMALLEST_VACUUM = 4096
+"""Pages. Fewer are not worth the work."""
+_WAL_BYTES = 64 * 2**20
 _REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
@@ -35,9 +58,12 @@ class SqliteWriter:
     """The writing side; creates the file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StoreError if the file cannot be opened, is not a database, or was written by a newer kvtrail."""
+        """A damaged file is set aside, and a new one begun.
+
+        Raises:
+            StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
+        """
         self.path = path
-        self._resources = spans.Resources()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = path.with_name(f"{path.name}.lock").open("w")
@@ -45,44 +71,102 @@ class SqliteWriter:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(f"another tracer writes to the store {path}; choose another: --store") from None
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
-                )
-            with self._transaction():
-                self._create(version)
+            self._open()
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
-    def known(self, spans: Sequence[Span]) -> set[tuple[str, str]]:
-        ids = to_text([span.span_id for span in spans])
-        query = "SELECT trace_id, span_id FROM spans WHERE span_id IN (SELECT value FROM json_each(?))"
-        return set(self._db.execute(query, (ids,)))
-
     def write(self, batch: Batch) -> Sequence[Exception]:
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
-            (partial(spans.put, self._db, resources=self._resources), batch.spans),
+            (self._append, [] if batch.chunk is None else [batch]),
+            (lambda told: engines.put(self._db, dict(told)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
             (partial(savings.add, self._db), list(batch.savings.items())),
+            (partial(activity.add, self._db), list(batch.activity.items())),
         ]
         try:
             with self._transaction():
                 for put, rows in parts:
                     put(rows)
+                self._settle(batch)
                 if not any(rows for _, rows in parts):
                     self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # a page is written all the same
             return ()
         except _UNFIT:
             with self._transaction():
-                return [
-                    error for put, rows in parts for row in rows if (error := self._put_alone(put, row)) is not None
-                ]
+                alone = ((put, row) for put, rows in parts for row in rows)
+                errors = [error for put, row in alone if (error := self._put_alone(put, row)) is not None]
+                self._settle(batch)
+            return errors
+
+    def receipts(self) -> Sequence[bytes]:
+        """The digests of the last requests that were stored, in order."""
+        return arrivals.receipts(self._db)
+
+    def seen(self) -> Mapping[str, str]:
+        """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them."""
+        return arrivals.seen(self._db)
+
+    def open_requests(self) -> set[tuple[str, str]]:
+        """By engine and id: the requests that have not ended, as far as their accounts know."""
+        return restart.open_requests(self._query)
+
+    def unsettled(self) -> set[tuple[str, str]]:
+        """By engine and id: the requests whose accounts are not up to date with their spans."""
+        return restart.unsettled(self._query)
+
+    def last_number(self) -> int:
+        """The number of the span that came last."""
+        return log.last_number(self._query)
+
+    def events_of(self, of: Collection[tuple[str, str]]) -> Iterator[list[Event]]:
+        """The events of requests, by engine and id, in the order of their arrival."""
+        return restart.events_of(self._query, of)
+
+    def holds(self, engine: str, request: str) -> bool:
+        """Whether there is a row of this request."""
+        query = "SELECT 1 FROM requests WHERE request = ? AND engine = ?"
+        return bool(self._db.execute(query, (request, engine)).fetchone())
+
+    def fold(self, *, some: bool = False) -> bool:
+        """Do the next part of what is cheaper for many at a time: join small chunks of the log, and enter ids into their
+        index. With `some` also for few. Returns whether it did."""
+        fresh = self._log.fresh()
+        with self._transaction():
+            if fresh >= log.FOLDED_SPANS or (fresh and some):
+                self._log.fold()
+                return True
+            return ids.index(self._db, some=some)
+
+    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
+        before_ns = max(0, before_ns)
+        yield from self._drop_log(before_ns)
+        yield from self._drop_rows(before_ns)
+        while most_bytes is not None and self.size() > most_bytes:
+            before_ns = max(before_ns, self._log.oldest_ns(PRUNED_CHUNKS) + 1)
+            dropped = yield from self._drop_log(before_ns)
+            yield from self._drop_rows(before_ns)
+            if not dropped:
+                with self._transaction():
+                    if not findings.drop_oldest(self._db, PRUNED_FINDINGS):
+                        break
+                yield 0
+        yield from self._give_back()
+
+    def size(self) -> int:
+        """Bytes of the file that are in use."""
+        return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def _append(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            assert batch.chunk is not None
+            self._log.append(batch.chunk)
+            arrivals.put(self._db, batch.digest, batch.seen)
 
     def _put_alone(self, put: Callable[[Any], None], row: Any) -> Exception | None:
         """Store one row within the open transaction; if no database can hold it, nothing has changed."""
@@ -91,58 +175,77 @@ class SqliteWriter:
             put([row])
         except _UNFIT as error:
             self._db.execute("ROLLBACK TO row")
-            self._resources.clear()
             return error
         finally:
             self._db.execute("RELEASE row")
         return None
 
-    def open_spans(self) -> Iterable[Span]:
-        # From the few open requests to their spans: in the order of span numbers, all spans would be read.
-        rows = self._db.execute(
-            f"SELECT {COLUMNS} FROM spans WHERE number IN (SELECT spans.number FROM requests INDEXED BY requests_open"
-            " CROSS JOIN spans USING (request, engine) WHERE requests.ended_ns IS NULL AND scope = ?) ORDER BY number",
-            (semconv.SCOPE,),
-        )
-        return map(span_of, rows)
+    def _drop_log(self, before_ns: int) -> Generator[int, None, int]:
+        dropped = 0
+        while True:
+            with self._transaction():
+                spans = self._log.drop_oldest(PRUNED_CHUNKS, before_ns=before_ns)
+            dropped += spans
+            yield spans
+            if not spans:
+                return dropped
 
-    def spans_of_request(self, engine: str, request: str) -> Iterable[Span]:
-        query = f"SELECT {COLUMNS} FROM spans WHERE request = ? AND engine = ? ORDER BY number"
-        return [span_of(row) for row in self._db.execute(query, (request, engine))]
-
-    def prune(self, *, before_ns: int) -> int:
-        before_ns = max(0, before_ns)
+    def _drop_rows(self, before_ns: int) -> Iterator[int]:
+        number: int | None = 0
+        while number is not None:
+            with self._transaction():
+                number = requests.prune(self._db, after=number, limit=PRUNED_REQUESTS, before_ns=before_ns)
+            yield 0
         with self._transaction():
-            dropped = spans.prune(self._db, before_ns=before_ns)
-            lanes.prune(self._db, before_ns=before_ns)
-            requests.prune(self._db, before_ns=before_ns)
             savings.prune(self._db, before_ns=before_ns)
-        self._resources.clear()  # some may have been dropped
-        return dropped
-
-    def drop_spans(self, requests: Iterable[tuple[str, str]]) -> None:
+            activity.prune(self._db, before_ns=max(before_ns, time.time_ns() - ACTIVITY_KEPT_S * 10**9))
+        yield 0
         with self._transaction():
-            spans.drop(self._db, requests)
+            # Of what no span is left, twice as old: an engine may be silent for long.
+            arrivals.prune(self._db, before_ns=2 * before_ns - time.time_ns())
+            engines.prune(self._db, before_ns=2 * before_ns - time.time_ns())
+        yield 0
 
-    def close(self) -> None:
-        self._db.close()
-        self._lock.close()
+    def _give_back(self) -> Iterator[int]:
+        """Make the file smaller, if much of it is free."""
+        keep = max(SMALLEST_VACUUM, int(self._pragma("page_count") * KEPT_FREE))
+        while (free := self._pragma("freelist_count")) > keep:
+            self._db.execute(f"PRAGMA incremental_vacuum({min(VACUUMED_PAGES, free - keep)})").fetchall()
+            yield 0
 
-    def _create(self, version: int) -> None:
-        """Create the tables, after converting those of an older store. A kill half-way leaves the old store intact."""
-        if version == 1:
-            logger.info(
-                "the store %s was written by an older kvtrail and is now converted, once; a million requests take a minute"
-                " or two",
-                self.path,
+    def _settle(self, batch: Batch) -> None:
+        if batch.settled is not None:  # after the rows: a new one is told what the others were up to date with
+            self._log.settle(batch.settled)
+
+    def _open(self) -> None:
+        """Open the file, and create what it lacks.
+
+        Raises:
+            sqlite3.DatabaseError: it is no database, or damaged.
+            StoreError: another kvtrail wrote it.
+        """
+        self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        version = self._pragma("user_version")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
             )
-            requests.upgrade(self._db)
-            findings.upgrade(self._db)
-        for table in (spans, requests, findings, savings, lanes):
-            for statement in table.SCHEMA:
-                self._db.execute(statement)
-        spans.note_uses(self._db)
-        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        if 0 < version <= _ROWS_ONLY:
+            raise StoreError(
+                f"{self.path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store"
+            )
+        self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
+        self._log = log.Log(self._db)
+        with self._transaction():
+            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes):
+                for statement in table.SCHEMA:
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -152,7 +255,6 @@ class SqliteWriter:
                 yield
             except BaseException:
                 self._db.execute("ROLLBACK")
-                self._resources.clear()
                 raise
             self._db.execute("COMMIT")
         except _REFUSED:
@@ -160,6 +262,21 @@ class SqliteWriter:
         except sqlite3.Error as error:
             raise StoreError(f"cannot write to the store {self.path}: {error}") from error
 
+    def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
+        clause = f" WHERE {' AND '.join(where)}" if where else ""
+        return self._db.execute(f"{select}{clause} {tail}", values).fetchall()
 
-class SqliteReader(spans.SpanReader, findings.FindingReader, savings.SavingsReader, lanes.LaneReader):
+    def _pragma(self, name: str) -> int:
+        (value,) = self._db.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
+
+class SqliteReader(
+    spans.SpanReader,
+    findings.FindingReader,
+    savings.SavingsReader,
+    activity.ActivityReader,
+    lanes.LaneReader,
+    engines.EngineReader,
+):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""

@@ -1,0 +1,48 @@
+"""What has arrived, so that nothing counts twice: requests that are sent again, and events whose number was there before.
+
+A sender that hears no answer sends the same bytes again. A Collector in between may send the same events in other requests:
+those are known by their recorders' numbers.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
+    """CREATE TABLE IF NOT EXISTS recorders (
+    recorder TEXT PRIMARY KEY, seen TEXT NOT NULL, last_ns INTEGER NOT NULL
+) WITHOUT ROWID""",
+)
+MOST_RECEIPTS = 65_536
+"""Requests that are remembered. Senders give up after minutes."""
+
+
+def put(db: sqlite3.Connection, digest: bytes, seen: Mapping[str, str]) -> None:
+    """Note a request, and the numbers of its recorders, within the open transaction."""
+    if digest:
+        db.execute("INSERT INTO receipts (digest) VALUES (?)", (digest,))
+    now_ns = time.time_ns()
+    db.executemany(
+        "INSERT OR REPLACE INTO recorders (recorder, seen, last_ns) VALUES (?, ?, ?)",
+        ((recorder, text, now_ns) for recorder, text in seen.items()),
+    )
+
+
+def receipts(db: sqlite3.Connection) -> list[bytes]:
+    """The digests of the last requests, in order."""
+    rows = db.execute("SELECT digest FROM receipts ORDER BY number DESC LIMIT ?", (MOST_RECEIPTS,)).fetchall()
+    return [digest for (digest,) in reversed(rows)]
+
+
+def seen(db: sqlite3.Connection) -> dict[str, str]:
+    """By recorder: the numbers that are stored, as text."""
+    return dict(db.execute("SELECT recorder, seen FROM recorders"))
+
+
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Forget recorders that wrote nothing since, and all but the last requests."""
+    db.execute("DELETE FROM recorders WHERE last_ns < ?", (before_ns,))
+    db.execute("DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (MOST_RECEIPTS,))

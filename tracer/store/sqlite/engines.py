@@ -1,0 +1,56 @@
+"""The engines in SQLite: what each says of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from kvtrail.tracer.model import engines
+from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS engines (
+    number INTEGER PRIMARY KEY, engine TEXT NOT NULL UNIQUE, about TEXT NOT NULL, last_ns INTEGER NOT NULL
+)""",
+)
+
+
+def put(db: sqlite3.Connection, about: Mapping[str, Mapping[str, str]]) -> None:
+    """Note engines that were heard of, and what they say, within the open transaction. What a later recorder of an engine
+    says replaces what an earlier one said; what it leaves out stays."""
+    now_ns = time.time_ns()
+    db.executemany(
+        "INSERT INTO engines (engine, about, last_ns) VALUES (?, ?, ?) ON CONFLICT (engine) DO UPDATE SET"
+        " about = json_patch(about, excluded.about), last_ns = excluded.last_ns",
+        (
+            (engine, to_text({field: text for field, text in said.items() if text}), now_ns)
+            for engine, said in about.items()
+        ),
+    )
+
+
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Forget the engines that were not heard of since."""
+    db.execute("DELETE FROM engines WHERE last_ns < ?", (before_ns,))
+
+
+class EngineReader(Database):
+    """The part of `Reader` that is about engines."""
+
+    def names(self) -> dict[str, str]:
+        return engines.names(self._descriptions())
+
+    def engines(self) -> dict[str, dict[str, Any]]:
+        descriptions = self._descriptions()
+        names = engines.names(descriptions)
+        known = {engine: {"name": names[engine], **each, "open": 0} for engine, each in descriptions.items()}
+        query = "SELECT engine, count(*) FROM requests INDEXED BY requests_open"
+        for engine, count in self.query(query, ["ended_ns IS NULL"], (), "GROUP BY engine"):
+            known.setdefault(engine, {"name": engine, **engines.described({}), "open": 0})["open"] = count
+        return known
+
+    def _descriptions(self) -> dict[str, dict[str, str]]:
+        rows = self.query("SELECT engine, about FROM engines ORDER BY number")
+        return {engine: engines.described({}) | from_text(about) for engine, about in rows}
