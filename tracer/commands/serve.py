@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import signal
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from kvtrail.tracer.commands import configuration
-from kvtrail.tracer.detect.detector import MOST_REQUESTS
+from kvtrail.tracer.serve import limits
 
 PORT = click.IntRange(1, 65535)
 _FILE = click.Path(path_type=Path, dir_okay=False)
+F = TypeVar("F", bound=Callable[..., Any])
 MAX_HOURS = 10**6
 """More than a century."""
 
@@ -24,6 +26,18 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
     if not math.isfinite(value):
         raise click.BadParameter("it must be a number of hours")
     return value
+
+
+def _bounded(command: F) -> F:
+    """The options of `Limits`."""
+    texts = limits.texts()
+    for each in reversed(fields(limits.Limits)):
+        option = f"--{each.name.replace('_', '-')}"
+        text = texts[each.name]
+        command = click.option(option, default=each.default, show_default=True, type=click.IntRange(1), help=text)(
+            command
+        )
+    return command
 
 
 @click.command()
@@ -58,11 +72,12 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 )
 @click.option(
     "--max-requests",
-    default=MOST_REQUESTS,
+    default=limits.MOST_REQUESTS,
     show_default=True,
     type=click.IntRange(min=1),
     help="How many requests to hold in memory. A request that was evicted and comes back is unknown.",
 )
+@_bounded
 @click.option(
     "--nice",
     default=5,
@@ -120,10 +135,11 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
     tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert is not None and tls_key is not None else None
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
-        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, tls=tls, **options)
+        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, limits=bounds, tls=tls, **options)
     except (PortTaken, StoreError, Unsafe) as error:
         raise click.ClickException(str(error)) from error
 

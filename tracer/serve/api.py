@@ -27,6 +27,7 @@ from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
+from kvtrail.tracer.serve.limits import Limits
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
@@ -95,6 +96,7 @@ def application(
     hosts: KnownHosts | None = None,
     tokens: Tokens | None = None,
     ending: threading.Event | None = None,
+    limits: Limits | None = None,
 ) -> FastAPI:
     """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all,
     and `tokens` those that a request must show; `ending` is set when the process is to end."""
@@ -107,7 +109,7 @@ def application(
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
-    app.include_router(http_routes(pipeline))
+    app.include_router(http_routes(pipeline, metrics, limits or Limits()))
     _add_probes(app, pipeline)
 
     @app.exception_handler(Exception)

@@ -10,13 +10,13 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvtrail.tracer.serve.access import Tls
+from kvtrail.tracer.serve.access import OPEN_PATHS, Tls
+from kvtrail.tracer.serve.limits import RETRY_S, Limits
 
-MOST_CONNECTIONS = 1_000
-"""Beyond these, a request is answered with 503."""
-HEADERS_S = 30.0
-"""How long a connection may take to say what it wants."""
+UNAVAILABLE = 503
 _TICKS = 10
 """Of uvicorn, in a second."""
 
@@ -24,21 +24,32 @@ _TICKS = 10
 class HttpServer(uvicorn.Server):
     """Serves until SIGINT or SIGTERM, and then returns."""
 
-    def __init__(self, app: Any, *, drain_s: float, on_exit: Callable[[], None], tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: Limits,
+        drain_s: float,
+        on_exit: Callable[[], None],
+        on_refusal: Callable[[], None] = lambda: None,
+        tls: Tls | None = None,
+    ) -> None:
         """
         Args:
             drain_s: how long requests that are being answered may still take after the signal.
             on_exit: called at the signal: answers without an end should end now.
+            on_refusal: called when a request is refused because there are too many connections.
         """
         config = uvicorn.Config(
-            app,
+            self._admit,
+            interface="asgi3",
             log_level="warning",
             timeout_graceful_shutdown=int(drain_s),
-            limit_concurrency=MOST_CONNECTIONS,
             **({} if tls is None else tls.for_uvicorn()),
         )
         super().__init__(config)
-        self._on_exit = on_exit
+        self._app, self._limits = app, limits
+        self._on_exit, self._on_refusal = on_exit, on_refusal
         self._waiting: dict[Any, float] = {}
         """Connections that have not asked anything, or not yet again, and since when."""
 
@@ -59,12 +70,29 @@ class HttpServer(uvicorn.Server):
             self._close_stalled(time.monotonic())
         return await super().on_tick(counter)
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self.server_state.connections)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application; beyond the connections that are allowed, only for those who ask whether it lives."""
+        is_full = scope["type"] == "http" and self.connections > self._limits.max_connections
+        if is_full and scope["path"] not in OPEN_PATHS:
+            self._on_refusal()
+            headers = {"retry-after": str(RETRY_S), "connection": "close"}
+            await PlainTextResponse("too many connections", UNAVAILABLE, headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
     def _close_stalled(self, now_s: float) -> None:
-        """uvicorn ends a connection that is idle between two requests, but not one that sends half of one."""
+        """uvicorn ends a connection that is idle between two requests, but not one that sends half of one. Where there are
+        too many connections, those that have waited longest go at once."""
         waiting = [each for each in self.server_state.connections if _is_waiting(each)]
         self._waiting = {each: self._waiting.get(each, now_s) for each in waiting}
-        for each, since_s in self._waiting.items():
-            if now_s - since_s > HEADERS_S:
+        surplus = self.connections - self._limits.max_connections
+        for number, each in enumerate(sorted(waiting, key=self._waiting.__getitem__)):
+            if number < surplus or now_s - self._waiting[each] > self._limits.receive_seconds:
                 each.transport.close()
 
 

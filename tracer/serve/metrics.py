@@ -12,6 +12,7 @@ os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it w
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,22 @@ SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 FIRST, RESUMED = "first", "resumed"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
+
+TRANSPORTS = ("grpc", "http")
+
+
+class Rejected(StrEnum):
+    """Why a request is turned away."""
+
+    BUSY = "busy"
+    MEMORY = "memory"
+    CONNECTIONS = "connections"
+    TOO_LARGE = "too_large"
+    SLOW = "slow"
+    CUT_OFF = "cut_off"
+    MALFORMED = "malformed"
+    STORE = "store"
+
 
 Checks = Mapping[tuple[str, Verdict], int]
 """How often each rule, by its id, reached each verdict."""
@@ -159,6 +176,13 @@ class Metrics:
             ("engine",),
             buckets=LAG_SECONDS,
         )
+        self._rejected = counter(
+            "rejected", "OTLP requests that were turned away, by the reason.", ("transport", "reason")
+        )
+        for transport in TRANSPORTS:
+            for why in Rejected:
+                self._rejected.labels(transport, why)
+        self._waiting = gauge("requests_waiting", "OTLP requests that are taken in or wait.", ("transport",))
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS
         )
@@ -202,6 +226,14 @@ class Metrics:
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read when Prometheus scrapes."""
         Gauge(name, text, namespace="kvtrail", registry=self.registry).set_function(read)
+
+    def watch_waiting(self, transport: str, read: Callable[[], float]) -> None:
+        """Show how many requests wait over a transport, which is read when Prometheus scrapes."""
+        self._waiting.labels(transport).set_function(read)
+
+    def count_rejected(self, transport: str, why: Rejected) -> None:
+        """Count a request that was turned away."""
+        self._rejected.labels(transport, why).inc()
 
     def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""

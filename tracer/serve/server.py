@@ -8,13 +8,15 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer
-from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.limits import Limits
+from kvtrail.tracer.serve.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import PortTaken, address, serve_grpc
 from kvtrail.tracer.store import StoreError
@@ -48,6 +50,7 @@ def serve(
     store: Path,
     trace_file: Path | None,
     max_requests: int,
+    limits: Limits,
     nice: int,
     changeable: Changeable,
     token_file: Path | None,
@@ -76,20 +79,29 @@ def serve(
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
-    grpc_server = serve_grpc(pipeline, host, grpc_port, tokens=tokens, tls=tls)
+    grpc_server = serve_grpc(pipeline, metrics, host, grpc_port, limits=limits, tokens=tokens, tls=tls)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     tidier.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))
-    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, tokens=tokens, ending=ending)
+    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, tokens=tokens, ending=ending, limits=limits)
+    http_server = HttpServer(
+        app,
+        limits=limits,
+        drain_s=DRAIN_S,
+        on_exit=ending.set,
+        on_refusal=partial(metrics.count_rejected, "http", Rejected.CONNECTIONS),
+        tls=tls,
+    )
+    metrics.watch("http_connections", "Connections over HTTP.", lambda: http_server.connections)
     http = f"{'http' if tls is None else 'https'}://{address(host, http_port)}"
     logger.info(
         f"kvtrail tracer: OTLP on {address(host, grpc_port)} (gRPC) and {http}/v1/traces, API on {http}/docs, metrics on"
         f" /metrics, store {store}. Press Ctrl-C to stop."
     )
     try:
-        HttpServer(app, drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)
+        http_server.serve_on(listener)
     finally:
         logger.info("kvtrail tracer: stopping; what was received is being stored")
         grpc_server.stop(grace=DRAIN_S).wait()

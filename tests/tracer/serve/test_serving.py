@@ -20,7 +20,8 @@ from history import history
 from processes import SLOW_S, Tracer, listening, until
 from wire import encoded
 
-from kvtrail.tracer.serve import http_server, receivers
+from kvtrail.tracer.serve import http_server
+from kvtrail.tracer.serve.limits import Limits
 
 Start = Callable[..., Tracer]
 BODY = {"content-type": "application/x-protobuf"}
@@ -148,12 +149,12 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large(api: Tracer) -> None:
 
     with pytest.raises((httpx.WriteError, httpx.RemoteProtocolError, httpx.HTTPStatusError)):
         httpx.post(f"{api.url}/v1/traces", content=endless(), headers=BODY, timeout=SLOW_S).raise_for_status()
-    assert sent < 8 * receivers.MAX_BODY_BYTES
+    assert sent < 8 * Limits().request_bytes
 
 
 def test_a_large_body_keeps_nobody_waiting(api: Tracer) -> None:
     """JSON that takes seconds to parse is parsed beside the event loop: the answer to a probe does not come after it."""
-    spans = [{"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "x" * 100} for n in range(1, 100_000)]
+    spans = [{"traceId": "0" * 31 + "1", "spanId": f"{n:016x}", "name": "x" * 50} for n in range(1, 100_000)]
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "x"}, "spans": spans}]}]}).encode()
     done: list[str] = []
 
@@ -187,9 +188,14 @@ class Cycle:
         self.response_complete = response_complete
 
 
+async def nobody(scope: Any, receive: Any, send: Any) -> None:
+    """An application that is not to be asked."""
+    raise AssertionError(scope)
+
+
 def test_a_connection_that_asks_nothing_is_closed() -> None:
     """Also one that has been answered and sends half of its next request; not one whose answer takes long."""
-    server = http_server.HttpServer(None, drain_s=1, on_exit=lambda: None)
+    server = http_server.HttpServer(nobody, limits=Limits(), drain_s=1, on_exit=lambda: None)
     silent, asked_again, busy = (
         Connection(None),
         Connection(Cycle(response_complete=True)),
@@ -199,22 +205,17 @@ def test_a_connection_that_asks_nothing_is_closed() -> None:
     server._close_stalled(0.0)
     late = Connection(None)
     server.server_state.connections.add(late)  # type: ignore[arg-type]
-    server._close_stalled(http_server.HEADERS_S)
+    server._close_stalled(Limits().receive_seconds)
     assert not any(each.closed for each in (silent, asked_again, busy, late))
-    server._close_stalled(http_server.HEADERS_S + 1)
+    server._close_stalled(Limits().receive_seconds + 1)
     assert [each.closed for each in (silent, asked_again, busy, late)] == [True, True, False, False]
 
 
-def test_uvicorn_still_says_which_connections_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uvicorn_still_says_which_connections_wait() -> None:
     """The real server's connections, of which that test knows only the names."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Nobody is to ask it."""
-
-    monkeypatch.setattr(http_server, "HEADERS_S", 0.0)
-
     async def served() -> bytes:
-        server = http_server.HttpServer(app, drain_s=1, on_exit=lambda: None)
+        server = http_server.HttpServer(nobody, limits=Limits(receive_seconds=0), drain_s=1, on_exit=lambda: None)
         listener = socket.create_server(("127.0.0.1", 0))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         port = listener.getsockname()[1]
