@@ -65,8 +65,11 @@ class Cells(Mapping[Cell, int]):
     def __init__(self) -> None:
         self._held: dict[tuple[int, str, str, int], dict[str, int]] = {}
 
-    def add(self, where: tuple[int, str, str, int], measures: Mapping[str, int]) -> None:
-        """Add to the cells that have these first four parts."""
+    def add(self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None) -> None:
+        """Add to the cells of an event's minute and, if no other is given, its epoch."""
+        if epoch is None:
+            epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
+        where = (event.end_ns // MINUTE_NS * MINUTE_S, event.engine, event.connector, epoch)
         held = self._held.get(where)
         if held is None:
             held = self._held[where] = {}
@@ -215,13 +218,6 @@ class SavingsCounter:
         finally:
             self.cells, self.facts = cells, facts
 
-    def _add(self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None) -> None:
-        """Add to the cells of the event's minute."""
-        at_s = event.end_ns // MINUTE_NS * MINUTE_S
-        if epoch is None:
-            epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
-        self.cells.add((at_s, event.engine, event.connector, epoch), measures)
-
     def _is_spoken_for(self, event: Event) -> bool:
         """Whether the event repeats what a connector reports that answers for this one. Copies are reported once."""
         speaker = self._speakers.get(event.recorder)
@@ -252,21 +248,21 @@ class SavingsCounter:
             postponed_ns = before.postponed_ns
             if account.complete:
                 self._unused(before.lookup)
-        self._add(event, {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)})
+        self.cells.add(event, {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)})
         if event.error is not None:
             held.pop(event.connector_id, None)
             return
         if event.returned is None:
-            self._add(event, {"lookups_postponed": 1})
+            self.cells.add(event, {"lookups_postponed": 1})
             postponed_ns = postponed_ns or event.end_ns
         elif postponed_ns is not None:
-            self._add(event, {"postponed_ns": max(0, event.end_ns - postponed_ns)})
+            self.cells.add(event, {"postponed_ns": max(0, event.end_ns - postponed_ns)})
             postponed_ns = None
         held[event.connector_id] = _Asked(event, postponed_ns)
 
     def _unused(self, lookup: Lookup) -> None:
         if lookup.returned is not None and lookup.returned > 0:
-            self._add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
+            self.cells.add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
 
     def _enter_alloc(self, event: Alloc, account: Account) -> None:
         held = self._asked(event)
@@ -277,16 +273,16 @@ class SavingsCounter:
         lookup = asked.lookup
         self.facts.append(Admission(lookup, event, is_alone=len(held) == 1))
         local = min(lookup.computed, lookup.total)
-        self._add(event, {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated})
+        self.cells.add(event, {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated})
         if not event.allocated and account.complete:
             self._unused(lookup)
         left = event.allocated
         for source in event.hit_sources or ():
             tier, _, tokens = source.rpartition(":")
             if tokens.isdecimal() and (count := min(left, int(tokens))):
-                self._add(event, {TIER + self._tier(event.connector, tier): count})
+                self.cells.add(event, {TIER + self._tier(event.connector, tier): count})
                 left -= count
-        self._add(event, {TIER + UNNAMED: left})
+        self.cells.add(event, {TIER + UNNAMED: left})
 
     def _tier(self, connector: str, name: str) -> str:
         known = self._tiers.setdefault(connector, set())
@@ -300,13 +296,13 @@ class SavingsCounter:
         if asked is not None and asked.alloc is not None and asked.alloc.allocated and asked.lookup.is_async:
             waited_ns = max(0, event.end_ns - asked.alloc.end_ns)
             self.facts.append(Wait(event, waited_ns))
-            self._add(event, {"waits": 1, "waited_ns": waited_ns})
+            self.cells.add(event, {"waits": 1, "waited_ns": waited_ns})
             if event.failed:
-                self._add(event, {"failed": asked.alloc.allocated})
+                self.cells.add(event, {"failed": asked.alloc.allocated})
 
     def _enter_schedule(self, event: Schedule, account: Account) -> None:
         if (measured := self._prefill_timer.enter(event, account)) is not None:
-            self._add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
+            self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
         held = self._open.pop((event.engine, event.request or ""), {})
         for asked in held.values():
             if asked.alloc is None or asked.lookup.epoch != event.epoch:
@@ -317,7 +313,7 @@ class SavingsCounter:
                 measures["admissions_hidden"] = 1
             else:  # the last token is always computed, for its logits
                 measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
-            self._add(asked.alloc, measures)
+            self.cells.add(asked.alloc, measures)
 
     def _enter_preempt(self, event: Preempt, _: Account) -> None:
         key = (event.engine, event.request or "")
@@ -327,7 +323,7 @@ class SavingsCounter:
         if len(self._preempted) > MOST_OPEN:
             self._preempted.popitem(last=False)
         self.facts.append(event)
-        self._add(event, {"preemptions": 1})
+        self.cells.add(event, {"preemptions": 1})
 
     def _enter_request(self, event: RequestEnd, account: Account) -> None:
         self._preempted.pop((event.engine, event.request or ""), None)
@@ -343,13 +339,13 @@ class SavingsCounter:
 
     def _copied(self, event: Load | Store, way: str) -> None:
         if event.rank == 0:  # every rank copies its share of the same tokens
-            self._add(event, {f"{way}_tokens": event.count})
+            self.cells.add(event, {f"{way}_tokens": event.count})
         if event.role == SCHEDULER:
             return  # from a log, whose lines have no duration
         took_ns = max(0, event.end_ns - event.start_ns)
-        self._add(event, {f"{way}_ns": took_ns})
+        self.cells.add(event, {f"{way}_ns": took_ns})
         if event.bytes is not None:
-            self._add(event, {f"{way}_bytes": event.bytes, f"{way}_bytes_ns": took_ns})
+            self.cells.add(event, {f"{way}_bytes": event.bytes, f"{way}_bytes_ns": took_ns})
 
 
 _ENTER = handlers(SavingsCounter)
