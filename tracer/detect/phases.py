@@ -96,6 +96,8 @@ class Phases:
     def changes(self) -> list[tuple[int, Phase]]:
         """When each phase began, in order of time."""
         changes = sorted(self._changes)
+        if not self._transfers:
+            return changes
         for at_ns in dict.fromkeys(self._whole_ns):  # several connectors may record the same step
             if (at_ns, Phase.RUNNING) not in changes:
                 continue
