@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.phases import Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True, gc=False):
     """A request and its phases.
 
     Attributes:
@@ -88,6 +89,12 @@ class Segment:
 def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
     """The lane of an account, as it is now."""
     begun_ns = account.started_ns
+    changes: list[int] = []
+    for at_ns, phase in account.phases.changes():
+        changes += (int(phase), (at_ns - begun_ns) // 1000)
+    transfers: list[int] = []
+    for begin_ns, end_ns, phase in account.phases.transfers():
+        transfers += (int(phase), (begin_ns - begun_ns) // 1000, (end_ns - begun_ns) // 1000)
     return Lane(
         request=account.request,
         engine=account.engine,
@@ -100,12 +107,8 @@ def lane_of(account: Account, *, verdict: str, findings: int) -> Lane:
         started_ns=begun_ns,
         last_ns=max(account.last_ns, account.ended_ns or 0),
         ended_ns=account.ended_ns,
-        changes=tuple(n for at, phase in account.phases.changes() for n in (int(phase), (at - begun_ns) // 1000)),
-        transfers=tuple(
-            n
-            for begin, end, phase in account.phases.transfers()
-            for n in (int(phase), (begin - begun_ns) // 1000, (end - begun_ns) // 1000)
-        ),
+        changes=tuple(changes),
+        transfers=tuple(transfers),
     )
 
 

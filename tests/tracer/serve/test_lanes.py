@@ -6,7 +6,6 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from history import START_NS, history
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
