@@ -366,17 +366,19 @@ class TransferTimer:
     def __init__(self) -> None:
         self._plans: OrderedDict[tuple[str, str | None, int], Plan] = OrderedDict()
 
-    def enter(self, event: Event) -> TimedTransfer | None:
-        """Enter one event; returns the transfer that it ends."""
-        if isinstance(event, Plan) and event.transfer_id is not None:
-            self._plans[event.engine, event.request, event.transfer_id] = event
+    def begin(self, plan: Plan) -> None:
+        """Note a transfer, if it has a number."""
+        if plan.transfer_id is not None:
+            self._plans[plan.engine, plan.request, plan.transfer_id] = plan
             if len(self._plans) > MOST_OPEN:
                 self._plans.popitem(last=False)
-        elif isinstance(event, TransferEnd):
-            plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
-            if plan is not None:
-                return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
-        return None
+
+    def end(self, event: TransferEnd) -> TimedTransfer | None:
+        """The transfer that has ended; None if its plan is not known."""
+        plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
+        if plan is None:
+            return None
+        return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,20 +267,20 @@ class Metrics:
     def count_batch(self, events: Iterable[Event], facts: Iterable[Admission | Wait | Preempt]) -> None:
         """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
         whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
-        batch: dict[tuple[str, str], _Counts] = {}
+        batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
         for event in events:
             if event.connector:  # a recorder's heartbeat belongs to no connector
-                key = (event.engine, event.connector)
                 try:
-                    self._count_event(event, batch.get(key) or batch.setdefault(key, _Counts()))
+                    self._count_event(event, batch[event.engine, event.connector])
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
         for fact in facts:
             event = fact if isinstance(fact, Preempt) else fact.event
             if event.connector:
-                key = (event.engine, event.connector)
-                with self.internal_errors.caught(Where.METRICS, f"span {event.span_id} is not counted in full"):
-                    self._count_fact(fact, batch.setdefault(key, _Counts()))
+                try:
+                    self._count_fact(fact, batch[event.engine, event.connector])
+                except Exception as error:
+                    self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted in full")
         for (engine, connector), counts in batch.items():
             self._add(engine, connector, counts)
 
@@ -332,8 +332,11 @@ class Metrics:
         if event.end_ns > event.start_ns:  # a log line has one moment only
             counts.time(seconds, event, event.end_ns - event.start_ns)
 
-    def _count_transfer(self, event: Plan | TransferEnd, counts: _Counts) -> None:
-        if (transfer := self._transfers.enter(event)) is not None:
+    def _count_plan(self, event: Plan, counts: _Counts) -> None:
+        self._transfers.begin(event)
+
+    def _count_transfer_end(self, event: TransferEnd, counts: _Counts) -> None:
+        if (transfer := self._transfers.end(event)) is not None:
             counts.time(self.load_seconds if transfer.is_load else self.store_seconds, event, transfer.lasted_ns)
 
     def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
@@ -385,9 +388,9 @@ _COUNT: dict[str, Callable[..., None]] = {
     Kind.LOOKUP: Metrics._count_lookup,
     Kind.LOAD: Metrics._count_load,
     Kind.STORE: Metrics._count_store,
-    Kind.LOAD_PLAN: Metrics._count_transfer,
-    Kind.STORE_PLAN: Metrics._count_transfer,
-    Kind.TRANSFER_END: Metrics._count_transfer,
+    Kind.LOAD_PLAN: Metrics._count_plan,
+    Kind.STORE_PLAN: Metrics._count_plan,
+    Kind.TRANSFER_END: Metrics._count_transfer_end,
     Kind.LOAD_ERROR: Metrics._count_load_error,
     Kind.RECEIVED: Metrics._count_received,
     Kind.EVICT: Metrics._count_evict,
