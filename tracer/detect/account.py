@@ -6,7 +6,6 @@ pure: no clock, no I/O. It expects the events of a request in order; the detecto
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -50,9 +49,10 @@ REMEMBERED_LOOKUPS = 16
 
 @dataclass(slots=True)
 class Evidence:
-    """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch."""
+    """The events behind an account's numbers, which rules use as witnesses. A preemption clears those of its epoch. There may
+    be a hundred thousand of these: what is seldom there is a frozenset, of which the empty one is shared."""
 
-    recent_lookups: deque[Lookup] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOOKUPS))
+    recent_lookups: list[Lookup] = field(default_factory=list)
     """Over all epochs."""
     connectors: set[str] = field(default_factory=set)
     """Connectors that were asked about the request, over all epochs: the children of a MultiConnector, and the
@@ -71,9 +71,9 @@ class Evidence:
     """The allocation whose asynchronous load has not been received."""
     received: Received | None = None
     """The last completed asynchronous load of the epoch."""
-    received_by: set[str] = field(default_factory=set)
+    received_by: frozenset[str] = frozenset()
     """The connectors that reported the epoch's last asynchronous load: a MultiConnector passes reports to all children."""
-    sent_by: set[str] = field(default_factory=set)
+    sent_by: frozenset[str] = frozenset()
     """The connectors that reported the delayed blocks as sent."""
     stored_end: int = 0
     """End of the last plan or store of the epoch, or of the one that reached furthest."""
@@ -127,7 +127,7 @@ class Evidence:
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.asked = self.deferred = self.load_error = None
         self.allocs.clear()
-        self.received_by.clear()
+        self.received_by = frozenset()
 
 
 @dataclass(slots=True)
@@ -288,6 +288,8 @@ class Account:
         if recent and _same(recent[-1], event):
             recent.pop()
         recent.append(event)
+        if len(recent) > REMEMBERED_LOOKUPS:
+            del recent[0]
         if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
             self._note_wait(event)
 
@@ -322,7 +324,7 @@ class Account:
             # A lookup from before a gap may not be the one before this allocation.
             if last is not None and is_async and last.sequence >= evidence.known_from:
                 evidence.loading = event
-                evidence.received_by.clear()
+                evidence.received_by = frozenset()
 
     def _enter_schedule(self, event: Schedule) -> None:
         evidence = self.evidence
@@ -388,7 +390,7 @@ class Account:
         self.status = "admitted"
         evidence = self.evidence
         evidence.loading, evidence.received = None, event
-        evidence.received_by.add(event.connector_id)
+        evidence.received_by |= {event.connector_id}
         if self.ended_ns is not None:
             evidence.end = None  # vLLM frees an ended request's blocks at either report
         if event.failed:
@@ -397,7 +399,7 @@ class Account:
 
     def _enter_sent(self, event: Sent) -> None:
         self.evidence.sent, self.evidence.end = event, None
-        self.evidence.sent_by.add(event.connector_id)
+        self.evidence.sent_by |= {event.connector_id}
 
     def _enter_lock(self, event: Lock) -> None:
         self.evidence.locks += event.locks

@@ -19,7 +19,7 @@ from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
-from kvtrail.tracer.detect.ordering import Stream
+from kvtrail.tracer.detect.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.model import semconv
@@ -338,7 +338,10 @@ class Detector:
             self._rules.request_over(event.lacks)
         if kind in MAY_WAIT and not request.waits_ns:
             self._deadlines.entered(event, request, recorder)
-        stream.recent.append(event.span_id)
+        recent = stream.recent
+        recent.append(event.span_id)
+        if len(recent) > REMEMBERED_NUMBERS:
+            del recent[0]
         stream.expected = event.request_sequence + 1
 
     def _reopen(self, event: Event, request: TrackedRequest) -> Account:

@@ -6,7 +6,6 @@ A recorder numbers its events from 0, without gaps. They may arrive in any order
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +22,7 @@ class Stream:
     """Numbered events in order: the next number to enter, and the events that came before their turn."""
 
     expected: int = 0
-    recent: deque[str | None] = field(default_factory=lambda: deque(maxlen=REMEMBERED_NUMBERS))
+    recent: list[str | None] = field(default_factory=list)
     """The spans of the last numbers before the expected one; None for a number that never came."""
     early: dict[int, tuple[int, Event]] = field(default_factory=dict)
     """The moment of its arrival, and the event."""
@@ -36,6 +35,7 @@ class Stream:
     def skip(self, number: int) -> None:
         """Stop waiting for the events before this number."""
         self.recent.extend([None] * min(number - self.expected, REMEMBERED_NUMBERS))
+        del self.recent[:-REMEMBERED_NUMBERS]
         self.expected = number
 
     def is_overdue(self, before_ns: int | None) -> bool:

@@ -233,8 +233,9 @@ class SavingsCounter:
                 self._open.popitem(last=False)
             return held
         self._open.move_to_end(key)
-        for connector_id in [c for c, asked in held.items() if asked.lookup.epoch != event.epoch]:
-            del held[connector_id]
+        for connector_id, asked in list(held.items()):
+            if asked.lookup.epoch != event.epoch:
+                del held[connector_id]
         return held
 
     def _enter_lookup(self, event: Lookup, account: Account) -> None:

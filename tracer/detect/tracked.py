@@ -32,7 +32,7 @@ class TrackedRequest:
     account: Account
     launch: str | None
     streams: dict[str, Stream] = field(default_factory=dict)
-    past: set[str | None] = field(default_factory=set)
+    past: frozenset[str | None] = frozenset()
     checked: bool = False
     broken: bool = False
     waits_ns: int = 0

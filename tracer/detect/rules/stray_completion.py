@@ -60,6 +60,6 @@ def _drift(what: str, before: Event | None, event: Event) -> Drift:
     return Drift({"what": what, "repeated": before is not None}, [event] if before is None else [before, event])
 
 
-def _may_be_a_siblings(event: Event, account: Account, reported_by: set[str]) -> bool:
+def _may_be_a_siblings(event: Event, account: Account, reported_by: frozenset[str]) -> bool:
     """Whether a child of a MultiConnector may have been passed the report that another child waited for."""
     return len(account.evidence.connectors) > 1 and event.connector_id not in reported_by
