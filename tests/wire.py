@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from history import BLOCK_SIZE
@@ -9,8 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, attribute
+from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.spans import Span
 
 
 def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> bytes:
@@ -56,3 +59,8 @@ def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> 
 def as_request(events: Sequence[Event]) -> ExportTraceServiceRequest:
     """The same, parsed."""
     return ExportTraceServiceRequest.FromString(encoded(events))
+
+
+def as_payload(spans: Sequence[Span]) -> bytes:
+    """The bytes of an `ExportTraceServiceRequest` with spans of anybody."""
+    return otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line(spans)))

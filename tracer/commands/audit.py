@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvtrail.tracer.commands.options import INCONCLUSIVE, rule_named
+from kvtrail.tracer.commands.options import INCONCLUSIVE, Duration, Store, rule_named
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.replay.audit import Audit, audit_stored
 from kvtrail.tracer.replay.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
+from kvtrail.tracer.store import StoreError
+
+if TYPE_CHECKING:
+    from kvtrail.tracer.store.clickhouse.connection import Address
 
 
 def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
@@ -26,7 +34,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option(
     "--rule",
     "rules",
@@ -47,6 +55,18 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     "--json", "as_json", is_flag=True, envvar="KVTRAIL_AUDIT_JSON", help="Print one JSON document, for scripts."
 )
 @click.option(
+    "--store",
+    type=Store(),
+    help="Instead of files, judge what a store holds: that of a tracer, or `clickhouse://user:password@host:port/database`.",
+)
+@click.option(
+    "--since",
+    type=Duration(),
+    default="24h",
+    show_default=True,
+    help="How far back to go in --store: a number with s, m, h or d.",
+)
+@click.option(
     "--explain",
     metavar="RULE",
     is_eager=True,
@@ -56,12 +76,20 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
 )
 @click.pass_context
 def audit(
-    context: click.Context, files: tuple[Path, ...], rules: list[Rule] | None, everything: bool, as_json: bool
+    context: click.Context,
+    files: tuple[Path, ...],
+    rules: list[Rule] | None,
+    everything: bool,
+    as_json: bool,
+    store: Any,
+    since: timedelta,
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
     A FILE may be a folder, and may be compressed with gzip or zstd; docs/traces.md says what is read. It may also be the log
     of a vLLM server with LMCache: what the log shows is judged and summarized, the rest is unknown.
+
+    With --store, what a tracer has stored is judged again, by the rules of today.
 
     Exit code 0: no drift; 1: drift; 2: a file cannot be used, or there is no such rule; 3: no drift, but inconclusive:
     nothing of kvtrail's, no hit, missing events, damaged lines, an engine without a goodbye, or a request without an end.
@@ -70,11 +98,18 @@ def audit(
 
     Example: kvtrail audit --rule stale-lookup --all trace.jsonl
 
+    Example: kvtrail audit --store /var/lib/kvtrail/kvtrail.db --since 24h
+
     Example: kvtrail audit --explain stale-lookup
     """
-    with output_file.or_exit(None, doing="the audit"):
-        with terminal.progress(files) as on_bytes:
-            result = judge(files, rules=rules, on_bytes=on_bytes)
+    if (store is None) != bool(files):
+        raise click.UsageError("name the files to judge, or a store with --store")
+    with output_file.or_exit(None, StoreError, doing="the audit"):
+        if store is not None:
+            result = _judge_stored(store, since, rules)
+        else:
+            with terminal.progress(files) as on_bytes:
+                result = judge(files, rules=rules, on_bytes=on_bytes)
         if as_json:
             text = json.dumps(result.as_dict(), indent=2)
         else:
@@ -83,3 +118,13 @@ def audit(
     if result.stories and not as_json:
         terminal.echo("\n" + "\n".join(["What the log shows:", "", *result.stories]).rstrip())
     context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)
+
+
+def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None) -> Audit:
+    """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
+    from kvtrail.tracer.store.opening import reader_of
+
+    until_ns = time.time_ns()
+    since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
+    reader = reader_of(store)
+    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules)

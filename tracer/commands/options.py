@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -14,6 +15,37 @@ TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_
 INCONCLUSIVE = 3
 """Exit code: nothing was found, and that proves nothing."""
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
+
+
+class Store(click.ParamType[Any]):
+    """Where spans are stored: the path of a SQLite file, or the address of a ClickHouse, which shows no password."""
+
+    name = "store"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        from kvtrail.tracer.store.clickhouse.connection import Address
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return Address.of(value) if Address.is_one(value) else Path(value)
+        except ValueError as error:
+            self.fail(f"{error}", parameter, context)
+
+
+class Duration(click.ParamType[timedelta]):
+    """A number of seconds, minutes, hours or days: `90m`."""
+
+    name = "duration"
+    _UNITS: ClassVar = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        number, unit = value[:-1], self._UNITS.get(value[-1:])
+        if unit is None or not number.isdecimal() or len(number) > 6:
+            self.fail(f"{value!r} is not a number with s, m, h or d, such as 24h", parameter, context)
+        return timedelta(**{unit: int(number)})
 
 
 def output_option(text: str, *, required: bool = True) -> Callable[[Any], Any]:

@@ -8,12 +8,16 @@ import signal
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvtrail.tracer.commands import configuration
+from kvtrail.tracer.commands.options import Store
 from kvtrail.tracer.serve import limits
+
+if TYPE_CHECKING:
+    from kvtrail.tracer.serve.access import Tls
 
 PORT = click.IntRange(1, 65535)
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -52,10 +56,25 @@ def _bounded(command: F) -> F:
 )
 @click.option(
     "--store",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Store(),
     default="kvtrail.db",
     show_default=True,
-    help="SQLite file for spans, accounts and findings; created if it does not exist.",
+    help="SQLite file for spans, accounts and findings; created if it does not exist. Or the ClickHouse of a fleet,"
+    " `clickhouse://user:password@host:port/database`, which is sent what the file of --spool has.",
+)
+@click.option(
+    "--spool",
+    type=_FILE,
+    default="kvtrail.db",
+    show_default=True,
+    help="SQLite file of this tracer, where --store is a ClickHouse.",
+)
+@click.option(
+    "--spool-mb",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="MiB of the spool that may wait to be sent, compressed. Beyond them the oldest are not sent.",
 )
 @click.option(
     "--trace-file",
@@ -123,7 +142,7 @@ def serve(
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
-    from kvtrail.tracer.serve.access import Tls, Unsafe
+    from kvtrail.tracer.serve.access import Unsafe
     from kvtrail.tracer.serve.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
@@ -131,9 +150,7 @@ def serve(
 
     if grpc_port == http_port:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
-    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
-        raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
-    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert is not None and tls_key is not None else None
+    tls = tls_of(tls_cert, tls_key, tls_client_ca)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
@@ -142,6 +159,19 @@ def serve(
         run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, limits=bounds, tls=tls, **options)
     except (PortTaken, StoreError, Unsafe) as error:
         raise click.ClickException(str(error)) from error
+
+
+def tls_of(certificate: Path | None, key: Path | None, client_authorities: Path | None) -> Tls | None:
+    """The files of TLS, if it is wanted.
+
+    Raises:
+        click.UsageError: one of them is missing.
+    """
+    from kvtrail.tracer.serve.access import Tls
+
+    if (certificate is None) != (key is None) or (client_authorities is not None and certificate is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together, and --tls-client-ca needs both")
+    return Tls(certificate, key, client_authorities) if certificate is not None and key is not None else None
 
 
 def _read_again(context: click.Context, changeable: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +19,7 @@ from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
 from kvtrail.tracer.model import engines, semconv
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
+from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.model.words import count, some
 
 REMEMBERED_FOREIGN = 100_000
@@ -196,9 +197,22 @@ def audit(
             return _audit(paths, rules, on_bytes, patience_ns=None)
 
 
+def audit_stored(
+    read: Callable[[], Iterable[Sequence[Span]]], place: str, *, rules: Sequence[Rule] | None = None
+) -> Audit:
+    """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
+    where they are stored."""
+    with _uncollected():
+        try:
+            return _audit_stored(read(), place, rules, patience_ns=GRACE_NS)
+        except TooLate:
+            return _audit_stored(read(), place, rules, patience_ns=None)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause Python's collector of reference cycles: a history has none, and the collector would search it again and again."""
+    """Pause Python's collector of reference cycles: a history has none, and the collector would search it again and
+    again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -238,6 +252,32 @@ def _audit(
             _count(batch, log.path, result, foreign)
         result.stories += log.stories.digest()
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
+    result.unreadable += skipped
+    result.skipped = len(skipped)
+    return _concluded(result, detector, resources, rules)
+
+
+def _audit_stored(
+    lists: Iterable[Sequence[Span]], place: str, rules: Sequence[Rule] | None, *, patience_ns: int | None
+) -> Audit:
+    detector = OfflineDetector(rules=rules, patience_ns=patience_ns)
+    result = Audit()
+    foreign: dict[tuple[str, str], None] = {}
+    resources: dict[Any, Mapping[str, Any]] = {}
+    for spans in lists:
+        batch = Decoded()
+        for span in spans:
+            resources[span.resource.get(semconv.RECORDER_ID.key)] = span.resource
+            batch.add(span)
+        detector.feed(batch.events)
+        _count(batch, Path(place), result, foreign)
+    return _concluded(result, detector, resources, rules)
+
+
+def _concluded(
+    result: Audit, detector: OfflineDetector, resources: Mapping[Any, Mapping[str, Any]], rules: Sequence[Rule] | None
+) -> Audit:
+    """The result, with what the detector says once it has heard everything."""
     detector.close()
     result.engine_names = engines.names(engines.descriptions(resources.values()))
     result.findings = by_weight(detector.findings.values())
@@ -245,8 +285,6 @@ def _audit(
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated
-    result.unreadable += skipped
-    result.skipped = len(skipped)
     result.lookups, result.hits = detector.lookups, detector.hits
     result.reasons, result.unfinished = detector.reasons, sorted(detector.unfinished)
     result.silent, result.joined_late, result.probes_off = (

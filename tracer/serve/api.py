@@ -28,10 +28,12 @@ from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import Limits
+from kvtrail.tracer.serve.live import Live
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader
+from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 
 TAIL_EVERY_S = 0.5
 UNAVAILABLE = 503
@@ -52,6 +54,10 @@ class Health(BaseModel):
     """Since this tracer started."""
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
+    spool: dict[str, Any] | None
+    """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
+    compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
+    `dropped_spans`. None if nothing is sent there."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), and events received, dropped (as it reports) and missing (by sequence numbers); if there are very many, those
@@ -81,25 +87,27 @@ class Fleet(BaseModel):
     tracer: dict[str, Any]
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
-    """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`, the
-    recorder's version (`kvtrail`), `open` requests and `recorders`. An engine without recorders has not been heard from
+    """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
+    the recorder's version (`kvtrail`), `open` requests and `recorders`. An engine without recorders has not been heard from
     lately. If there are very many, those with recorders, then the latest."""
     known: int
     """How many engines there are."""
 
 
 def application(
-    pipeline: Pipeline,
+    process: Live,
     reader: Reader,
     metrics: Metrics,
     *,
+    shipper: Shipper | None = None,
     hosts: KnownHosts | None = None,
     tokens: Tokens | None = None,
     ending: threading.Event | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
-    """The ASGI application: OTLP, API and metrics on one port. `hosts` are those that may be asked for, by default all,
-    and `tokens` those that a request must show; `ending` is set when the process is to end."""
+    """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
+    be asked for, by default all, and `tokens` those that a request must show; `ending` is set when the process is to
+    end."""
     app = FastAPIOffline(  # whose pages load nothing from anywhere else
         redoc_url=None,
         title="kvtrail tracer",
@@ -109,19 +117,26 @@ def application(
     if tokens is not None:
         app.add_middleware(OnlyWithToken, tokens=tokens)
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
-    app.include_router(http_routes(pipeline, metrics, limits or Limits()))
-    _add_probes(app, pipeline)
+    fresh = []
+    if isinstance(process, Pipeline):
+        app.include_router(http_routes(process, metrics, limits or Limits()))
+        fresh = [Depends(process.catch_up)]
+    _add_probes(app, process)
+
+    @app.exception_handler(StoreError)
+    def away(request: Request, error: StoreError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, status_code=UNAVAILABLE)
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
-        pipeline.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
-    api = APIRouter(prefix="/api", tags=["Reading"], dependencies=[Depends(pipeline.catch_up)])
-    _add_routes(api, pipeline, reader, ending or threading.Event())
+    api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
+    _add_routes(api, process, shipper, reader, ending or threading.Event())
     api_requests.add_routes(api, reader)
     api_ranges.add_routes(api, reader)
-    api_lanes.add_routes(api, pipeline, reader)
+    api_lanes.add_routes(api, process, reader)
     app.include_router(api)
 
     @app.get("/metrics", tags=["Prometheus"], summary="Metrics for Prometheus")
@@ -132,29 +147,31 @@ def application(
     return app
 
 
-def _add_probes(app: FastAPI, pipeline: Pipeline) -> None:
+def _add_probes(app: FastAPI, process: Live) -> None:
     @app.get("/healthz", tags=["Probes"], summary="Whether the process works: for a liveness probe")
     def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
     def readyz() -> JSONResponse:
-        trouble = pipeline.trouble
+        trouble = process.trouble
         return JSONResponse({"status": trouble or "ok"}, status_code=200 if trouble is None else UNAVAILABLE)
 
 
-def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader, ending: threading.Event) -> None:
+def _add_routes(
+    api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader, ending: threading.Event
+) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,
-            "started_ns": pipeline.started_ns,
-            "last_received_ns": pipeline.last_received_ns,
-            "spans_stored": pipeline.spans_stored,
-            "events_missing": pipeline.detector.missing,
+            "started_ns": process.started_ns,
+            "last_received_ns": process.last_received_ns,
+            "spans_stored": process.spans_stored,
+            "events_missing": process.events_missing,
         }
 
     def recorders() -> list[dict[str, Any]]:
-        most_telling = sorted(pipeline.recorders.values(), key=lambda r: (not (r.dropped or r.missing), -r.heard_at))
+        most_telling = sorted(process.recorders.values(), key=lambda r: (not (r.dropped or r.missing), -r.heard_at))
         names = reader.names()
         return [
             {**recorder.as_dict(), "engine_name": names.get(recorder.engine, recorder.engine)}
@@ -163,21 +180,27 @@ def _add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader, ending: thre
 
     @api.get("/health", summary="Whether the tracer is alive, which recorders it hears, and what is missing")
     def health() -> Health:
-        by_status = pipeline.recorders.count_by_status()
-        return Health(status=pipeline.trouble or "ok", **state(), recorders=recorders(), recorders_by_status=by_status)
+        by_status = process.recorders.count_by_status()
+        return Health(
+            status=process.trouble or "ok",
+            **state(),
+            spool=None if shipper is None else shipper.state(),
+            recorders=recorders(),
+            recorders_by_status=by_status,
+        )
 
     @api.get("/overview", summary="Recent activity, and totals")
     def overview(window_s: Annotated[int, Query(ge=1, le=ACTIVITY_KEPT_S)] = 60) -> Overview:
         now_ns, stretch_ns = time.time_ns(), ACTIVITY_S * 10**9
         since_ns = (now_ns - window_s * 10**9) // stretch_ns * stretch_ns
         unknown: Counter[str] = Counter()
-        for (_, reason), count in pipeline.unknown().items():
+        for (_, reason), count in process.unknown().items():
             unknown[reason.name.lower()] += count
         return Overview(
             window_s=(now_ns - since_ns) / 1e9,
             activity=reader.activity(since_ns=since_ns),
             totals=reader.totals(),
-            judgements=pipeline.checks().total(),
+            judgements=process.checks().total(),
             unknown=dict(unknown.most_common()),
         )
 

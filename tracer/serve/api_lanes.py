@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query
@@ -12,8 +11,8 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.lanes import Lane, Window, segments
 from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.serve.api_requests import MAX_NS
-from kvtrail.tracer.serve.engines import SILENT_NS, RecorderState, Status
-from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.engines import SILENT_NS
+from kvtrail.tracer.serve.live import Live
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000
@@ -59,7 +58,7 @@ class LaneColumns(BaseModel):
     """False if the search took too long and was stopped."""
 
 
-def add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the route to the router of `/api`."""
 
     @api.get("/lanes", summary="The requests in a window of time, with their phases, findings and gaps")
@@ -78,12 +77,12 @@ def add_routes(api: APIRouter, pipeline: Pipeline, reader: Reader) -> None:
         window = Window(
             from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, connector=connector, status=status, search=q
         )
-        return _columns(reader, window, pipeline.recorders.values(), points=points)
+        return _columns(reader, window, process, points=points)
 
 
-def _columns(reader: Reader, window: Window, recorders: Sequence[RecorderState], *, points: int) -> LaneColumns:
+def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> LaneColumns:
     now_ns = time.time_ns()
-    live = {r.engine for r in recorders if r.status is Status.RUNNING}
+    recorders, live = process.recorders.values(), process.running()
     found = reader.lanes(window, live=live)
     lanes = found.lanes
     finest_us = (window.to_ns - window.from_ns) / 1000 / points

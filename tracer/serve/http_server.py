@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.tracer.serve.access import OPEN_PATHS, Tls
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
+from kvtrail.tracer.serve.receivers import PortTaken, address
 
 UNAVAILABLE = 503
 _TICKS = 10
@@ -104,3 +105,17 @@ def _is_waiting(connection: Any) -> bool:
 
 def _nothing_more(number: int, frame: FrameType | None) -> None:
     """uvicorn ends at the signal, and raises it once more when it has ended: the rest of the process must not end by it."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(
+            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: --http-port"
+        ) from error
+    return listener

@@ -9,6 +9,7 @@ import os
 
 os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # prometheus_client reads it when it is imported
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kvtrail import __version__
@@ -45,6 +46,7 @@ from kvtrail.tracer.serve.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.engines import INFO, EngineState
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.series import OTHER, Series
+from kvtrail.tracer.serve.shipping import Shipper
 
 disable_created_metrics()  # a `_created` series beside every counter adds nothing that Prometheus does not know
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
@@ -96,6 +98,27 @@ class _ChecksCollector(Collector):
         for (rule, reason), count in self._reasons().items():
             family.add_metric((rule, reason.name.lower()), count)
         yield family
+
+
+class _SpoolCollector(Collector):
+    def __init__(self, shipper: Shipper) -> None:
+        self._shipper = shipper
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        waiting = self._shipper.outbox.waiting()
+        oldest_s = max(0.0, time.time() - waiting.oldest_ns / 1e9) if waiting.oldest_ns else 0.0
+        for name, text, value in (
+            ("batches", "Batches that wait to be sent to ClickHouse.", waiting.batches),
+            ("bytes", "Compressed bytes of them.", waiting.bytes),
+            ("oldest_seconds", "Age of the oldest of them, or 0.", oldest_s),
+        ):
+            yield GaugeMetricFamily(f"kvtrail_spool_{name}", text, value)
+        for name, text, value in (
+            ("sent_spans", "Spans that were sent to ClickHouse.", self._shipper.sent_spans),
+            ("failures", "Times that ClickHouse did not take what was sent; it is sent again.", self._shipper.failures),
+            ("dropped_spans", "Spans that were not sent, as the spool was full.", waiting.dropped_spans),
+        ):
+            yield CounterMetricFamily(f"kvtrail_spool_{name}", text, value)
 
 
 class Metrics:
@@ -238,6 +261,10 @@ class Metrics:
     def watch_checks(self, checks: Callable[[], Checks], reasons: Callable[[], Reasons]) -> None:
         """Add the counters of verdicts and of reasons, which are read when Prometheus scrapes."""
         self.registry.register(_ChecksCollector(checks, reasons))
+
+    def watch_spool(self, shipper: Shipper) -> None:
+        """Add the metrics of what waits to be sent to ClickHouse, which are read when Prometheus scrapes."""
+        self.registry.register(_SpoolCollector(shipper))
 
     def expose(self, accept: str) -> tuple[bytes, str]:
         """The page in a format that the `accept` header allows, and its content type."""

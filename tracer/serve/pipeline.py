@@ -31,7 +31,7 @@ from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.activity import summed
 from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
-from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, engine_states
+from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, Status, engine_states
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
@@ -112,6 +112,15 @@ class Pipeline:
         metrics.watch(
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
         )
+
+    @property
+    def events_missing(self) -> int:
+        """Events that were declared missing: they did not arrive within the grace period."""
+        return self.detector.missing
+
+    def running(self) -> set[str]:
+        """The engines that are heard, whose open requests go on."""
+        return {recorder.engine for recorder in self.recorders.values() if recorder.status is Status.RUNNING}
 
     def checks(self) -> Counter[tuple[str, Verdict]]:
         """How often each rule gave each verdict, since this tracer started."""

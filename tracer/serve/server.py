@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +13,16 @@ from pathlib import Path
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.hosts import KnownHosts
-from kvtrail.tracer.serve.http_server import HttpServer
+from kvtrail.tracer.serve.http_server import HttpServer, bound
 from kvtrail.tracer.serve.limits import Limits
 from kvtrail.tracer.serve.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.receivers import PortTaken, address, serve_grpc
+from kvtrail.tracer.serve.receivers import address, serve_grpc
+from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.clickhouse.connection import Address
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
+from kvtrail.tracer.store.sqlite.outbox import Outbox
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
@@ -47,7 +50,9 @@ def serve(
     host: str,
     grpc_port: int,
     http_port: int,
-    store: Path,
+    store: Path | Address,
+    spool: Path,
+    spool_mb: int,
     trace_file: Path | None,
     max_requests: int,
     limits: Limits,
@@ -70,9 +75,17 @@ def serve(
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
-    listener = _listener(host, http_port)
-    writer = SqliteWriter(store)
+    listener = bound(host, http_port)
     metrics = Metrics()
+    path, outbox, shipper = spool, None, None
+    if isinstance(store, Path):
+        path = store
+    else:
+        store.check_client()
+        outbox = Outbox(spool, most_bytes=spool_mb * 2**20)
+        shipper = Shipper(outbox, partial(_fleets_store, store, outbox, changeable))
+        metrics.watch_spool(shipper)
+    writer = SqliteWriter(path, outbox=outbox)
     try:
         pipeline = Pipeline(
             writer, metrics, trace_file=trace_file, max_requests=max_requests, rows_every_ns=int(ROWS_EVERY_S * 1e9)
@@ -83,9 +96,20 @@ def serve(
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     tidier.start()
+    if shipper is not None:
+        shipper.start()
     ending = threading.Event()
     hosts = KnownHosts(lambda: (host, *changeable.allow_host))
-    app = application(pipeline, SqliteReader(store), metrics, hosts=hosts, tokens=tokens, ending=ending, limits=limits)
+    app = application(
+        pipeline,
+        SqliteReader(path),
+        metrics,
+        shipper=shipper,
+        hosts=hosts,
+        tokens=tokens,
+        ending=ending,
+        limits=limits,
+    )
     http_server = HttpServer(
         app,
         limits=limits,
@@ -107,21 +131,14 @@ def serve(
         grpc_server.stop(grace=DRAIN_S).wait()
         stop.set()
         tidier.join()
+        if shipper is not None:
+            pipeline.catch_up()
+            shipper.stop(within_s=DRAIN_S)
         pipeline.close()
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise PortTaken(
-            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: --http-port"
-        ) from error
-    return listener
+def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> ClickHouseWriter:
+    return ClickHouseWriter(store, tracer=outbox.tracer(), retain_hours=changeable.retain_hours)
 
 
 def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:

@@ -147,7 +147,7 @@ def test_an_unknown_rule_is_told_with_the_known_ones(option: str, tmp_path: Path
 def test_audit_needs_a_file() -> None:
     result = run("audit")
     assert result.exit_code == 2
-    assert "Missing argument 'FILE...'" in result.output
+    assert "name the files to judge, or a store with --store" in result.output
 
 
 def test_options_of_audit_can_be_set_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_a_command_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("text", "said"),
     [
         ("serve:\n  no-such: 1\n", "serve has no option 'no-such'; known: allow-host, "),
-        ("sevre:\n  host: x\n", "there is no command 'sevre'; known: audit, "),
+        ("sevre:\n  host: x\n", "there is no command 'sevre'; known: api, audit, "),
         ("- serve\n", "must have a section for each command"),
         ("serve: 4318\n", "serve must have options with values"),
         ("serve: {host: [\n", "is no YAML: while parsing"),
@@ -78,4 +78,4 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_there() -> None:
     result = run("config", "sevre")
-    assert (result.exit_code, "'sevre' is not one of 'serve', 'dashboard'" in result.output) == (2, True)
+    assert (result.exit_code, "'sevre' is not one of 'serve', 'api', 'dashboard'" in result.output) == (2, True)

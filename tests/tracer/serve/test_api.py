@@ -115,7 +115,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(api: Trac
     documented = set(
         re.findall(r"^\| `((?:kvtrail|process)_\w+)`", (DOCS / "metrics.md").read_text(), flags=re.MULTILINE)
     )
-    assert exposed == documented
+    assert exposed == {name for name in documented if "_spool_" not in name}, "those of a spool: test_fleet.py"
     found = '{connector="Connector",engine="engine",rule="stale-lookup",severity="crash"}'
     assert f"kvtrail_findings_total{found} " in page
 

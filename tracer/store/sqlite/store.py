@@ -12,7 +12,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from kvtrail.tracer.store.sqlite import (
     ids,
     lanes,
     log,
+    outbox,
     requests,
     restart,
     savings,
     spans,
 )
+from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
 
@@ -57,13 +59,13 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 class SqliteWriter:
     """The writing side; creates the file."""
 
-    def __init__(self, path: Path) -> None:
-        """A damaged file is set aside, and a new one begun.
+    def __init__(self, path: Path, *, outbox: Outbox | None = None) -> None:
+        """A damaged file is set aside, and a new one begun. What is written is also put into the `outbox`.
 
         Raises:
             StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
         """
-        self.path = path
+        self.path, self._outbox = path, outbox
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = path.with_name(f"{path.name}.lock").open("w")
@@ -90,6 +92,7 @@ class SqliteWriter:
                 for put, rows in parts:
                     put(rows)
                 self._settle(batch)
+                self._put_out(batch)
                 if not any(rows for _, rows in parts):
                     self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # a page is written all the same
             return ()
@@ -98,6 +101,7 @@ class SqliteWriter:
                 alone = ((put, row) for put, rows in parts for row in rows)
                 errors = [error for put, row in alone if (error := self._put_alone(put, row)) is not None]
                 self._settle(batch)
+                self._put_out(batch)
             return errors
 
     def receipts(self) -> Sequence[bytes]:
@@ -159,8 +163,15 @@ class SqliteWriter:
         return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
 
     def close(self) -> None:
+        if self._outbox is not None:
+            with suppress(StoreError), self._transaction():
+                self._outbox.sweep(self._db)
         self._db.close()
         self._lock.close()
+
+    def _put_out(self, batch: Batch) -> None:
+        if self._outbox is not None:
+            self._outbox.put(self._db, batch)
 
     def _append(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -242,7 +253,7 @@ class SqliteWriter:
         self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
         self._log = log.Log(self._db)
         with self._transaction():
-            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes):
+            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes, outbox):
                 for statement in table.SCHEMA:
                     self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")

@@ -1,0 +1,75 @@
+"""Stores to test: a tracer's own file, and ClickHouse, which is sent what the file's outbox has."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from wire import encoded
+
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.shipping import Shipper, Sink
+from kvtrail.tracer.store.clickhouse.connection import Address
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
+from kvtrail.tracer.store.sqlite.outbox import Outbox
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+FOR_EVER_HOURS = 10.0**6
+"""The histories of the tests are of last year."""
+ROOMY = 2**30
+
+
+def clickhouse() -> Address:
+    """A new database in ClickHouse's own engine, of which a process can have one."""
+    return Address.of(f"chdb://{_folder()}?database=t{uuid.uuid4().hex}")
+
+
+@cache
+def _folder() -> str:
+    return mkdtemp(prefix="chdb-")
+
+
+class FleetTracer:
+    """A tracer without its servers, which sends to ClickHouse when it is told to.
+
+    Attributes:
+        local, fleet: what readers of its own file, and of ClickHouse, see.
+        outbox: what waits.
+    """
+
+    def __init__(self, folder: Path, address: Address, *, most_bytes: int = ROOMY) -> None:
+        self.path = folder / "own.db"
+        self.address = address
+        self.outbox = Outbox(self.path, most_bytes=most_bytes)
+        self.writer = SqliteWriter(self.path, outbox=self.outbox)
+        self.pipeline = Pipeline(self.writer, Metrics(), grace_ns=0)
+        self.shipper = Shipper(self.outbox, self.sink)
+        self.local = SqliteReader(self.path)
+
+    def sink(self) -> Sink:
+        return ClickHouseWriter(self.address, tracer=self.outbox.tracer(), retain_hours=FOR_EVER_HOURS)
+
+    @property
+    def fleet(self) -> ClickHouseReader:
+        return ClickHouseReader(self.address)
+
+    def hear(self, events: Sequence[Event], **about: str) -> None:
+        """Receive and judge events of one recorder."""
+        named = {name.replace("_", "."): value for name, value in about.items()}
+        self.pipeline.ingest(encoded(events, named), transport="grpc")
+
+    def send(self) -> None:
+        """Write all rows, and send everything."""
+        self.pipeline.tidy()
+        self.shipper.send()
+
+
+def answers(*asking: Callable[[], object]) -> list[object]:
+    """What is answered to each question."""
+    return [ask() for ask in asking]

@@ -1,0 +1,195 @@
+"""ClickHouse answers whatever is asked as a tracer's own file does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from stores import FleetTracer, clickhouse
+from traffic import Engine, served
+from wire import as_payload
+
+from kvtrail.tracer.detect.lanes import Window
+from kvtrail.tracer.model.spans import Span
+from kvtrail.tracer.store import FindingFilter, Reader
+
+S = 10**9
+
+
+@dataclass
+class Both:
+    """The same history in both stores, which ends at `to_ns`."""
+
+    own: Reader
+    fleet: Reader
+    from_ns: int
+    to_ns: int
+
+    def agree(self, question: str, *about: Any, put: Callable[[Any], Any] = lambda answer: answer, **rest: Any) -> Any:
+        """Ask both; returns the answer, `put` in a form that can be compared, if it is the same."""
+        own, fleet = (put(getattr(reader, question)(*about, **rest)) for reader in (self.own, self.fleet))
+        assert fleet == own
+        return own
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    to_ns = time.time_ns() - 5 * S
+    from_ns = to_ns - 240 * S
+    tracer = FleetTracer(tmp_path_factory.mktemp("tracer"), clickhouse())
+    for number, pod in enumerate(("vllm-0", "vllm-1", "")):
+        engine = Engine(f"engine-{number}")
+        events = served(engine, from_ns=from_ns + number, to_ns=to_ns, every_ms=1500, stale_every=9)
+        for at in range(0, len(events), 150):
+            tracer.hear(events[at : at + 150], service_name="chat", host_name="h", k8s_pod_name=pod)
+            tracer.pipeline.write_rows()
+            if at % 450 == 0:
+                tracer.send()
+    some = tracer.local.requests(limit=2)
+    tracer.pipeline.ingest(as_payload([_foreign(account) for account in some]), transport="http")
+    tracer.send()
+    return Both(tracer.local, tracer.fleet, from_ns, to_ns)
+
+
+def _foreign(account: dict[str, Any]) -> Span:
+    """vLLM's own span of a request, in a trace of its own."""
+    return Span(
+        trace_id="e" * 32, span_id=f"{account['started_ns']:016x}", parent_id="", name="llm_request", scope="vllm",
+        start_ns=account["started_ns"] - S, end_ns=account["last_ns"] + S, error="it failed",
+        attributes={"gen_ai.request.id": account["external"], "n": 5, "share": 0.5, "is": True, "all": [1, "a", [None]]},
+        resource={"service.name": "vllm", "process.pid": 4}, events=[
+            {"name": "exception", "time_ns": account["started_ns"], "attributes": {"exception.type": "E", "depth": 3}}
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 20, 1000])
+@pytest.mark.parametrize("status", ["", "finished", "failed", "no such"])
+@pytest.mark.parametrize("verdict", ["", "drift", "ok"])
+def test_requests(both: Both, limit: int, status: str, verdict: str) -> None:
+    page = both.agree("requests", status=status, verdict=verdict, limit=limit)
+    if page:
+        both.agree("requests", status=status, verdict=verdict, limit=limit, before_ns=page[-1]["started_ns"])
+    assert page or status == "no such" or (status, verdict) in {("finished", "drift"), ("failed", "ok")}
+
+
+def test_requests_by_parts_of_their_ids(both: Both) -> None:
+    some = both.own.requests(limit=1000)[7]
+    for text in (some["request"], some["request"][5:12], some["external"], some["trace_id"], "chat-", "-0", "nobody"):
+        found = both.agree("requests", search=text, limit=1000)
+        assert found or text == "nobody"
+
+
+def test_a_request(both: Both) -> None:
+    some = both.own.requests(limit=1000)[7]
+    for id_ in (some["request"], some["external"], some["trace_id"], "chat", "nobody"):
+        both.agree("request", id_)
+        both.agree("request", id_, engine=some["engine"])
+    assert both.agree("request", some["request"], engine="another") is None
+
+
+def test_the_spans_of_a_request(both: Both) -> None:
+    foreign = 0
+    for account in both.own.requests(limit=1000):
+        spans = both.agree("spans_of", account, put=_sorted)
+        foreign += sum(span.scope == "vllm" for span in spans)
+        assert spans
+    assert foreign >= 2
+    long = max(both.own.requests(limit=1000), key=lambda account: len(both.own.spans_of(account)))
+    assert len(both.fleet.spans_of(long, limit=3)) == 3
+
+
+def _sorted(spans: list[Span]) -> list[Span]:
+    assert [span.end_ns for span in spans] == sorted(span.end_ns for span in spans)
+    return sorted(spans, key=lambda span: (span.trace_id, span.span_id))
+
+
+def test_all_spans_of_a_range(both: Both) -> None:
+    for from_ns, to_ns in ((0, 2**62), (both.from_ns + 60 * S, both.from_ns + 120 * S)):
+        ours = [
+            [span for some in r.spans(since_ns=from_ns, until_ns=to_ns) for span in some]
+            for r in (both.own, both.fleet)
+        ]
+        assert _by_id(ours[0]) == _by_id(ours[1])
+        assert ours[0]
+
+
+def test_the_tail(both: Both) -> None:
+    own, fleet = ([span for _, span in r.tail(after=0, limit=100_000)] for r in (both.own, both.fleet))
+    assert _by_id(own) == _by_id(fleet)
+    numbers = [number for number, _ in both.fleet.tail(after=0, limit=100_000)]
+    assert numbers == sorted(set(numbers))
+    assert both.fleet.last_number() == numbers[-1]
+    assert [number for number, _ in both.fleet.tail(after=numbers[4], limit=3)] == numbers[5:8]
+
+
+def _by_id(spans: list[Span]) -> dict[tuple[str, str], Span]:
+    return {(span.trace_id, span.span_id): span for span in spans}
+
+
+def test_findings(both: Both) -> None:
+    findings = both.agree("findings", limit=1000)
+    middle_ns = findings[len(findings) // 2]["last_ns"]
+    for which in (
+        FindingFilter(request=findings[0]["request"]),
+        FindingFilter(engine="engine-1"),
+        FindingFilter(engines=["engine-0", "engine-2"]),
+        FindingFilter(rule="stale-lookup", severity="crash", connector="OffloadConnector"),
+        FindingFilter(since_ns=middle_ns),
+        FindingFilter(until_ns=middle_ns),
+    ):
+        assert both.agree("findings", which, limit=1000), which
+        assert both.agree("findings_trend", which, step_ns=20 * S), which
+    for nothing in (FindingFilter(engines=[]), FindingFilter(rule="no-such")):
+        assert both.agree("findings", nothing) == []
+    assert both.agree("findings_places")["engines"] == ["engine-0", "engine-1", "engine-2"]
+
+
+@pytest.mark.parametrize("back_s", [300, 7 * 3600])
+def test_savings(both: Both, back_s: int) -> None:
+    rows = both.agree(
+        "savings",
+        since_ns=both.to_ns - back_s * S,
+        until_ns=both.to_ns + S,
+        stretch_s=120,
+        put=lambda rows: sorted(rows, key=lambda row: (row.at_s, row.engine, row.epoch)),
+    )
+    assert {row.engine for row in rows} == {"engine-0", "engine-1", "engine-2"}
+
+
+def test_engines_totals_and_activity(both: Both) -> None:
+    assert both.agree("names")["engine-0"] == "engine-0"
+    assert both.agree("engines")["engine-1"]["pod"] == "vllm-1"
+    assert both.agree("engines", put=list) == ["engine-0", "engine-1", "engine-2"], "in the order of their arrival"
+    assert both.agree("totals")["findings"]
+    assert both.agree("activity", since_ns=both.from_ns + 60 * S)["kv.lookup"]["returned"]
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [{}, {"engine": "engine-1"}, {"status": "finished"}, {"connector": "none"}, {"search": "chat-00"}],
+    ids=lambda filters: " ".join(filters) or "all",
+)
+@pytest.mark.parametrize("live", [[], ["engine-0", "engine-2"]], ids=["none live", "live"])
+def test_lanes(both: Both, filters: dict[str, Any], live: list[str]) -> None:
+    for begin_s, end_s in ((0, 240), (100, 130), (-500, -400), (235, 10_000)):
+        window = Window(from_ns=both.from_ns + begin_s * S, to_ns=both.from_ns + end_s * S, **filters)
+        lanes = both.agree("lanes", window, live=live)
+        both.agree("marks", window, lanes.lanes, limit=500, put=_ids)
+
+
+def _ids(findings: list[dict[str, Any]]) -> list[str]:
+    return sorted(finding["id"] for finding in findings)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 40])
+def test_a_sample_of_lanes_is_fair_and_has_the_findings_first(both: Both, limit: int) -> None:
+    window = Window(from_ns=both.from_ns, to_ns=both.to_ns, limit=limit)
+    own, fleet = (r.lanes(window, live=[]) for r in (both.own, both.fleet))
+    assert fleet.is_sample
+    assert fleet.lanes == own.lanes, "the same lots are drawn"
+    assert fleet.has_all_findings == own.has_all_findings
+    assert fleet.known == len(both.fleet.lanes(Window(from_ns=both.from_ns, to_ns=both.to_ns), live=[]).lanes)

@@ -1,0 +1,60 @@
+"""The process of `kvtrail api`: the api and the dashboard's answers over a fleet, and nothing that receives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
+from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.hosts import KnownHosts
+from kvtrail.tracer.serve.http_server import HttpServer, bound
+from kvtrail.tracer.serve.limits import Limits
+from kvtrail.tracer.serve.live import Onlooker
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.receivers import address
+from kvtrail.tracer.serve.server import DRAIN_S
+from kvtrail.tracer.store.clickhouse.connection import Address
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+
+logger = logging.getLogger("kvtrail")
+
+
+def serve(
+    *,
+    host: str,
+    http_port: int,
+    store: Address,
+    allow_host: Sequence[str],
+    token_file: Path | None,
+    insecure: bool,
+    tls: Tls | None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail api`.
+
+    Raises:
+        Unsafe: anybody could use it, or what should prevent that cannot be read.
+        PortTaken: the address is in use.
+        StoreError: there is no such ClickHouse, or no tracer has made its tables.
+    """
+    tokens = None if token_file is None else Tokens(token_file)
+    check_exposure(host, tokens, insecure=insecure)
+    if tls is not None:
+        tls.check()
+    listener = bound(host, http_port)
+    reader = ClickHouseReader(store)
+    metrics = Metrics()
+    ending = threading.Event()
+    app = application(
+        Onlooker(reader, metrics.internal_errors),
+        reader,
+        metrics,
+        hosts=KnownHosts(lambda: (host, *allow_host)),
+        tokens=tokens,
+        ending=ending,
+    )
+    http = f"{'http' if tls is None else 'https'}://{address(host, http_port)}"
+    logger.info(f"kvtrail api: over {store}, on {http}/docs. Press Ctrl-C to stop.")
+    HttpServer(app, limits=Limits(), drain_s=DRAIN_S, on_exit=ending.set, tls=tls).serve_on(listener)

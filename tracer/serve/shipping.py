@@ -1,0 +1,120 @@
+"""Sends what was stored on to ClickHouse, in order, while ClickHouse is there, and waits while it is not.
+
+In: batches from the outbox of the tracer's own store, where they survive the process. Out: to a writer, which is opened
+when it is needed. Nothing waits for the shipper: a tracer receives, judges and acknowledges whether or not ClickHouse is
+there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from kvtrail.tracer.store import Batch, StoreError
+from kvtrail.tracer.store.sqlite.outbox import Outbox
+
+logger = logging.getLogger("kvtrail")
+
+EVERY_S = 1.0
+"""What came meanwhile is sent together: ClickHouse likes few and large inserts."""
+PARCEL_BYTES = 2**19
+"""Compressed bytes of batches that are sent together: about 10,000 spans."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
+"""After a failure; it doubles up to the longest."""
+
+
+class Sink(Protocol):
+    """Where batches are sent."""
+
+    def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
+        """Write batches by their numbers; what was written before is not there twice. Raises StoreError."""
+
+    def close(self) -> None: ...
+
+
+class Shipper:
+    """A thread that empties an outbox.
+
+    Attributes:
+        trouble: why the last parcel could not be sent; None while all is well.
+        sent_spans, failures: how many spans were sent, and how often a parcel could not be, since the start.
+    """
+
+    def __init__(self, outbox: Outbox, open_sink: Callable[[], Sink]) -> None:
+        """`open_sink` raises StoreError while there is none."""
+        self.outbox = outbox
+        self.trouble: str | None = None
+        self.sent_spans = self.failures = 0
+        self._open_sink = open_sink
+        self._sink: Sink | None = None
+        self._sent = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ship", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, within_s: float) -> None:
+        """Send what still waits, if that can be done within so many seconds; the rest is sent after the next start."""
+        self._stopping.set()
+        self._thread.join(within_s)
+
+    def state(self) -> dict[str, Any]:
+        """JSON-ready data: whether all is well, and what waits."""
+        return {"status": self.trouble or "ok", **asdict(self.outbox.waiting())}
+
+    def send(self) -> None:
+        """Send all that waits now.
+
+        Raises:
+            StoreError: what was not sent is sent again the next time.
+        """
+        last = self.outbox.last_number()
+        while self._sent < last and (parcel := self.outbox.read(after=self._sent, most_bytes=PARCEL_BYTES)):
+            self._send(parcel)
+
+    def _send(self, parcel: Sequence[tuple[int, Batch]]) -> None:
+        try:
+            if self._sink is None:
+                self._sink = self._open_sink()
+            unfit = self._sink.ship(parcel)
+        except StoreError:
+            self.failures += 1
+            raise
+        for error in unfit:
+            logger.warning("a part of what was sent to ClickHouse does not fit into it, and was left out: %s", error)
+        self._sent = parcel[-1][0]
+        self.outbox.confirm(self._sent)
+        self.sent_spans += sum(batch.chunk.spans for _, batch in parcel if batch.chunk is not None)
+
+    def _run(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while True:
+            is_last = self._stopping.is_set()
+            try:
+                self.send()
+                self._well()
+                wait_s, pause_s = FIRST_WAIT_S, EVERY_S
+            except Exception as error:
+                self._failed(error)
+                pause_s = random.uniform(wait_s / 2, wait_s)  # tracers that failed together do not come back together
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            if is_last:
+                break
+            self._stopping.wait(pause_s)
+        if self._sink is not None:
+            self._sink.close()
+
+    def _well(self) -> None:
+        if self.trouble is not None:
+            self.trouble = None
+            logger.info("ClickHouse is there again, and has what waited for it")
+
+    def _failed(self, error: Exception) -> None:
+        if self.trouble is None:
+            logger.error("%s; what comes is kept and sent later", error, exc_info=not isinstance(error, StoreError))
+        self.trouble = str(error)

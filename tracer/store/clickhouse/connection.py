@@ -1,0 +1,147 @@
+"""The way to ClickHouse: an address, the client of ClickHouse's makers, and errors in one sentence.
+
+An address is `clickhouse://user:password@host:port/database?setting=value`, or `chdb:///folder?database=name` for
+ClickHouse's own engine within this process, as the tests have it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from kvtrail.tracer.store import StoreError
+
+DATABASE = "kvtrail"
+"""The database, where the address names none."""
+_SCHEMES = ("clickhouse://", "clickhouses://", "chdb://")
+_DEFAULTS = {
+    "async_insert": "1",  # the server merges the small inserts of many tracers,
+    "wait_for_async_insert": "1",  # and answers when they are on its disk
+    "autogenerate_session_id": "false",  # a session takes one query at a time
+    "connect_timeout": "5",
+    "send_receive_timeout": "60",
+}
+"""Settings of a server and its client, where the address says nothing else."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """An address, taken apart. As text it is without its password.
+
+    Attributes:
+        place: its scheme, host, port and database.
+        database: its name.
+        replicated: whether its tables are to be replicated: `?replicated=1`.
+        client: how it is reached, in the client's words.
+        options: further settings of the client and of the server.
+    """
+
+    place: str
+    database: str
+    replicated: bool
+    client: dict[str, str]
+    options: dict[str, str]
+
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Whether a text is an address, and not a path."""
+        return text.startswith(_SCHEMES)
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        parts = urlsplit(text)
+        options = dict(parse_qsl(parts.query))
+        replicated = options.pop("replicated", "0") == "1"
+        if parts.scheme == "chdb":
+            database = options.pop("database", DATABASE)
+            place = f"chdb://{parts.path}"
+            return cls(place, database, replicated, {"dsn": place}, options)
+        database = parts.path.strip("/") or DATABASE
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{database}"
+        client = {"dsn": f"clickhouse://{parts.netloc}"}
+        if parts.scheme == "clickhouses":
+            client["interface"] = "https"
+        return cls(place, database, replicated, client, {**_DEFAULTS, **options})
+
+    def check_client(self) -> None:
+        """Raises StoreError if the client is not installed."""
+        try:
+            import clickhouse_connect  # noqa: F401
+        except ModuleNotFoundError as missing:
+            raise StoreError("a store in ClickHouse needs its client: pip install 'kvtrail[clickhouse]'") from missing
+
+    def __str__(self) -> str:
+        return self.place
+
+    __repr__ = __str__
+
+
+class Connection:
+    """A client of one database. Any thread may use it."""
+
+    def __init__(self, address: Address, *, create: bool = False) -> None:
+        """With `create`, the database is made where it does not exist.
+
+        Raises:
+            StoreError: the client is not installed, nothing answers at the address, or it refuses.
+        """
+        address.check_client()
+        import clickhouse_connect
+
+        # It logs each failure with a traceback; here a failure is a sentence, and tried again.
+        for name in ("clickhouse_connect", "urllib3"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self.address = address
+        self._failures = (clickhouse_connect.driver.exceptions.Error, OSError, ImportError)
+        self._types: dict[str, dict[str, str]] = {}
+        of: dict[str, Any] = {**self.address.client, "generic_args": self.address.options}
+        with self._telling("open"):
+            if create:
+                with clickhouse_connect.get_client(**of) as client:
+                    client.command(f"CREATE DATABASE IF NOT EXISTS `{self.address.database}`")
+            self._client = clickhouse_connect.get_client(database=self.address.database, **of)
+
+    def command(self, statement: str) -> None:
+        """Run a statement that has no rows."""
+        with self._telling("change"):
+            self._client.command(statement)
+
+    def query(self, select: str, **values: Any) -> list[Any]:
+        """The rows of a SELECT, which has `{name:Type}` for each value."""
+        with self._telling("read"):
+            return list(self._client.query(select, parameters=values).result_rows)
+
+    def blocks(self, select: str, **values: Any) -> Iterator[list[Any]]:
+        """The same rows in lists, as they come."""
+        with self._telling("read"), self._client.query_row_block_stream(select, parameters=values) as stream:
+            for block in stream:
+                yield list(block)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Insert rows; when this returns, the server holds them."""
+        with self._telling("write to"):
+            types = self._types_of(table)
+            named = [types[name] for name in columns]
+            self._client.insert(table, rows, column_names=columns, column_type_names=named)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _types_of(self, table: str) -> dict[str, str]:
+        """The types of a table's columns, asked for once."""
+        if table not in self._types:
+            rows = self._client.query(f"DESCRIBE TABLE {table}").result_rows
+            self._types[table] = {name: type_ for name, type_, *_ in rows}
+        return self._types[table]
+
+    @contextmanager
+    def _telling(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            reason = " ".join(str(error).split())[:300]
+            raise StoreError(f"cannot {doing} the store {self.address}: {reason}") from error

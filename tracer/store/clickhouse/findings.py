@@ -1,0 +1,77 @@
+"""Findings in ClickHouse: one by one, by number over time, and where they occur."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from kvtrail.tracer.detect.lanes import Lane, Window
+from kvtrail.tracer.store import EVERY, FindingFilter
+from kvtrail.tracer.store.clickhouse.database import Database, from_text, where
+
+_PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
+_ASKED_TOGETHER = 500
+"""Requests that one query names."""
+
+
+class FindingReader(Database):
+    """The part of `Reader` that is about findings."""
+
+    def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
+        conditions, values = _conditions(which)
+        return self._bodies(f"{conditions} ORDER BY last_ns DESC LIMIT {{limit:UInt32}}", limit=limit, **values)
+
+    def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
+        conditions, values = _conditions(which)
+        rows = self.query(
+            f"""SELECT rule, severity, intDiv(last_ns, {{step_ns:Int64}}) * {{step_ns:Int64}} AS at_ns, count()
+            FROM kvtrail_findings FINAL {conditions}
+            GROUP BY rule, severity, at_ns ORDER BY at_ns, rule""",
+            step_ns=step_ns,
+            **values,
+        )
+        return [dict(zip(("rule", "severity", "at_ns", "findings"), row, strict=True)) for row in rows]
+
+    def findings_places(self) -> dict[str, list[str]]:
+        names = ", ".join(f"arraySort(groupUniqArrayIf({column}, {column} != ''))" for column in _PLACES.values())
+        (row,) = self.query(f"SELECT {names} FROM kvtrail_findings")
+        return {kind: [*names] for kind, names in zip(_PLACES, row, strict=True)}
+
+    def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
+        marked = sorted({(lane.request, lane.engine) for lane in lanes if lane.findings})
+        found: list[dict[str, Any]] = []
+        for at in range(0, len(marked), _ASKED_TOGETHER):
+            requests, engines = zip(*islice(marked, at, at + _ASKED_TOGETHER), strict=True)
+            found += self._bodies(
+                "WHERE request IN {requests:Array(String)} AND (request, engine) IN"
+                " arrayZip({requests:Array(String)}, {engines:Array(String)}) LIMIT {limit:UInt32}",
+                requests=[*requests],
+                engines=[*engines],
+                limit=limit,
+            )
+        found += self._bodies(
+            "WHERE request = '' AND last_ns BETWEEN {from_ns:Int64} AND {to_ns:Int64} LIMIT {limit:UInt32}",
+            from_ns=window.from_ns,
+            to_ns=window.to_ns,
+            limit=limit,
+        )
+        return found[:limit]
+
+    def _bodies(self, rest: str, **values: Any) -> list[dict[str, Any]]:
+        return [from_text(body) for (body,) in self.query(f"SELECT body FROM kvtrail_findings FINAL {rest}", **values)]
+
+
+def _conditions(which: FindingFilter) -> tuple[str, dict[str, Any]]:
+    return where(
+        {
+            "request = {request:String}": which.request,
+            "engine = {engine:String}": which.engine,
+            "rule = {rule:String}": which.rule,
+            "severity = {severity:String}": which.severity,
+            "connector = {connector:String}": which.connector,
+            "engine IN {engines:Array(String)}": None if which.engines is None else [*which.engines],
+            "last_ns >= {since_ns:Int64}": which.since_ns,
+            "last_ns < {until_ns:Int64}": which.until_ns,
+        }
+    )

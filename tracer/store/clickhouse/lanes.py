@@ -1,0 +1,107 @@
+"""Lanes in ClickHouse: the requests of a window of time, or a fair sample of them.
+
+`tier` is drawn by lot from the request's id: half of all requests are in tier 0, a quarter in tier 1, and so on; those with
+findings, or that failed, have tiers of their own above these. Of a window with more requests than can be shown, the highest
+tiers are shown. That is the same fair sample at every update, and it has all findings unless they alone are too many.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
+from kvtrail.tracer.store.clickhouse.database import Database, where
+
+FIELDS = (
+    "request", "external", "connector", "status", "verdict", "findings", "complete", "started_ns", "last_ns", "ended_ns",
+    "changes", "transfers",
+)  # fmt: skip
+"""The fields of a `Lane`, besides its engine, in the order of the columns."""
+LOTS = 15
+FINDINGS_TIER = LOTS
+"""The lowest tier of requests with findings, or that failed."""
+
+
+def tier_of(lane: Lane) -> int:
+    """The tier of a request."""
+    lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
+    tier = (lot & -lot).bit_length() - 1
+    return tier + FINDINGS_TIER if lane.findings or lane.status == "failed" else tier
+
+
+class LaneReader(Database):
+    """The part of `Reader` that is about lanes."""
+
+    def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
+        conditions, values = where(
+            {
+                "started_ns <= {to_ns:Int64}": window.to_ns,
+                "engine = {engine:String}": window.engine,
+                "connector = {connector:String}": window.connector,
+                "status = {status:String}": window.status,
+                "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0)": window.search,
+            }
+        )
+        overlapping = (
+            f"FROM kvtrail_lanes FINAL {conditions}"
+            " AND (last_ns >= {from_ns:Int64} OR (ended_ns IS NULL AND engine IN {live:Array(String)}))"
+        )
+        values |= {"from_ns": window.from_ns, "live": [*live]}
+        counts = dict(self.query(f"SELECT tier, count() {overlapping} GROUP BY tier", **values))
+        # Half of the room is for requests without findings: what is wrong is seen beside what is usual.
+        drifting = _choose(counts, FINDINGS_TIER, room=max(1, window.limit // 2))
+        others = _choose(counts, 0, room=window.limit - drifting.count)
+        rows = [
+            row
+            for part in (drifting, others)
+            if part.count
+            for row in self.query(
+                f"SELECT engine, {', '.join(FIELDS)} {overlapping} AND tier BETWEEN {{low:UInt8}} AND {{high:UInt8}}"
+                " ORDER BY started_ns, request LIMIT {limit:UInt32}",
+                low=part.low,
+                high=part.high,
+                limit=part.count,
+                **values,
+            )
+        ]
+        lanes = [_lane(row) for row in rows]
+        return Lanes(
+            lanes=sorted(lanes, key=lambda lane: (lane.started_ns, lane.request)),
+            known=sum(counts.values()),
+            is_sample=sum(counts.values()) > len(lanes),
+            has_all_findings=drifting.has_all,
+            is_whole=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The tiers to show: from `low` to `high`, at most `count` requests of them."""
+
+    low: int
+    high: int
+    count: int
+    has_all: bool
+
+
+def _choose(counts: Mapping[int, int], base: int, *, room: int) -> _Choice:
+    """As many whole tiers as there is room for, from the highest down; part of the highest, if it alone is too large."""
+    high = low = base + LOTS - 1
+    chosen = 0
+    for tier in range(high, base - 1, -1):
+        more = counts.get(tier, 0)
+        if chosen + more > room:
+            if not chosen:
+                return _Choice(tier, tier, room, has_all=False)
+            return _Choice(low, high, chosen, has_all=False)
+        low, chosen = tier, chosen + more
+    return _Choice(low, high, chosen, has_all=True)
+
+
+def _lane(row: Sequence[Any]) -> Lane:
+    *plain, changes, transfers = row
+    fields = dict(zip(("engine", *FIELDS), plain, strict=False))
+    return Lane(**fields, changes=tuple(changes), transfers=tuple(transfers))

@@ -1,0 +1,67 @@
+"""Requests in ClickHouse: counted, and found by their ids, status and verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrail.tracer.store.clickhouse.database import Database, from_text, where
+
+_COUNTED = {
+    "requests": "count()",
+    "running": "countIf(ended_ns IS NULL)",
+    "lookups": "sum(lookups)",
+    "matched": "sum(longest_match)",
+    "loaded": "sum(loaded)",
+    "stored": "sum(stored)",
+    "preemptions": "sum(epoch)",
+    "drifting": "countIf(findings > 0)",
+    "findings": "(SELECT count() FROM kvtrail_findings FINAL)",
+}
+_BY_ID = (
+    "(request = {id:String} OR external = {id:String})",
+    "(trace_id = {id:String} AND trace_id != '')",
+    # An OpenAI API's caller saw `cmpl-1`, while vLLM's external ids of the prompts are `cmpl-1-0`, `cmpl-1-1`, and so on.
+    "startsWith(external, concat({id:String}, '-'))",
+)
+"""What a request may be asked for by, the nearest first."""
+
+
+class RequestReader(Database):
+    """The part of `Reader` that is about requests."""
+
+    def totals(self) -> dict[str, int]:
+        (row,) = self.query(f"SELECT {', '.join(_COUNTED.values())} FROM kvtrail_requests FINAL")
+        return dict(zip(_COUNTED, row, strict=True))
+
+    def requests(
+        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+    ) -> list[dict[str, Any]]:
+        conditions, values = where(
+            {
+                "started_ns < {before_ns:Int64}": before_ns,
+                "status = {status:String}": status,
+                "verdict = {verdict:String}": verdict,
+                "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0"
+                " OR trace_id = {search:String})": search,
+            }
+        )
+        latest = "ORDER BY started_ns DESC, request LIMIT {limit:UInt32}"
+        # First who it is, from narrow columns; then the accounts of these few.
+        rows = self.query(
+            f"""SELECT account FROM kvtrail_requests FINAL
+            WHERE (engine, request) IN (SELECT engine, request FROM kvtrail_requests FINAL {conditions} {latest})
+            {latest}""",
+            limit=limit,
+            **values,
+        )
+        return [from_text(account) for (account,) in rows]
+
+    def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
+        for condition in _BY_ID:
+            conditions, values = where({condition: request, "engine = {engine:String}": engine})
+            rows = self.query(
+                f"SELECT account FROM kvtrail_requests FINAL {conditions} ORDER BY started_ns DESC LIMIT 1", **values
+            )
+            if rows:
+                return dict(from_text(rows[0][0]))
+        return None

@@ -1,0 +1,193 @@
+"""The tables in ClickHouse, and how they are made and changed.
+
+`otel_traces`, `otel_traces_trace_id_ts` and its view have the columns of the OpenTelemetry Collector's ClickHouse exporter,
+so that Grafana's data source and ClickStack read them, and further ones of ours, which nobody else has to know. If the
+exporter made them before, they are kept as it made them.
+
+A span, a request, a finding, a lane or an engine replaces its older row (ReplacingMergeTree): the key says what it is,
+`written` which row is newer. A sum is a running total of one tracer, which replaces the one before; `number` says up to
+which batch it counts. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or seconds
+(`_s`).
+"""
+
+from __future__ import annotations
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
+from kvtrail.tracer.store.clickhouse.connection import Connection
+
+VERSION = 1
+_LONGEST_HOURS = 20 * 366 * 24
+"""ClickHouse's DateTime ends in 2106, and begins anew after it."""
+
+DIMENSIONS = ("service", "node", "model")
+"""What every row says of its engine, besides its id. The node is the engine's pod, or else its host."""
+_DIMENSIONS = "engine LowCardinality(String), " + ", ".join(f"{name} LowCardinality(String)" for name in DIMENSIONS)
+_DAY_OF = "PARTITION BY toDate(toDateTime(intDiv({}, 1000000000)))"
+
+SPANS = """CREATE TABLE IF NOT EXISTS otel_traces (
+    Timestamp DateTime64(9) CODEC(Delta, ZSTD(1)),
+    TraceId String CODEC(ZSTD(1)),
+    SpanId String CODEC(ZSTD(1)),
+    ParentSpanId String CODEC(ZSTD(1)),
+    TraceState String CODEC(ZSTD(1)),
+    SpanName LowCardinality(String) CODEC(ZSTD(1)),
+    SpanKind LowCardinality(String) CODEC(ZSTD(1)),
+    ServiceName LowCardinality(String) CODEC(ZSTD(1)),
+    ResourceAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
+    ScopeName String CODEC(ZSTD(1)),
+    ScopeVersion String CODEC(ZSTD(1)),
+    SpanAttributes Map(LowCardinality(String), String) CODEC(ZSTD(1)),
+    Duration UInt64 CODEC(ZSTD(1)),
+    StatusCode LowCardinality(String) CODEC(ZSTD(1)),
+    StatusMessage String CODEC(ZSTD(1)),
+    Events Nested (
+        Timestamp DateTime64(9), Name LowCardinality(String), Attributes Map(LowCardinality(String), String)
+    ) CODEC(ZSTD(1)),
+    Links Nested (
+        TraceId String, SpanId String, TraceState String, Attributes Map(LowCardinality(String), String)
+    ) CODEC(ZSTD(1)),
+    INDEX idx_trace_id TraceId TYPE bloom_filter(0.001) GRANULARITY 1,
+    INDEX idx_res_attr_key mapKeys(ResourceAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
+    INDEX idx_res_attr_value mapValues(ResourceAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
+    INDEX idx_span_attr_key mapKeys(SpanAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
+    INDEX idx_span_attr_value mapValues(SpanAttributes) TYPE bloom_filter(0.01) GRANULARITY 1,
+    INDEX idx_duration Duration TYPE minmax GRANULARITY 1
+) ENGINE = {engine}ReplacingMergeTree
+PARTITION BY toDate(Timestamp)
+ORDER BY (ServiceName, SpanName, toDateTime(Timestamp), TraceId, SpanId)
+SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1"""
+
+OUR_COLUMNS = f"""ALTER TABLE otel_traces
+    ADD COLUMN IF NOT EXISTS Number UInt64 CODEC(Delta, ZSTD(1)),
+    ADD COLUMN IF NOT EXISTS Typed Array(LowCardinality(String)) CODEC(ZSTD(1)),
+    ADD COLUMN IF NOT EXISTS Engine LowCardinality(String) MATERIALIZED ResourceAttributes['{semconv.ENGINE_ID.key}'],
+    ADD COLUMN IF NOT EXISTS Model LowCardinality(String) MATERIALIZED ResourceAttributes['{semconv.MODEL.key}'],
+    ADD COLUMN IF NOT EXISTS Node LowCardinality(String) MATERIALIZED
+        coalesce(nullIf(ResourceAttributes['k8s.pod.name'], ''), ResourceAttributes['host.name']),
+    ADD COLUMN IF NOT EXISTS Request String MATERIALIZED SpanAttributes['{semconv.REQUEST_ID.key}'] CODEC(ZSTD(1)),
+    ADD COLUMN IF NOT EXISTS Named String MATERIALIZED SpanAttributes['{semconv.CALLERS_ID.key}'] CODEC(ZSTD(1)),
+    ADD INDEX IF NOT EXISTS idx_request Request TYPE bloom_filter(0.001) GRANULARITY 1,
+    ADD INDEX IF NOT EXISTS idx_named Named TYPE bloom_filter(0.001) GRANULARITY 1,
+    ADD INDEX IF NOT EXISTS idx_number Number TYPE minmax GRANULARITY 1"""
+"""`Number` grows as spans arrive; `Typed` names the attributes whose text is JSON and no string (see `spans`)."""
+
+TRACE_TIMES = """CREATE TABLE IF NOT EXISTS otel_traces_trace_id_ts (
+    TraceId String CODEC(ZSTD(1)),
+    Start DateTime CODEC(Delta, ZSTD(1)),
+    End DateTime CODEC(Delta, ZSTD(1)),
+    INDEX idx_trace_id TraceId TYPE bloom_filter(0.01) GRANULARITY 1
+) ENGINE = {engine}MergeTree
+PARTITION BY toDate(Start)
+ORDER BY (TraceId, Start)
+SETTINGS index_granularity = 8192, ttl_only_drop_parts = 1"""
+
+TRACE_TIMES_VIEW = """CREATE MATERIALIZED VIEW IF NOT EXISTS otel_traces_trace_id_ts_mv TO otel_traces_trace_id_ts AS
+SELECT TraceId, min(Timestamp) AS Start, max(Timestamp) AS End FROM otel_traces WHERE TraceId != '' GROUP BY TraceId"""
+
+REQUESTS = f"""CREATE TABLE IF NOT EXISTS kvtrail_requests (
+    {_DIMENSIONS}, request String, external String, trace_id String,
+    status LowCardinality(String), verdict LowCardinality(String), findings Int64,
+    started_ns Int64, last_ns Int64, ended_ns Nullable(Int64),
+    lookups Int64, longest_match Int64, loaded Int64, stored Int64, epoch Int64,
+    account String CODEC(ZSTD(3)), written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns),
+    INDEX by_request request TYPE bloom_filter(0.001) GRANULARITY 1,
+    INDEX by_external external TYPE bloom_filter(0.001) GRANULARITY 1,
+    INDEX by_trace trace_id TYPE bloom_filter(0.001) GRANULARITY 1
+) ENGINE = {{engine}}ReplacingMergeTree(written)
+{_DAY_OF.format("started_ns")}
+ORDER BY (engine, request)"""
+
+FINDINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_findings (
+    id String, {_DIMENSIONS}, request String, connector LowCardinality(String),
+    rule LowCardinality(String), severity LowCardinality(String), first_ns Int64, last_ns Int64,
+    body String CODEC(ZSTD(3)), written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(last_ns),
+    explanation String ALIAS JSONExtractString(body, 'explanation'),
+    INDEX by_request request TYPE bloom_filter(0.001) GRANULARITY 1
+) ENGINE = {{engine}}ReplacingMergeTree(written)
+ORDER BY id"""
+
+LANES = f"""CREATE TABLE IF NOT EXISTS kvtrail_lanes (
+    {_DIMENSIONS}, request String, external String, connector LowCardinality(String),
+    status LowCardinality(String), verdict LowCardinality(String), findings Int64, complete Bool,
+    started_ns Int64, last_ns Int64, ended_ns Nullable(Int64),
+    tier UInt8, changes Array(Int64) CODEC(ZSTD(1)), transfers Array(Int64) CODEC(ZSTD(1)), written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(started_ns),
+    INDEX by_last last_ns TYPE minmax GRANULARITY 1
+) ENGINE = {{engine}}ReplacingMergeTree(written)
+{_DAY_OF.format("started_ns")}
+ORDER BY (engine, request)"""
+
+SAVINGS = f"""CREATE TABLE IF NOT EXISTS kvtrail_savings (
+    step_s UInt32, at_s Int64, {_DIMENSIONS}, connector LowCardinality(String), epoch UInt8, measure LowCardinality(String),
+    tracer LowCardinality(String), value Int64, number UInt64,
+    time DateTime ALIAS toDateTime(at_s)
+) ENGINE = {{engine}}ReplacingMergeTree(number)
+PARTITION BY toDate(toDateTime(at_s))
+ORDER BY (step_s, at_s, engine, connector, epoch, measure, tracer)"""
+
+ACTIVITY = f"""CREATE TABLE IF NOT EXISTS kvtrail_activity (
+    at_s Int64, {_DIMENSIONS}, kind LowCardinality(String), tracer LowCardinality(String),
+    events Int64, returned Int64, count_tokens Int64, bytes Int64, number UInt64,
+    time DateTime ALIAS toDateTime(at_s)
+) ENGINE = {{engine}}ReplacingMergeTree(number)
+PARTITION BY toStartOfHour(toDateTime(at_s))
+ORDER BY (at_s, engine, kind, tracer)
+TTL toDateTime(at_s) + toIntervalSecond({ACTIVITY_KEPT_S})"""
+
+ENGINES = """CREATE TABLE IF NOT EXISTS kvtrail_engines (
+    engine String, model String, version String, kvtrail String, service String, instance String, pod String, host String,
+    first_ns UInt64, written UInt64
+) ENGINE = {engine}ReplacingMergeTree(written)
+ORDER BY engine"""
+
+SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
+    version UInt32, retain_hours Float64, written UInt64
+) ENGINE = {engine}ReplacingMergeTree(written)
+ORDER BY tuple()"""
+"""One row: the version of the tables, and how long they keep what they have."""
+
+_STATEMENTS = (
+    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES,
+)  # fmt: skip
+_ENDS = {
+    "otel_traces": "toDateTime(Timestamp)",
+    "otel_traces_trace_id_ts": "Start",
+    "kvtrail_requests": "toDateTime(intDiv(last_ns, 1000000000))",
+    "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
+    "kvtrail_savings": "toDateTime(at_s + step_s)",
+}
+"""The tables that drop what is old, and when a row of each begins to be it. Findings and engines stay, and recent activity
+has a time of its own."""
+
+
+def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:
+    """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
+
+    Raises:
+        StoreError: the tables are those of a newer kvtrail, or this one may not make them.
+    """
+    engine = "Replicated" if connection.address.replicated else ""
+    connection.command(SCHEMA.format(engine=engine))
+    version, retained = stored(connection)
+    if version > VERSION:
+        raise StoreError(
+            f"{connection.address} was written by a newer kvtrail (schema {version}); this one knows {VERSION}"
+        )
+    if version < VERSION:
+        for statement in _STATEMENTS:
+            connection.command(statement.format(engine=engine))
+    if retained != retain_hours:
+        seconds = int(min(retain_hours, _LONGEST_HOURS) * 3600)
+        for table, end in _ENDS.items():
+            connection.command(f"ALTER TABLE {table} MODIFY TTL {end} + toIntervalSecond({seconds})")
+    if (version, retained) != (VERSION, retain_hours):
+        connection.insert("kvtrail_schema", ("version", "retain_hours", "written"), [(VERSION, retain_hours, now_ns)])
+
+
+def stored(connection: Connection) -> tuple[int, float]:
+    """The version of the tables, and for how many hours they keep their rows; zeros if there are none yet."""
+    rows = connection.query("SELECT version, retain_hours FROM kvtrail_schema FINAL")
+    return rows[0] if rows else (0, 0.0)

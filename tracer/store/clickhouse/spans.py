@@ -1,0 +1,143 @@
+"""Spans as rows of `otel_traces`, and back, without loss of what a `Span` has.
+
+The exporter's schema knows only text for the values of attributes. `Typed` names those whose text here is JSON and no
+string: `s:` and the key for one of the span, `r:` of its resource, `e:` of its events. What another program wrote has no
+such names, and is all text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.spans import LATEST_NS, Span
+from kvtrail.tracer.store.clickhouse.database import Database
+
+COLUMNS = (
+    "Timestamp", "TraceId", "SpanId", "ParentSpanId", "SpanName", "SpanKind", "ServiceName", "ResourceAttributes",
+    "ScopeName", "SpanAttributes", "Duration", "StatusCode", "StatusMessage", "Events.Timestamp", "Events.Name",
+    "Events.Attributes", "Number", "Typed",
+)  # fmt: skip
+"""What a row is made of; the columns that are not named here stay empty."""
+_SELECTED = (
+    "Number, toUnixTimestamp64Nano(Timestamp), TraceId, SpanId, ParentSpanId, SpanName, ResourceAttributes, ScopeName,"
+    " SpanAttributes, Duration, StatusCode, StatusMessage,"
+    " arrayMap(at -> toUnixTimestamp64Nano(at), `Events.Timestamp`), `Events.Name`, `Events.Attributes`, Typed"
+)
+_END_NS = "toUnixTimestamp64Nano(Timestamp) + toInt64(Duration)"
+_ONCE = "SETTINGS final = 1"
+"""Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made the table."""
+_DAY_NS = 24 * 3600 * 10**9
+"""A span begins at most so long before it ends, and a foreign one lies as near to its request: what is sought is in a few
+partitions."""
+_KIND = {True: "Internal", False: "Unspecified"}
+_to_json = msgspec.json.Encoder().encode
+_from_json = msgspec.json.Decoder().decode
+
+
+def row_of(span: Span, number: int) -> tuple[Any, ...]:
+    """The values of `COLUMNS` for the span that arrived as this number."""
+    typed: list[str] = []
+
+    def as_text(attributes: Mapping[str, Any], whose: str) -> dict[str, str]:
+        typed.extend(whose + key for key, value in attributes.items() if not isinstance(value, str))
+        return {key: value if isinstance(value, str) else _to_json(value).decode() for key, value in attributes.items()}
+
+    resource = as_text(span.resource, "r:")
+    attributes = as_text(span.attributes, "s:")
+    of_events = [as_text(event["attributes"], "e:") for event in span.events]
+    return (
+        span.start_ns, span.trace_id, span.span_id, span.parent_id, span.name, _KIND[span.scope == semconv.SCOPE],
+        resource.get("service.name", ""), resource, span.scope, attributes, max(0, span.end_ns - span.start_ns),
+        "Unset" if span.error is None else "Error", span.error or "",
+        [min(event["time_ns"], LATEST_NS) for event in span.events], [event["name"] for event in span.events], of_events,
+        number, typed,
+    )  # fmt: skip
+
+
+def span_of(row: Sequence[Any]) -> tuple[int, Span]:
+    """The number and the span in a row of `_SELECTED`."""
+    (
+        number, start_ns, trace_id, span_id, parent_id, name, resource, scope, attributes, duration, status, message,
+        times, names, of_events, typed,
+    ) = row  # fmt: skip
+    is_typed = frozenset(typed)
+
+    def as_data(texts: Mapping[str, str], whose: str) -> dict[str, Any]:
+        return {key: _from_json(text) if whose + key in is_typed else text for key, text in texts.items()}
+
+    events = [
+        {"name": event, "time_ns": at_ns, "attributes": as_data(texts, "e:")}
+        for at_ns, event, texts in zip(times, names, of_events, strict=True)
+    ]
+    return number, Span(
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id,
+        name=name,
+        start_ns=start_ns,
+        end_ns=start_ns + duration,
+        attributes=as_data(attributes, "s:"),
+        resource=as_data(resource, "r:"),
+        scope=scope,
+        error=message if status == "Error" else None,
+        events=events,
+    )
+
+
+class SpanReader(Database):
+    """The part of `Reader` that is about spans."""
+
+    def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+        rows = self.query(
+            f"""SELECT {_SELECTED} FROM otel_traces
+            WHERE Timestamp BETWEEN fromUnixTimestamp64Nano({{from_ns:Int64}}) AND fromUnixTimestamp64Nano({{to_ns:Int64}})
+              AND ((Request = {{request:String}} AND Engine = {{engine:String}})
+                OR (TraceId = {{trace_id:String}} AND TraceId != '' AND Request = '')
+                OR (Named = {{external:String}} AND Named != '' AND Request = ''))
+            ORDER BY {_END_NS} DESC, Number DESC
+            LIMIT 1 BY TraceId, SpanId
+            LIMIT {{limit:UInt32}}
+            {_ONCE}""",
+            from_ns=max(0, (account["started_ns"] or account["last_ns"]) - _DAY_NS),
+            to_ns=min(account["last_ns"] + _DAY_NS, LATEST_NS),
+            **{name: account[name] for name in ("request", "engine", "trace_id", "external")},
+            limit=limit,
+        )
+        return [span_of(row)[1] for row in reversed(rows)]
+
+    def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
+        blocks = self.connection.blocks(
+            f"""SELECT {_SELECTED} FROM otel_traces WHERE Timestamp BETWEEN fromUnixTimestamp64Nano({{from_ns:Int64}}) AND
+            fromUnixTimestamp64Nano({{until_ns:Int64}})
+              AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{until_ns:Int64}} - 1
+              AND ScopeName = {{ours:String}}
+            ORDER BY {_END_NS}, Number
+            {_ONCE}""",
+            ours=semconv.SCOPE,
+            from_ns=max(0, since_ns - _DAY_NS),
+            since_ns=since_ns,
+            until_ns=until_ns,
+        )
+        for rows in blocks:
+            yield [span_of(row)[1] for row in rows]
+
+    def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
+        # The rows of a step have a number each: where one tail ends, the next goes on.
+        rows = self.query(
+            f"""SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}
+            ORDER BY Number LIMIT {{limit:UInt32}}
+            {_ONCE}""",
+            after=after,
+            limit=limit,
+        )
+        return [span_of(row) for row in rows]
+
+    def last_number(self) -> int:
+        # The latest day is found by the index of numbers, which are about the time of their arrival.
+        latest = "SELECT max(Number) FROM otel_traces WHERE Number > {after:UInt64}"
+        recently = max(0, self.clock_ns() - _DAY_NS)
+        return int(self.query(latest, after=recently)[0][0] or self.query(latest, after=0)[0][0])

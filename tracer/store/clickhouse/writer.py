@@ -1,0 +1,169 @@
+"""The writing side of the store in ClickHouse: what batches have becomes rows of each table.
+
+Batches are written table by table, and have been written when the last table has them. Those that failed half-way are
+written again as a whole, which changes nothing where they were written before (`schema`, `sums`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kvtrail.tracer.detect.lanes import Lane
+from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.model.engines import DESCRIPTION
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.store import Activity, Amounts, Batch
+from kvtrail.tracer.store.clickhouse import lanes, schema, spans
+from kvtrail.tracer.store.clickhouse.connection import Address, Connection
+from kvtrail.tracer.store.clickhouse.database import to_text
+from kvtrail.tracer.store.clickhouse.sums import LARGEST, Sums
+
+Row = tuple[Any, ...]
+T = TypeVar("T")
+
+_WHOSE = ("engine", *schema.DIMENSIONS)
+_OF_ACCOUNT = (
+    "request", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns", "lookups",
+    "longest_match", "loaded", "stored", "epoch",
+)  # fmt: skip
+_OF_FINDING = ("id", "request", "connector", "rule", "severity", "first_ns", "last_ns")
+_SUMMED = ("loaded", "stored")
+"""What outgrows 64 bits only if a recorder says so, and is cut."""
+_REQUESTS = (*_WHOSE, *_OF_ACCOUNT, "account", "written")
+_FINDINGS = (*_WHOSE, *_OF_FINDING, "body", "written")
+_LANES = (*_WHOSE, *lanes.FIELDS, "tier", "written")
+_ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
+
+
+class ClickHouseWriter:
+    """The writing side of one tracer; makes the tables. Not thread-safe."""
+
+    def __init__(self, address: Address, *, tracer: str, retain_hours: float) -> None:
+        """`tracer` tells this tracer's sums from those of others; it is the same at every start.
+
+        Raises:
+            StoreError: there is no such ClickHouse, or its tables are those of a newer kvtrail.
+        """
+        self._connection = Connection(address, create=True)
+        self._latest = 0
+        self._decoder = ProtobufDecoder()
+        schema.prepare(self._connection, retain_hours=retain_hours, now_ns=self._next())
+        described = self._connection.query(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
+        self._engines: dict[str, dict[str, Any]] = {
+            engine: dict(zip(_ENGINES[1:], about, strict=False)) for engine, *about in described
+        }
+        self._savings = Sums(
+            self._connection, "kvtrail_savings", keys=("step_s", "at_s", "engine", "connector", "epoch", "measure"),
+            values=("value",), tracer=tracer, described=self._dimensions,
+        )  # fmt: skip
+        self._activity = Sums(
+            self._connection, "kvtrail_activity", keys=Activity._fields,
+            values=Amounts._fields, tracer=tracer, described=self._dimensions,
+        )  # fmt: skip
+
+    def write(self, batch: Batch) -> Sequence[Exception]:
+        return self.ship([(self._next(), batch)])
+
+    def ship(self, batches: Sequence[tuple[int, Batch]]) -> Sequence[Exception]:
+        """Write batches together, given with their numbers, which grow. What was written under its number before is not
+        there twice. Returns an error for each part that no database can hold.
+
+        Raises:
+            StoreError: not all of it was written; it is to be written again.
+        """
+        unfit: list[Exception] = []
+        every = [batch for _, batch in batches]
+        accounts = {(each["engine"], each["request"]): each for batch in every for each in batch.accounts}
+        findings = {each.id: each for batch in every for each in batch.findings}
+        latest = {(each.engine, each.request): each for batch in every for each in batch.lanes}
+        self._insert("otel_traces", spans.COLUMNS, list(self._span_rows(every)))
+        self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
+        self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
+        self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
+        self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
+        self._add(self._savings, [(number, _by_step(batch.savings)) for number, batch in batches])
+        self._add(self._activity, [(number, batch.activity) for number, batch in batches])
+        return unfit
+
+    def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
+        """Nothing is left to do: the tables drop by themselves what is older than `retain_hours`."""
+        return iter(())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        if rows:
+            self._connection.insert(table, columns, rows)
+
+    def _add(self, sums: Sums, batches: Sequence[tuple[int, Mapping[Any, tuple[int, ...]]]]) -> None:
+        rows = sums.rows(batches)
+        self._insert(sums.table, sums.columns, rows)
+        sums.written(rows)
+
+    def _next(self) -> int:
+        """A number larger than all before: about the time, in Unix nanoseconds."""
+        self._latest = max(self._latest + 1, time.time_ns())
+        return self._latest
+
+    def _dimensions(self, engine: str) -> tuple[str, ...]:
+        about = self._engines.get(engine, {})
+        return about.get("service", ""), about.get("pod") or about.get("host", ""), about.get("model", "")
+
+    def _span_rows(self, batches: Iterable[Batch]) -> Iterator[Row]:
+        for batch in batches:
+            if batch.chunk is not None:
+                for span in self._decoder.spans(batch.chunk.payload):
+                    yield spans.row_of(span, self._next())
+
+    def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
+        """What is new of engines. A later description replaces an earlier one, but for what it leaves empty."""
+        heard: dict[str, dict[str, Any]] = {}
+        for engine, about in ((engine, about) for batch in batches for engine, about in batch.engines.items()):
+            known = self._engines.get(engine) or {**dict.fromkeys(DESCRIPTION, ""), "first_ns": self._next()}
+            heard[engine] = self._engines[engine] = {**known, **{name: text for name, text in about.items() if text}}
+        return [(engine, *(about[name] for name in _ENGINES[1:-1]), self._next()) for engine, about in heard.items()]
+
+    def _account_row(self, account: Mapping[str, Any]) -> Row:
+        cut = {name: min(account[name], LARGEST) for name in _SUMMED}
+        values = ({**account, **cut}[name] for name in _OF_ACCOUNT)
+        engine = account["engine"]
+        return (engine, *self._dimensions(engine), *values, to_text(account), self._next())
+
+    def _finding_row(self, finding: Finding) -> Row:
+        values = (str(getattr(finding, name)) if name == "severity" else getattr(finding, name) for name in _OF_FINDING)
+        return (finding.engine, *self._dimensions(finding.engine), *values, to_text(finding.as_dict()), self._next())
+
+    def _lane_row(self, lane: Lane) -> Row:
+        values = (getattr(lane, name) for name in lanes.FIELDS)
+        return (lane.engine, *self._dimensions(lane.engine), *values, lanes.tier_of(lane), self._next())
+
+
+def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Exception]) -> list[Row]:
+    """The rows of those parts that ClickHouse can hold; of the others, errors are added."""
+    rows = []
+    for part in parts:
+        try:
+            row = row_of(part)
+            for value in row:
+                if isinstance(value, int):
+                    value.to_bytes(8, "big", signed=True)
+                elif isinstance(value, str):
+                    value.encode()
+            rows.append(row)
+        except (OverflowError, TypeError, ValueError) as error:
+            unfit.append(error)
+    return rows
+
+
+def _by_step(savings: Mapping[Cell, int]) -> Mapping[Any, tuple[int, ...]]:
+    """The sums of minutes, and of their hours: a range of a week reads hours."""
+    sums: Counter[tuple[int | str, ...]] = Counter()
+    for cell, value in savings.items():
+        for step_s in (MINUTE_S, HOUR_S):
+            sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
+    return {key: (value,) for key, value in sums.items()}

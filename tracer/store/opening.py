@@ -1,0 +1,23 @@
+"""Opens a store for reading, whichever it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtrail.tracer.store import Reader, StoreError
+from kvtrail.tracer.store.clickhouse.connection import Address
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.sqlite.store import SqliteReader
+
+
+def reader_of(store: Path | Address) -> Reader:
+    """The reading side of the store at a path or an address.
+
+    Raises:
+        StoreError: there is none.
+    """
+    if isinstance(store, Address):
+        return ClickHouseReader(store)
+    if not store.is_file():
+        raise StoreError(f"there is no store {store}")
+    return SqliteReader(store)

@@ -1,0 +1,172 @@
+"""What a tracer still has to send to ClickHouse, in its own SQLite file: a bounded spool that survives the process.
+
+A batch is put in within the transaction that stores it, so whatever was acknowledged is here until it was sent. A row holds
+all of a batch that another store needs; no other table is read. Those that were sent are dropped with the next batch, and
+are sent again if the process ends before that, which ClickHouse's tables bear. Beyond a number of bytes the oldest are
+dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zstandard
+
+from kvtrail.tracer.store import Batch, Chunk
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS outbox (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, spans INTEGER NOT NULL, bytes INTEGER NOT NULL, at_ns INTEGER NOT NULL,
+    body BLOB NOT NULL
+)""",
+    """CREATE TABLE IF NOT EXISTS outbox_state (
+    tracer TEXT NOT NULL, bytes INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, dropped_spans INTEGER NOT NULL
+)""",
+    "INSERT INTO outbox_state SELECT lower(hex(randomblob(16))), 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM outbox_state)",
+)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Batch).decode
+_LEVEL = 1
+"""Of zstd's compression: it stays for a second, as a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits in the outbox, and what had to leave it unsent.
+
+    Attributes:
+        batches, bytes: that wait, in all.
+        oldest_ns: when the oldest of them was put in; 0 if none waits.
+        dropped_batches, dropped_spans: that were dropped since the file was made, as there was no room.
+    """
+
+    batches: int
+    bytes: int
+    oldest_ns: int
+    dropped_batches: int
+    dropped_spans: int
+
+
+class Outbox:
+    """The outbox of one store. `put` and `sweep` belong to the store's writer, and all else to whoever sends."""
+
+    def __init__(self, path: Path, *, most_bytes: int) -> None:
+        self._uri = f"{path.resolve().as_uri()}?mode=ro"
+        self._most_bytes = most_bytes
+        self._local = threading.local()
+        self._confirmed = 0
+        self._compress = zstandard.ZstdCompressor(_LEVEL).compress
+
+    def put(self, db: sqlite3.Connection, batch: Batch) -> None:
+        """Add a batch within the open transaction, and drop what was sent, or has no room."""
+        self.sweep(db)
+        content = _to_send(batch)
+        if content != Batch():
+            body = self._compress(_encode_what_can_be(content))
+            spans = 0 if batch.chunk is None else batch.chunk.spans
+            row = (spans, len(body), time.time_ns(), body)
+            db.execute("INSERT INTO outbox (spans, bytes, at_ns, body) VALUES (?, ?, ?, ?)", row)
+            db.execute("UPDATE outbox_state SET bytes = bytes + ?", (len(body),))
+        self._make_room(db)
+
+    def sweep(self, db: sqlite3.Connection) -> None:
+        """Drop what was sent, within the open transaction."""
+        _drop(db, self._confirmed)
+
+    def tracer(self) -> str:
+        """An id of this outbox, which its numbers belong to."""
+        return str(self._db().execute("SELECT tracer FROM outbox_state").fetchone()[0])
+
+    def last_number(self) -> int:
+        """The number of the batch that was put in last, if it is still there."""
+        return int(self._db().execute("SELECT coalesce(max(number), 0) FROM outbox").fetchone()[0])
+
+    def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
+        """The first batches after this number, as they come, up to so many compressed bytes, but one at least."""
+        batches: list[tuple[int, Batch]] = []
+        size = 0
+        rows = self._db().execute("SELECT number, bytes, body FROM outbox WHERE number > ? ORDER BY number", (after,))
+        for number, bytes_, body in rows:
+            size += bytes_
+            if batches and size > most_bytes:
+                break
+            batches.append((number, _decode(zstandard.decompress(body))))
+        rows.close()
+        return batches
+
+    def confirm(self, number: int) -> None:
+        """Everything up to this number was sent."""
+        self._confirmed = number
+
+    def waiting(self) -> Waiting:
+        """What waits, without what was sent and not dropped yet."""
+        db = self._db()
+        count = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(min(at_ns), 0) FROM outbox WHERE number > ?"
+        dropped = "SELECT dropped_batches, dropped_spans FROM outbox_state"
+        return Waiting(*db.execute(count, (self._confirmed,)).fetchone(), *db.execute(dropped).fetchone())
+
+    def _make_room(self, db: sqlite3.Connection) -> None:
+        (surplus,) = db.execute("SELECT bytes - ? FROM outbox_state", (self._most_bytes,)).fetchone()
+        if surplus <= 0:
+            return
+        last = spans = batches = 0
+        for number, bytes_, of_batch in db.execute("SELECT number, bytes, spans FROM outbox ORDER BY number"):
+            if surplus <= 0:
+                break
+            last, surplus = number, surplus - bytes_
+            spans, batches = spans + of_batch, batches + 1
+        _drop(db, last)
+        db.execute(
+            "UPDATE outbox_state SET dropped_batches = dropped_batches + ?, dropped_spans = dropped_spans + ?",
+            (batches, spans),
+        )
+
+    def _db(self) -> sqlite3.Connection:
+        """This thread's own connection."""
+        db: sqlite3.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
+        return db
+
+
+def _drop(db: sqlite3.Connection, number: int) -> None:
+    """Drop the batches up to this number."""
+    (gone,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM outbox WHERE number <= ?", (number,)).fetchone()
+    if gone:
+        db.execute("DELETE FROM outbox WHERE number <= ?", (number,))
+        db.execute("UPDATE outbox_state SET bytes = bytes - ?", (gone,))
+
+
+def _to_send(batch: Batch) -> Batch:
+    """The batch without what only its own store asks for."""
+    chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
+    return replace(batch, chunk=chunk, digest=b"", seen={}, settled=None)
+
+
+def _encode_what_can_be(batch: Batch) -> bytes:
+    """The batch as bytes; a part that has a number too large, or a text that is none, is left out."""
+    try:
+        return _encode(batch)
+    except (OverflowError, TypeError, ValueError):
+        fit: dict[str, Any] = {
+            name: [part for part in getattr(batch, name) if _is_fit(part)] for name in ("accounts", "findings", "lanes")
+        }
+        fit |= {
+            name: {key: value for key, value in getattr(batch, name).items() if _is_fit((key, value))}
+            for name in ("engines", "savings", "activity")
+        }
+        return _encode(replace(batch, **fit))
+
+
+def _is_fit(part: Any) -> bool:
+    try:
+        _encode(part)
+    except (OverflowError, TypeError, ValueError):
+        return False
+    return True
