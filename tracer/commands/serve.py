@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvtrail.tracer.commands import configuration
+from kvtrail.tracer.commands import configuration, forwarding
 from kvtrail.tracer.commands.options import Store
 from kvtrail.tracer.serve import limits
 
@@ -125,6 +125,7 @@ def _bounded(command: F) -> F:
 @click.option(
     "--tls-client-ca", type=_FILE, help="PEM file of the authorities that must have signed a client's certificate."
 )
+@forwarding.options
 @click.pass_context
 def serve(
     context: click.Context,
@@ -138,11 +139,14 @@ def serve(
 ) -> None:
     """Run the tracer: receive spans, judge them, and serve the API and the metrics.
 
+    With --forward-to, what it receives is sent on to another OTLP receiver, with what it has found.
+
     SIGHUP reads --retain-hours and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """
     from kvtrail.tracer.serve.access import Unsafe
+    from kvtrail.tracer.serve.forward.target import BadTarget
     from kvtrail.tracer.serve.receivers import PortTaken
     from kvtrail.tracer.serve.server import Changeable
     from kvtrail.tracer.serve.server import serve as run
@@ -150,14 +154,25 @@ def serve(
 
     if grpc_port == http_port:
         raise click.UsageError(f"--grpc-port and --http-port are both {grpc_port}; each needs its own")
+    forward = forwarding.settings(options)
+    if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
+        raise click.UsageError("--forward-to is this sidecar itself")
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))
     try:
-        run(grpc_port=grpc_port, http_port=http_port, changeable=changeable, limits=bounds, tls=tls, **options)
-    except (PortTaken, StoreError, Unsafe) as error:
+        run(
+            grpc_port=grpc_port,
+            http_port=http_port,
+            changeable=changeable,
+            limits=bounds,
+            tls=tls,
+            forward=forward,
+            **options,
+        )
+    except (BadTarget, PortTaken, StoreError, Unsafe) as error:
         raise click.ClickException(str(error)) from error
 
 

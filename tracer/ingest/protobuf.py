@@ -168,14 +168,14 @@ def _event(event: ProtoSpan.Event) -> dict[str, Any]:
 
 def each(data: bytes) -> Iterator[bytes]:
     """A request for each span of a request."""
-    for resource_spans in _loosely(_Parts.Request, data).resource_spans:
-        of_resource = _loosely(_Parts.ResourceSpans, resource_spans)
+    for resource_spans in _loosely(Parts.Request, data).resource_spans:
+        of_resource = _loosely(Parts.ResourceSpans, resource_spans)
         for scope_spans in of_resource.scope_spans:
-            of_scope = _loosely(_Parts.ScopeSpans, scope_spans)
+            of_scope = _loosely(Parts.ScopeSpans, scope_spans)
             for span in of_scope.spans:
-                alone = _Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
-                whose = _Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
-                yield _Parts.Request(resource_spans=[whose]).SerializeToString()
+                alone = Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
+                whose = Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
+                yield Parts.Request(resource_spans=[whose]).SerializeToString()
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:
@@ -228,8 +228,8 @@ _Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
 _Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "spans")}), _REQUEST)
 
 
-class _Parts:
-    """Messages whose parts are bytes."""
+class Parts:
+    """Messages whose parts are bytes. What is not looked at stays as it came."""
 
     _pool = _with_bytes(
         {

@@ -79,6 +79,7 @@ class Witness:
     at_ns: int
     epoch: int
     numbers: dict[str, Any]
+    trace_id: str = ""
 
     def __format__(self, spec: str) -> str:
         """As explanations name it: `L1 (12:00:01.250)`, with `epoch` `L1 (12:00:01.250, epoch 0)`, with `time` the time."""
@@ -133,9 +134,8 @@ def witnesses(events: Sequence[Event]) -> list[Witness]:
     for event in events:
         letter = event.kind.removeprefix("kv.")[0].upper()
         seen[letter] = seen.get(letter, 0) + 1
-        result.append(
-            Witness(f"{letter}{seen[letter]}", event.kind, event.span_id, event.start_ns, event.epoch, event.numbers())
-        )
+        label, numbers = f"{letter}{seen[letter]}", event.numbers()
+        result.append(Witness(label, event.kind, event.span_id, event.start_ns, event.epoch, numbers, event.trace_id))
     return result
 
 

@@ -474,6 +474,37 @@ MINIMIZED_RULE = Attribute(
 MINIMIZED: tuple[Attribute, ...] = (MINIMIZED_EVENTS, MINIMIZED_REQUESTS, MINIMIZED_RULE)
 """Resource attributes that `kvtrail minimize` adds: nobody may take what it writes for a whole recording."""
 
+FINDING_SPAN = "kv.finding"
+"""What the names of spans that tell of findings begin with; the rule follows."""
+FINDINGS_SCOPE = "kvtrail.findings"
+"""Instrumentation scope of these spans: a sidecar writes them, and no recorder."""
+FINDING_RULE = Attribute("kvtrail.finding.rule", str, "The rule that found it.")
+FINDING_TITLE = Attribute("kvtrail.finding.title", str, "What is wrong, in general.")
+FINDING_SEVERITY = Attribute(
+    "kvtrail.finding.severity",
+    str,
+    "What it may cost: `crash`, `wrong output`, `hang`, `leak`, `wasted work`, `wrong metrics`.",
+)
+FINDING_EXPLANATION = Attribute("kvtrail.finding.explanation", str, "What happened here, in sentences.")
+FINDING_HINT = Attribute("kvtrail.finding.hint", str, "What usually causes it.")
+FINDING_COUNT = Attribute("kvtrail.finding.count", int, "How often it had happened when this was written.")
+FINDING_HEALED = Attribute(
+    "kvtrail.finding.healed", int, "How many of these the guard repaired before the scheduler acted on them."
+)
+FINDING_FIELDS: tuple[Attribute, ...] = (
+    FINDING_RULE, FINDING_TITLE, FINDING_SEVERITY, FINDING_EXPLANATION, FINDING_HINT, FINDING_COUNT, FINDING_HEALED, EPOCH,
+)  # fmt: skip
+"""The attributes of a finding, on its span and on its event."""
+FINDING_WITNESS = Attribute(
+    "kvtrail.finding.witness", str, "On a link: what the explanation calls the span that is linked to, such as `L1`."
+)
+FINDING_BRIEF = (
+    "A finding, as a sidecar that forwards writes it (docs/forwarding.md): the event `kv.finding` of the request's root, and"
+    " a span of its own, `kv.finding <rule>`, below the root, with links to its witnesses. The scope of the span is"
+    " `kvtrail.findings`. It lasts from its first witness to its last, and its status is ERROR, unless all of it was healed."
+    " The span also has what names the engine, the request and the connector on every span."
+)
+
 
 def external_id(request_id: str) -> str:
     """The caller's id: vLLM names a request `<external>-<8 hexadecimal digits>` inside the engine."""
@@ -508,6 +539,7 @@ def as_markdown() -> str:
         if kind is Kind.SCHEDULE:
             parts.append(f"## `{STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(STEP_FIELDS)}\n")
     parts.append(f"## `{ENGINE_SPAN}`\n\n{ENGINE_BRIEF}\n\n{head}{rows((ENGINE_ID,))}\n")
+    parts.append(f"## `{FINDING_SPAN}`\n\n{FINDING_BRIEF}\n\n{head}{rows((*FINDING_FIELDS, FINDING_WITNESS))}\n")
     return "\n".join(parts)
 
 

@@ -58,6 +58,9 @@ class Health(BaseModel):
     """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
     compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
     `dropped_spans`. None if nothing is sent there."""
+    forward: dict[str, Any] | None
+    """Where spans are forwarded to: `to`, its `status` (`ok`, or why it does not take them), and how many spans are `queued`
+    and `held`. None if nothing is forwarded."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
     `closed`), and events received, dropped (as it reports) and missing (by sequence numbers); if there are very many, those
@@ -185,6 +188,7 @@ def _add_routes(
             status=process.trouble or "ok",
             **state(),
             spool=None if shipper is None else shipper.state(),
+            forward=None if process.forwarder is None else process.forwarder.state(),
             recorders=recorders(),
             recorders_by_status=by_status,
         )

@@ -32,6 +32,7 @@ class Where(StrEnum):
     STORE = "store"
     RECALL = "recall"
     TRACE_FILE = "trace_file"
+    FORWARD = "forward"
     TIDY = "tidy"
     INGEST = "ingest"
     API = "api"

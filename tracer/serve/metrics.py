@@ -45,6 +45,7 @@ from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 from kvtrail.tracer.serve.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.engines import INFO, EngineState
 from kvtrail.tracer.serve.errors import InternalErrors, Where
+from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.series import OTHER, Series
 from kvtrail.tracer.serve.shipping import Shipper
 
@@ -211,6 +212,9 @@ class Metrics:
         )
         gauge("build_info", "The tracer's version; always 1.", ("version",)).labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
+
+        # What the sidecar forwards.
+        self.forwarding = Figures(counter, gauge)
 
         # The state of the engines.
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))

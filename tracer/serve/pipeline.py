@@ -33,6 +33,7 @@ from kvtrail.tracer.serve.activity import summed
 from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, Status, engine_states
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
 from kvtrail.tracer.serve.reception import Reception
@@ -66,6 +67,7 @@ class Pipeline:
         metrics: Metrics,
         *,
         trace_file: Path | None = None,
+        forwarder: Forwarder | None = None,
         max_requests: int = MOST_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
@@ -77,6 +79,7 @@ class Pipeline:
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
         )
         self.recorders = Recorders()
+        self.forwarder = forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
         self.spans_stored = 0
@@ -150,7 +153,10 @@ class Pipeline:
             came.refuse_later_than(latest_ns)
             arrived = self._arrivals.compare(came.events)
             self._judge(arrived)
-            self._commit(came.chunk(latest_ns=latest_ns), digest, arrived, self._reception.engines(came))
+            found = self._commit(came.chunk(latest_ns=latest_ns), digest, arrived, self._reception.engines(came))
+            if self.forwarder is not None:
+                with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
+                    self.forwarder.received(came.payload, arrived.fresh, found)
             self.last_received_ns = time.time_ns()
             self._reception.count(came, arrived, now_ns=self.last_received_ns)
             if self._trace_file is not None:
@@ -165,7 +171,10 @@ class Pipeline:
             first = False
             with self._lock:
                 if self._due or self._dirty or self.savings.cells or self.trouble is not None:
-                    self._commit()
+                    found = self._commit()
+                    if self.forwarder is not None:
+                        with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
+                            self.forwarder.found(found)
 
     def catch_up(self) -> None:
         """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once. All who ask
@@ -207,6 +216,9 @@ class Pipeline:
             self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
         self.write_rows()
         with self._lock:
+            if self.forwarder is not None:
+                with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
+                    self.forwarder.tidy()
             with self.errors.caught(Where.TIDY):
                 if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
@@ -305,9 +317,9 @@ class Pipeline:
         digest: bytes = b"",
         arrived: Arrived | None = None,
         engines: Mapping[str, Mapping[str, str]] | None = None,
-    ) -> None:
-        """Write spans, findings and sums, and rows of requests if it is time. What could not be written goes with the next
-        batch."""
+    ) -> list[Finding]:
+        """Write spans, findings and sums, and rows of requests if it is time; returns these findings. What could not be
+        written goes with the next batch."""
         number = self._last_number + (0 if chunk is None else chunk.spans)
         rows, settled = self._next_rows(
             number, is_time=chunk is None or time.monotonic_ns() - self._rows_at >= self._rows_every_ns
@@ -337,6 +349,7 @@ class Pipeline:
         self._changed.clear()
         self.spans_stored += number - self._last_number
         self._last_number = number
+        return batch.findings
 
     def _next_rows(self, number: int, *, is_time: bool) -> tuple[dict[Whose, None], int | None]:
         """The requests whose rows are written next; and the number of the span that all rows know of then, if it changes.

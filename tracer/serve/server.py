@@ -12,6 +12,8 @@ from pathlib import Path
 
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound
 from kvtrail.tracer.serve.limits import Limits
@@ -61,11 +63,13 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     tls: Tls | None,
+    forward: Settings | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then store and judge what has been received so far. The arguments are the options of
     `kvtrail serve`.
 
     Raises:
+        BadTarget: nothing can be forwarded like this.
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
@@ -75,8 +79,9 @@ def serve(
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
-    listener = bound(host, http_port)
     metrics = Metrics()
+    forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
+    listener = bound(host, http_port)
     path, outbox, shipper = spool, None, None
     if isinstance(store, Path):
         path = store
@@ -88,7 +93,12 @@ def serve(
     writer = SqliteWriter(path, outbox=outbox)
     try:
         pipeline = Pipeline(
-            writer, metrics, trace_file=trace_file, max_requests=max_requests, rows_every_ns=int(ROWS_EVERY_S * 1e9)
+            writer,
+            metrics,
+            trace_file=trace_file,
+            forwarder=forwarder,
+            max_requests=max_requests,
+            rows_every_ns=int(ROWS_EVERY_S * 1e9),
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
@@ -135,6 +145,8 @@ def serve(
             pipeline.catch_up()
             shipper.stop(within_s=DRAIN_S)
         pipeline.close()
+        if forwarder is not None:
+            forwarder.close()
 
 
 def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> ClickHouseWriter:

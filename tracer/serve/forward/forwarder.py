@@ -1,0 +1,252 @@
+"""Decides which spans are sent on, and when.
+
+Foreign spans go at once. Those of a request are held until there is a reason to forward it; from then on they go at once,
+too, and if there is none when it has ended, they are left out. Only the root always waits a little, since the findings become
+its events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
+from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.serve.forward.figures import LEFT_OUT, Figures, Reason
+from kvtrail.tracer.serve.forward.findings import as_piece, with_findings
+from kvtrail.tracer.serve.forward.pieces import Cutter, Piece
+from kvtrail.tracer.serve.forward.request import STATE_BYTES, Request, is_sampled, went_wrong
+from kvtrail.tracer.serve.forward.sender import Sender
+from kvtrail.tracer.serve.forward.target import Headers, Settings
+from kvtrail.tracer.serve.forward.transport import transport
+
+LINGER_S = 3.0
+"""How long after its end a request waits for what its other processes, and the rules, still have to say of it."""
+HOLD_S = 600.0
+"""How long spans are held at most."""
+MOST_ENDED = 10_000
+"""Ended requests that are remembered for spans and findings that come late."""
+DRAIN_S = 5.0
+"""How long sending may take when the process is to end."""
+Key = tuple[str, str]
+"""Engine and request."""
+
+
+class Forwarder:
+    """Sends on what matters. Its methods are called by one thread at a time, and none of them waits for the receiver."""
+
+    def __init__(
+        self, settings: Settings, sender: Sender, figures: Figures, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings, self._sender, self._figures, self._clock = settings, sender, figures, clock
+        self._cutter = Cutter()
+        self._out: list[Piece] = []
+        self._requests: OrderedDict[Key, Request] = OrderedDict()
+        """Those that have not ended, or have only just, in the order in which they came."""
+        self._undecided: OrderedDict[Key, Request] = OrderedDict()
+        """Those of them whose spans are held."""
+        self._ending: deque[tuple[float, Request]] = deque()
+        """Those whose root has come, and when they are to be finished."""
+        self._ended: OrderedDict[Key, Request] = OrderedDict()
+        self._held_spans = self._held_bytes = 0
+
+    @classmethod
+    def to(cls, settings: Settings, figures: Figures) -> Forwarder:
+        """One that sends to the receiver of the settings. Raises BadTarget if the file of headers cannot be used."""
+        target = settings.target
+        to_receiver = transport(target, Headers(target.headers_file))
+        return cls(settings, Sender(to_receiver, figures, most_bytes=settings.most_bytes), figures)
+
+    def received(self, payload: bytes, events: Sequence[Event], findings: Sequence[Finding]) -> None:
+        """A batch was stored: an `ExportTraceServiceRequest`, the events in it, and what was found at that."""
+        by_id = {(event.trace_id, event.span_id): event for event in events}
+        guilty = {(finding.engine, finding.request) for finding in findings}
+        for piece, span in self._cutter.cut(payload):
+            if piece.whose.scope_name != semconv.SCOPE:
+                self._out.append(piece)
+                continue
+            event = by_id.get((span.trace_id.hex(), span.span_id.hex()))
+            if event is None or event.request is None or span.name == semconv.STEP_SPAN:
+                self._of_engine(event, piece, span)
+            else:
+                key = (event.engine, event.request)
+                self._of_request(key, event, piece, span, is_guilty=key in guilty)
+        self._keep_bounds()
+        self.found(findings)
+
+    def found(self, findings: Sequence[Finding]) -> None:
+        """Findings that are new, or were seen again."""
+        for finding in findings:
+            key = (finding.engine, finding.request)
+            request = self._requests.get(key) or self._ended.get(key) or self._remember(Request(key, self._clock()))
+            self._keep(request, Reason.FINDING)
+            if finding.id not in request.findings:
+                place = request.trace_id or finding.trace_id
+                piece = as_piece(finding, trace_id=place, root_id=request.root_id, whose=request.whose)
+                if piece is not None:
+                    self._out.append(piece)
+            request.findings[finding.id] = finding
+        self._send()
+
+    def tidy(self) -> None:
+        """Finish what has ended, and decide what has been held for too long. To be called every second or so."""
+        now_s = self._clock()
+        while self._ending and self._ending[0][0] <= now_s:
+            _, request = self._ending.popleft()
+            if self._requests.get(request.key) is request:
+                self._finish(request)
+        while self._undecided and (oldest := next(iter(self._undecided.values()))).since_s <= now_s - HOLD_S:
+            self._shed(oldest)
+        self._send()
+
+    def close(self) -> None:
+        """Decide all that is held by what is known of it, and send what is to be sent, within `DRAIN_S`."""
+        for request in list(self._requests.values()):
+            self._finish(request)
+        self._send()
+        self._sender.close(drain_s=DRAIN_S)
+
+    def state(self) -> dict[str, Any]:
+        """Where it sends to, whether that is well, and what waits."""
+        return {
+            "to": self._settings.target.url,
+            "status": self._sender.trouble or "ok",
+            "queued": self._sender.queued,
+            "held": self._held_spans,
+        }
+
+    def _of_engine(self, event: Event | None, piece: Piece, span: Span) -> None:
+        """A span that concerns no request, or no one alone. Its trace is a minute of its engine."""
+        if isinstance(event, Heartbeat) and not event.recorder_closed:
+            self._figures.left_out.inc()
+        elif is_sampled(span.trace_id, self._settings.sample) or span.status.code == Status.STATUS_CODE_ERROR:
+            self._out.append(piece)
+        else:
+            self._figures.left_out.inc()
+
+    def _of_request(self, key: Key, event: Event, piece: Piece, span: Span, *, is_guilty: bool) -> None:
+        if isinstance(event, RequestStart):
+            self._begin(key)
+        if (ended := self._ended.get(key)) is not None:
+            self._late(ended, event, piece, is_guilty=is_guilty)
+            return
+        request = self._requests.get(key) or self._new(key, event, span)
+        request.place(event, span, piece.whose)
+        slow_ns, waited_ns = self._settings.slow_ns, request.waited_ns(event)
+        if is_guilty:
+            self._keep(request, Reason.FINDING)
+        elif went_wrong(event):
+            self._keep(request, Reason.ERROR)
+        elif slow_ns is not None and waited_ns >= slow_ns:
+            self._keep(request, Reason.SLOW)
+        if event.kind in semconv.ROOTS:
+            if request.root is not None:  # it came again
+                self._release([request.root])
+            request.root = piece
+            self._hold(piece)
+            self._ending.append((self._clock() + LINGER_S, request))
+        elif request.reason is not None:
+            self._out.append(piece)
+        elif request.is_shed:
+            self._figures.left_out.inc()
+        else:
+            request.held.append(piece)
+            self._hold(piece)
+
+    def _begin(self, key: Key) -> None:
+        """A request begins: what is known under its id is another one's, if that has ended."""
+        before = self._requests.get(key)
+        if before is not None and before.root is not None:
+            self._finish(before)
+        self._ended.pop(key, None)
+
+    def _new(self, key: Key, event: Event, span: Span) -> Request:
+        request = self._requests[key] = Request(key, self._clock())
+        self._held_bytes += STATE_BYTES
+        if event.sampled is not False and is_sampled(span.trace_id, self._settings.sample):
+            request.reason = Reason.SAMPLED
+        else:
+            self._undecided[key] = request
+        return request
+
+    def _late(self, request: Request, event: Event, piece: Piece, *, is_guilty: bool) -> None:
+        """A span of a request that is finished already."""
+        if request.reason is None and not is_guilty and not went_wrong(event):
+            self._figures.left_out.inc()
+        elif event.kind in semconv.ROOTS:
+            self._out.append(_rooted(request, piece))
+        else:
+            self._out.append(piece)
+
+    def _keep(self, request: Request, reason: Reason) -> None:
+        """There is a reason to forward a request. The first one counts, but that it was sampled."""
+        if request.reason in (None, Reason.SAMPLED):
+            request.reason = reason
+        if self._undecided.pop(request.key, None) is not None:
+            self._out += request.held
+            self._release(request.held)
+            request.held = []
+
+    def _finish(self, request: Request) -> None:
+        """The end: there was a reason, or there was none."""
+        del self._requests[request.key]
+        self._held_bytes -= STATE_BYTES
+        held = request.held if request.root is None else [*request.held, request.root]
+        self._release(held)
+        self._undecided.pop(request.key, None)
+        self._figures.requests.labels(request.reason or LEFT_OUT).inc()
+        if request.reason is None:
+            self._figures.left_out.inc(len(held))
+        elif request.root is not None:
+            self._out.append(_rooted(request, request.root))
+        request.held, request.root = [], None
+        self._remember(request)
+
+    def _remember(self, request: Request) -> Request:
+        self._ended[request.key] = request
+        if len(self._ended) > MOST_ENDED:
+            self._ended.popitem(last=False)
+        return request
+
+    def _shed(self, request: Request) -> None:
+        """Hold nothing of a request any more. If a reason comes later, what comes after it is forwarded."""
+        del self._undecided[request.key]
+        self._figures.early.inc()
+        self._figures.left_out.inc(len(request.held))
+        self._release(request.held)
+        request.held, request.is_shed = [], True
+
+    def _keep_bounds(self) -> None:
+        """Make room: of the requests that came first, the spans; then the requests."""
+        while self._held_bytes > self._settings.most_bytes:
+            if self._undecided:
+                self._shed(next(iter(self._undecided.values())))
+            else:
+                self._figures.early.inc()
+                self._finish(next(iter(self._requests.values())))
+
+    def _hold(self, piece: Piece) -> None:
+        self._held_spans += 1
+        self._held_bytes += piece.size
+
+    def _release(self, pieces: Sequence[Piece]) -> None:
+        self._held_spans -= len(pieces)
+        self._held_bytes -= sum(piece.size for piece in pieces)
+
+    def _send(self) -> None:
+        out, self._out = self._out, []
+        self._sender.put(out)
+        self._figures.held_spans.set(self._held_spans)
+        self._figures.held_bytes.set(self._held_bytes)
+
+
+def _rooted(request: Request, root: Piece) -> Piece:
+    """The root with the request's findings as its events."""
+    if not request.findings:
+        return root
+    return Piece(root.whose, with_findings(root.span, request.findings.values()))

@@ -1,0 +1,111 @@
+"""Spans as the bytes that they came as, and requests that are made of them.
+
+Whose a span is (its resource and scope) is kept beside it, so spans of different batches can travel in one request. Nothing
+of this is encoded anew: to a receiver it is what the sender wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from kvtrail.tracer.ingest.protobuf import Parts
+
+OVERHEAD_BYTES = 150
+"""What a piece takes in memory beside its bytes."""
+_MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whose:
+    """What spans have in common. There is one for each pair of resource and scope.
+
+    Attributes:
+        resource: a `ResourceSpans` without its scopes.
+        scope: a `ScopeSpans` without its spans.
+        scope_name: the name of the scope.
+    """
+
+    resource: bytes
+    scope: bytes
+    scope_name: str
+
+
+class Piece(NamedTuple):
+    """A span: whose it is, and its bytes."""
+
+    whose: Whose
+    span: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return len(self.span) + OVERHEAD_BYTES
+
+
+class Cutter:
+    """Cuts requests into spans. Remembers whose they are, so use one for as many requests as possible."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], Whose] = {}
+
+    def cut(self, payload: bytes) -> Iterator[tuple[Piece, Span]]:
+        """The spans of an `ExportTraceServiceRequest`, each in its bytes and parsed. Those that cannot be read are left out:
+        one of them would spoil all that travel with it."""
+        for resource_spans in Parts.Request.FromString(payload).resource_spans:
+            try:
+                of_resource = Parts.ResourceSpans.FromString(resource_spans)
+                scopes = of_resource.scope_spans[:]
+                of_resource.ClearField("scope_spans")
+                resource = of_resource.SerializeToString()
+                for scope_spans in scopes:
+                    of_scope = Parts.ScopeSpans.FromString(scope_spans)
+                    spans = of_scope.spans[:]
+                    of_scope.ClearField("spans")
+                    whose = self._whose(resource, of_scope.SerializeToString())
+                    yield from _read(whose, spans)
+            except DecodeError:
+                continue
+
+    def _whose(self, resource: bytes, scope: bytes) -> Whose:
+        whose = self._known.get((resource, scope))
+        if whose is None:
+            Resource.FromString(Parts.ResourceSpans.FromString(resource).resource)  # raises if it cannot be read
+            name = InstrumentationScope.FromString(Parts.ScopeSpans.FromString(scope).scope).name
+            if len(self._known) >= _MOST_REMEMBERED:
+                self._known.clear()
+            whose = self._known[resource, scope] = Whose(resource, scope, name)
+        return whose
+
+
+def _read(whose: Whose, spans: Iterable[bytes]) -> Iterator[tuple[Piece, Span]]:
+    for span in spans:
+        try:
+            yield Piece(whose, span), Span.FromString(span)
+        except DecodeError:
+            continue
+
+
+def joined(pieces: Iterable[Piece]) -> bytes:
+    """An `ExportTraceServiceRequest` of these spans."""
+    by_whose: dict[Whose, list[bytes]] = {}
+    for piece in pieces:
+        by_whose.setdefault(piece.whose, []).append(piece.span)
+    by_resource: dict[bytes, list[bytes]] = {}
+    for whose, spans in by_whose.items():
+        of_scope = Parts.ScopeSpans.FromString(whose.scope)
+        of_scope.spans.extend(spans)
+        by_resource.setdefault(whose.resource, []).append(of_scope.SerializeToString())
+    request = Parts.Request()
+    for resource, scopes in by_resource.items():
+        of_resource = Parts.ResourceSpans.FromString(resource)
+        of_resource.scope_spans.extend(scopes)
+        request.resource_spans.append(of_resource.SerializeToString())
+    encoded: bytes = request.SerializeToString()
+    return encoded

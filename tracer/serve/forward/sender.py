@@ -1,0 +1,191 @@
+"""What waits to be sent, and the thread that sends it.
+
+A receiver that is away is tried again and again, with longer and longer pauses, or when it says; meanwhile the queue grows up
+to its bound, and then the oldest spans are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from kvtrail.tracer.serve.forward.figures import Dropped, Figures
+from kvtrail.tracer.serve.forward.pieces import Piece, joined
+from kvtrail.tracer.serve.forward.telling import Telling
+from kvtrail.tracer.serve.forward.transport import Transport
+
+logger = logging.getLogger("kvtrail")
+
+MOST_SPANS = 2_048
+MOST_BYTES = 1 << 20
+"""Of a request. A gRPC server takes 4 MiB unless it is told otherwise."""
+GATHER_S = 0.2
+"""How long spans wait for others that go with them."""
+TIMEOUT_S = 10.0
+"""How long a receiver may take for a request, as in OpenTelemetry's own exporters."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+GIVE_UP_S = 300.0
+"""How long one request is tried. What the receiver may take may lie behind what it will never take."""
+
+
+class Sender:
+    """A bounded queue of spans, and the thread that sends them.
+
+    Attributes:
+        trouble: why the last request was not taken; None while all is well.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        figures: Figures,
+        *,
+        most_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.trouble: str | None = None
+        self._transport, self._figures, self._clock = transport, figures, clock
+        self._most_bytes = most_bytes
+        self._queue: deque[Piece] = deque()
+        self._bytes = 0
+        self._in_hand = 0
+        self._changed = threading.Condition()
+        self._end_s: float | None = None
+        """When the thread must have ended, once that is known."""
+        self._failing, self._dropping = Telling(clock), Telling(clock)
+        self._thread = threading.Thread(target=self._run, name="forward", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """Spans that have not been taken."""
+        return len(self._queue) + self._in_hand
+
+    def put(self, pieces: Sequence[Piece]) -> None:
+        """Queue spans. Never waits for the receiver."""
+        if not pieces:
+            return
+        with self._changed:
+            self._queue.extend(pieces)
+            self._bytes += sum(piece.size for piece in pieces)
+            dropped = 0
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._queue.popleft().size
+                dropped += 1
+            self._show()
+            self._changed.notify()
+        if dropped:
+            self._drop(dropped, Dropped.QUEUE_FULL, self.trouble or "the receiver is too slow")
+
+    def close(self, *, drain_s: float) -> None:
+        """Send what is queued, for so many seconds at most, and drop the rest."""
+        with self._changed:
+            self._end_s = self._clock() + drain_s
+            self._changed.notify()
+        self._thread.join(drain_s)
+        self._transport.close()
+        self._thread.join(drain_s)
+        with self._changed:
+            left = len(self._queue) + self._in_hand
+            self._queue.clear()
+            self._bytes = self._in_hand = 0
+            self._show()
+        if left:
+            self._drop(left, Dropped.STOPPED, self.trouble or "it is too slow")
+
+    def _run(self) -> None:
+        while batch := self._next():
+            self._deliver(batch)
+
+    def _next(self) -> list[Piece]:
+        """The spans of the next request; none when all is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._is_closing)
+            self._changed.wait_for(lambda: len(self._queue) >= MOST_SPANS or self._is_closing, GATHER_S)
+            batch: list[Piece] = []
+            size = 0
+            while self._queue and len(batch) < MOST_SPANS and not self._is_over:
+                piece = self._queue[0]
+                if batch and size + piece.size > MOST_BYTES:
+                    break
+                batch.append(self._queue.popleft())
+                size += piece.size
+            self._bytes -= size
+            self._in_hand = len(batch)
+            self._show()
+        return batch
+
+    def _deliver(self, batch: Sequence[Piece]) -> None:
+        """Send a request until it is taken, or will never be."""
+        payload = joined(batch)
+        give_up_s, pause_s = self._clock() + GIVE_UP_S, FIRST_PAUSE_S
+        while True:
+            answer = self._transport.send(payload, timeout_s=self._time_left())
+            if answer.taken:
+                self._taken(len(batch) - answer.rejected, answer.rejected, answer.reason)
+                return
+            self._figures.failures.inc()
+            self.trouble = answer.reason
+            if not answer.again:
+                self._drop_in_hand(Dropped.REFUSED)
+                return
+            self._failing.tell("forwarding: the receiver does not take spans, trying again: %s", answer.reason)
+            wait_s = max(answer.after_s or 0.0, pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if self._clock() + wait_s > give_up_s:
+                self._drop_in_hand(Dropped.GIVEN_UP)
+                return
+            if not self._wait(wait_s):
+                self._put_back(batch)
+                return
+
+    def _put_back(self, batch: Sequence[Piece]) -> None:
+        """What could not be sent before the end, so that whoever closes counts it."""
+        with self._changed:
+            self._queue.extendleft(reversed(batch))
+
+    def _taken(self, spans: int, rejected: int, reason: str) -> None:
+        self._figures.sent.inc(spans)
+        if self.trouble is not None:
+            logger.info("forwarding: the receiver takes spans again")
+            self.trouble = None
+        if rejected:
+            self._drop(rejected, Dropped.REJECTED, reason)
+        self._in_hand = 0
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait before the next try. False if there is no time for one."""
+        until_s = self._clock() + seconds
+        with self._changed:
+            while (left_s := until_s - self._clock()) > 0 and not self._is_over:
+                if self._end_s is not None:
+                    left_s = min(left_s, self._end_s - self._clock())
+                self._changed.wait(left_s)
+            return not self._is_over
+
+    def _time_left(self) -> float:
+        return TIMEOUT_S if self._end_s is None else max(0.1, min(TIMEOUT_S, self._end_s - self._clock()))
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._end_s is not None
+
+    @property
+    def _is_over(self) -> bool:
+        return self._end_s is not None and self._clock() >= self._end_s
+
+    def _drop_in_hand(self, why: Dropped) -> None:
+        spans, self._in_hand = self._in_hand, 0
+        self._drop(spans, why, self.trouble or "")
+
+    def _drop(self, spans: int, why: Dropped, reason: str) -> None:
+        self._figures.dropped.labels(why).inc(spans)
+        self._dropping.tell("forwarding: %s spans are dropped (%s): %s", spans, why, reason)
+
+    def _show(self) -> None:
+        self._figures.queue_spans.set(self.queued)
+        self._figures.queue_bytes.set(self._bytes)
