@@ -9,6 +9,7 @@ from typing import Protocol
 from kvtrail.tracer.model.findings import Unknown, Verdict
 from kvtrail.tracer.serve.engines import SILENT_NS, Recorders
 from kvtrail.tracer.serve.errors import InternalErrors
+from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 
@@ -21,6 +22,7 @@ class Live(Protocol):
     spans_stored: int
     recorders: Recorders
     errors: InternalErrors
+    forwarder: Forwarder | None
 
     @property
     def trouble(self) -> str | None:
@@ -48,6 +50,7 @@ class Onlooker:
         self.spans_stored = self.events_missing = 0
         self.recorders = Recorders()
         self.errors = errors
+        self.forwarder: Forwarder | None = None
         self._reader = reader
 
     @property
