@@ -6,7 +6,6 @@ The routes of this file are about the tracer itself; `api_requests`, `api_ranges
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections import Counter
@@ -14,28 +13,27 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
 from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
-from kvtrail.tracer.serve.limits import Limits
+from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
 from kvtrail.tracer.serve.live import Live
-from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
+from kvtrail.tracer.serve.tail import EVERY_S, Tail, numbered
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 
-TAIL_EVERY_S = 0.5
 UNAVAILABLE = 503
 MAX_RECORDERS = 500
 MAX_ENGINES = 500
@@ -106,7 +104,7 @@ def application(
     hosts: KnownHosts | None = None,
     tokens: Tokens | None = None,
     ending: threading.Event | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULTS,
 ) -> FastAPI:
     """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
     be asked for, by default all, and `tokens` those that a request must show; `ending` is set when the process is to
@@ -122,7 +120,7 @@ def application(
     app.add_middleware(OnlyKnownHosts, hosts=hosts or KnownHosts(lambda: ("*",)))
     fresh = []
     if isinstance(process, Pipeline):
-        app.include_router(http_routes(process, metrics, limits or Limits()))
+        app.include_router(http_routes(process, metrics, limits))
         fresh = [Depends(process.catch_up)]
     _add_probes(app, process)
 
@@ -136,7 +134,9 @@ def application(
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
-    _add_routes(api, process, shipper, reader, ending or threading.Event())
+    _add_routes(api, process, shipper, reader)
+    if isinstance(process, Pipeline):
+        _add_tail(api, process, metrics, limits, ending or threading.Event())
     api_requests.add_routes(api, reader)
     api_ranges.add_routes(api, reader)
     api_lanes.add_routes(api, process, reader)
@@ -161,9 +161,7 @@ def _add_probes(app: FastAPI, process: Live) -> None:
         return JSONResponse({"status": trouble or "ok"}, status_code=200 if trouble is None else UNAVAILABLE)
 
 
-def _add_routes(
-    api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader, ending: threading.Event
-) -> None:
+def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
     def state() -> dict[str, Any]:
         return {
             "version": __version__,
@@ -240,23 +238,34 @@ def _add_routes(
 
     @api.get("/spans", summary="Spans in the order of their arrival")
     def spans(after: Annotated[int, Query(ge=0, le=MAX_NS)] = 0, limit: Limit = 500) -> list[dict[str, Any]]:
-        return [_numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
+        return [numbered(number, span) for number, span in reader.tail(after=after, limit=limit)]
+
+
+def _add_tail(api: APIRouter, pipeline: Pipeline, metrics: Metrics, limits: Limits, ending: threading.Event) -> None:
+    metrics.watch("tail_readers", "Readers of the tail.", lambda: pipeline.tail.readers)
 
     @api.get("/tail", summary="Spans as they arrive, as server-sent events")
-    async def tail(request: Request) -> StreamingResponse:
-        begin_after = await run_in_threadpool(reader.last_number)  # now, so that no later span is missed
-
-        async def stream() -> AsyncIterator[str]:
-            number = begin_after
-            while not (ending.is_set() or await request.is_disconnected()):
-                for arrived, span in await run_in_threadpool(reader.tail, after=number):
-                    yield f"id: {arrived}\ndata: {json.dumps(_numbered(arrived, span))}\n\n"
-                    number = arrived
-                await asyncio.sleep(TAIL_EVERY_S)
-
-        return StreamingResponse(stream(), media_type="text/event-stream")
+    async def tail(request: Request) -> Response:
+        if pipeline.tail.readers >= limits.max_readers:
+            metrics.count_rejected("http", Rejected.READERS)
+            detail = {"detail": f"{limits.max_readers} read already"}
+            return JSONResponse(detail, UNAVAILABLE, {"retry-after": str(RETRY_S)})
+        return _Tailing(pipeline.tail, request, ending)
 
 
-def _numbered(number: int, span: Span) -> dict[str, Any]:
-    names = ("trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "scope", "error", "attributes")
-    return {"number": number, **{name: getattr(span, name) for name in names}}
+class _Tailing(StreamingResponse):
+    """The answer to one who reads along, until one of both sides ends."""
+
+    def __init__(self, tail: Tail, request: Request, ending: threading.Event) -> None:
+        super().__init__(self._texts(request, ending), media_type="text/event-stream")
+        self._tail = tail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._tail.reading() as self._reader:  # before the answer begins, so that no later span is missed
+            await super().__call__(scope, receive, send)
+
+    async def _texts(self, request: Request, ending: threading.Event) -> AsyncIterator[str]:
+        while not (ending.is_set() or await request.is_disconnected()):
+            for text in self._reader.texts():
+                yield text
+            await asyncio.sleep(EVERY_S)

@@ -41,6 +41,9 @@ class Limits:
         return self.max_waiting_mib * MIB
 
 
+DEFAULTS = Limits()
+
+
 def texts() -> dict[str, str]:
     """What each option means, by its name."""
     return {each.name: each.metadata["help"] for each in fields(Limits)}

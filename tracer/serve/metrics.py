@@ -72,6 +72,7 @@ class Rejected(StrEnum):
     BUSY = "busy"
     MEMORY = "memory"
     CONNECTIONS = "connections"
+    READERS = "readers"
     TOO_LARGE = "too_large"
     SLOW = "slow"
     CUT_OFF = "cut_off"
@@ -206,6 +207,7 @@ class Metrics:
         for transport in TRANSPORTS:
             for why in Rejected:
                 self._rejected.labels(transport, why)
+        self.tail_skipped = counter("tail_skipped", "Spans that readers of the tail were not shown.")
         self._waiting = gauge("requests_waiting", "OTLP requests that are taken in or wait.", ("transport",))
         self.ingest_seconds = histogram(
             "ingest_duration_seconds", "Time from a batch's arrival until it is stored.", buckets=CALL_SECONDS

@@ -37,6 +37,7 @@ from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
 from kvtrail.tracer.serve.reception import Reception
+from kvtrail.tracer.serve.tail import Tail
 from kvtrail.tracer.store import Batch, Chunk, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -87,6 +88,7 @@ class Pipeline:
         """Why nothing could be stored the last time; None while all is well."""
         self._writer = writer
         self._metrics, self.errors = metrics, metrics.internal_errors
+        self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self._grace_ns, self._rows_every_ns = grace_ns, rows_every_ns
         self._trace_file = None if trace_file is None else TraceWriter(trace_file)
         self._lock, self._catching_up = threading.Lock(), threading.Lock()
@@ -349,6 +351,8 @@ class Pipeline:
         self._changed.clear()
         self.spans_stored += number - self._last_number
         self._last_number = number
+        if chunk is not None:
+            self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
 
     def _next_rows(self, number: int, *, is_time: bool) -> tuple[dict[Whose, None], int | None]:
