@@ -19,8 +19,8 @@ from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.serve.forward.figures import LEFT_OUT, Figures, Reason
 from kvtrail.tracer.serve.forward.findings import as_piece, with_findings
-from kvtrail.tracer.serve.forward.pieces import Cutter, Piece
-from kvtrail.tracer.serve.forward.request import STATE_BYTES, Request, is_sampled, went_wrong
+from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece, size
+from kvtrail.tracer.serve.forward.request import ROOTS, STATE_BYTES, Request, is_sampled, went_wrong
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import Headers, Settings
 from kvtrail.tracer.serve.forward.transport import transport
@@ -66,16 +66,17 @@ class Forwarder:
         """A batch was stored: an `ExportTraceServiceRequest`, the events in it, and what was found at that."""
         by_id = {(event.trace_id, event.span_id): event for event in events}
         guilty = {(finding.engine, finding.request) for finding in findings}
-        for piece, span in self._cutter.cut(payload):
-            if piece.whose.scope_name != semconv.SCOPE:
-                self._out.append(piece)
+        for whose, spans in self._cutter.cut(payload):
+            if whose.scope_name != semconv.SCOPE:
+                self._out += [Piece(whose, encoded) for encoded, _ in spans]
                 continue
-            event = by_id.get((span.trace_id.hex(), span.span_id.hex()))
-            if event is None or event.request is None or span.name == semconv.STEP_SPAN:
-                self._of_engine(event, piece, span)
-            else:
-                key = (event.engine, event.request)
-                self._of_request(key, event, piece, span, is_guilty=key in guilty)
+            for encoded, span in spans:
+                event = by_id.get((span.trace_id.hex(), span.span_id.hex()))
+                if event is None or event.request is None or span.name == semconv.STEP_SPAN:
+                    self._of_engine(event, Piece(whose, encoded), span)
+                else:
+                    key = (event.engine, event.request)
+                    self._of_request(key, event, Piece(whose, encoded), span, is_guilty=key in guilty)
         self._keep_bounds()
         self.found(findings)
 
@@ -130,25 +131,19 @@ class Forwarder:
             self._figures.left_out.inc()
 
     def _of_request(self, key: Key, event: Event, piece: Piece, span: Span, *, is_guilty: bool) -> None:
-        if isinstance(event, RequestStart):
+        if type(event) is RequestStart:
             self._begin(key)
         if (ended := self._ended.get(key)) is not None:
             self._late(ended, event, piece, is_guilty=is_guilty)
             return
         request = self._requests.get(key) or self._new(key, event, span)
         request.place(event, span, piece.whose)
-        slow_ns, waited_ns = self._settings.slow_ns, request.waited_ns(event)
-        if is_guilty:
-            self._keep(request, Reason.FINDING)
-        elif went_wrong(event):
-            self._keep(request, Reason.ERROR)
-        elif slow_ns is not None and waited_ns >= slow_ns:
-            self._keep(request, Reason.SLOW)
-        if event.kind in semconv.ROOTS:
-            if request.root is not None:  # it came again
-                self._release([request.root])
+        if (reason := self._reason(request, event, is_guilty=is_guilty)) is not None:
+            self._keep(request, reason)
+        if type(event) in ROOTS:
+            if request.root is None:  # otherwise it came again
+                self._hold(request, piece)
             request.root = piece
-            self._hold(piece)
             self._ending.append((self._clock() + LINGER_S, request))
         elif request.reason is not None:
             self._out.append(piece)
@@ -156,7 +151,16 @@ class Forwarder:
             self._figures.left_out.inc()
         else:
             request.held.append(piece)
-            self._hold(piece)
+            self._hold(request, piece)
+
+    def _reason(self, request: Request, event: Event, *, is_guilty: bool) -> Reason | None:
+        """Why this event makes its request matter, if it does."""
+        waited_ns, slow_ns = request.waited_ns(event), self._settings.slow_ns
+        if is_guilty:
+            return Reason.FINDING
+        if went_wrong(event):
+            return Reason.ERROR
+        return Reason.SLOW if slow_ns is not None and waited_ns >= slow_ns else None
 
     def _begin(self, key: Key) -> None:
         """A request begins: what is known under its id is another one's, if that has ended."""
@@ -178,7 +182,7 @@ class Forwarder:
         """A span of a request that is finished already."""
         if request.reason is None and not is_guilty and not went_wrong(event):
             self._figures.left_out.inc()
-        elif event.kind in semconv.ROOTS:
+        elif type(event) in ROOTS:
             self._out.append(_rooted(request, piece))
         else:
             self._out.append(piece)
@@ -188,23 +192,21 @@ class Forwarder:
         if request.reason in (None, Reason.SAMPLED):
             request.reason = reason
         if self._undecided.pop(request.key, None) is not None:
-            self._out += request.held
-            self._release(request.held)
-            request.held = []
+            self._out += self._release(request)
 
     def _finish(self, request: Request) -> None:
         """The end: there was a reason, or there was none."""
         del self._requests[request.key]
-        self._held_bytes -= STATE_BYTES
-        held = request.held if request.root is None else [*request.held, request.root]
-        self._release(held)
         self._undecided.pop(request.key, None)
+        self._held_bytes -= STATE_BYTES
+        root, request.root = request.root, None
+        held = self._release(request)
+        self._held_spans -= root is not None
         self._figures.requests.labels(request.reason or LEFT_OUT).inc()
         if request.reason is None:
-            self._figures.left_out.inc(len(held))
-        elif request.root is not None:
-            self._out.append(_rooted(request, request.root))
-        request.held, request.root = [], None
+            self._figures.left_out.inc(len(held) + (root is not None))
+        elif root is not None:
+            self._out.append(_rooted(request, root))
         self._remember(request)
 
     def _remember(self, request: Request) -> Request:
@@ -217,9 +219,8 @@ class Forwarder:
         """Hold nothing of a request any more. If a reason comes later, what comes after it is forwarded."""
         del self._undecided[request.key]
         self._figures.early.inc()
-        self._figures.left_out.inc(len(request.held))
-        self._release(request.held)
-        request.held, request.is_shed = [], True
+        self._figures.left_out.inc(len(self._release(request)))
+        request.is_shed = True
 
     def _keep_bounds(self) -> None:
         """Make room: of the requests that came first, the spans; then the requests."""
@@ -230,13 +231,20 @@ class Forwarder:
                 self._figures.early.inc()
                 self._finish(next(iter(self._requests.values())))
 
-    def _hold(self, piece: Piece) -> None:
+    def _hold(self, request: Request, piece: Piece) -> None:
+        taken = len(piece.span) + OVERHEAD_BYTES
+        request.held_bytes += taken
+        self._held_bytes += taken
         self._held_spans += 1
-        self._held_bytes += piece.size
 
-    def _release(self, pieces: Sequence[Piece]) -> None:
-        self._held_spans -= len(pieces)
-        self._held_bytes -= sum(piece.size for piece in pieces)
+    def _release(self, request: Request) -> list[Piece]:
+        """What was held of a request, but for its root."""
+        held, request.held = request.held, []
+        kept = 0 if request.root is None else size([request.root])
+        self._held_bytes -= request.held_bytes - kept
+        self._held_spans -= len(held)
+        request.held_bytes = kept
+        return held
 
     def _send(self) -> None:
         out, self._out = self._out, []

@@ -6,7 +6,7 @@ of this is encoded anew: to a receiver it is what the sender wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,10 +43,10 @@ class Piece(NamedTuple):
     whose: Whose
     span: bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes of memory, about."""
-        return len(self.span) + OVERHEAD_BYTES
+
+def size(pieces: Sequence[Piece]) -> int:
+    """Bytes of memory, about."""
+    return sum([len(span) for _, span in pieces]) + OVERHEAD_BYTES * len(pieces)
 
 
 class Cutter:
@@ -55,9 +55,9 @@ class Cutter:
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], Whose] = {}
 
-    def cut(self, payload: bytes) -> Iterator[tuple[Piece, Span]]:
-        """The spans of an `ExportTraceServiceRequest`, each in its bytes and parsed. Those that cannot be read are left out:
-        one of them would spoil all that travel with it."""
+    def cut(self, payload: bytes) -> Iterator[tuple[Whose, Iterable[tuple[bytes, Span]]]]:
+        """The spans of an `ExportTraceServiceRequest` by whose they are, each in its bytes and parsed. Those that cannot be
+        read are left out: one of them would spoil all that travel with it."""
         for resource_spans in Parts.Request.FromString(payload).resource_spans:
             try:
                 of_resource = Parts.ResourceSpans.FromString(resource_spans)
@@ -69,7 +69,7 @@ class Cutter:
                     spans = of_scope.spans[:]
                     of_scope.ClearField("spans")
                     whose = self._whose(resource, of_scope.SerializeToString())
-                    yield from _read(whose, spans)
+                    yield whose, _read(spans)
             except DecodeError:
                 continue
 
@@ -84,12 +84,18 @@ class Cutter:
         return whose
 
 
-def _read(whose: Whose, spans: Iterable[bytes]) -> Iterator[tuple[Piece, Span]]:
-    for span in spans:
-        try:
-            yield Piece(whose, span), Span.FromString(span)
-        except DecodeError:
-            continue
+def _read(spans: Sequence[bytes]) -> Iterable[tuple[bytes, Span]]:
+    try:
+        return zip(spans, [Span.FromString(span) for span in spans], strict=True)
+    except DecodeError:
+        return [(span, parsed) for span in spans if (parsed := _parsed(span)) is not None]
+
+
+def _parsed(span: bytes) -> Span | None:
+    try:
+        return Span.FromString(span)
+    except DecodeError:
+        return None
 
 
 def joined(pieces: Iterable[Piece]) -> bytes:

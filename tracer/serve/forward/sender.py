@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvtrail.tracer.serve.forward.figures import Dropped, Figures
-from kvtrail.tracer.serve.forward.pieces import Piece, joined
+from kvtrail.tracer.serve.forward.pieces import Piece, joined, size
 from kvtrail.tracer.serve.forward.telling import Telling
 from kvtrail.tracer.serve.forward.transport import Transport
 
@@ -71,10 +71,10 @@ class Sender:
             return
         with self._changed:
             self._queue.extend(pieces)
-            self._bytes += sum(piece.size for piece in pieces)
+            self._bytes += size(pieces)
             dropped = 0
             while self._bytes > self._most_bytes:
-                self._bytes -= self._queue.popleft().size
+                self._bytes -= size([self._queue.popleft()])
                 dropped += 1
             self._show()
             self._changed.notify()
@@ -100,6 +100,9 @@ class Sender:
     def _run(self) -> None:
         while batch := self._next():
             self._deliver(batch)
+            with self._changed:
+                self._in_hand = 0
+                self._show()
 
     def _next(self) -> list[Piece]:
         """The spans of the next request; none when all is over."""
@@ -107,14 +110,13 @@ class Sender:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
             self._changed.wait_for(lambda: len(self._queue) >= MOST_SPANS or self._is_closing, GATHER_S)
             batch: list[Piece] = []
-            size = 0
+            encoded = 0
             while self._queue and len(batch) < MOST_SPANS and not self._is_over:
-                piece = self._queue[0]
-                if batch and size + piece.size > MOST_BYTES:
+                encoded += len(self._queue[0].span)
+                if batch and encoded > MOST_BYTES:
                     break
                 batch.append(self._queue.popleft())
-                size += piece.size
-            self._bytes -= size
+            self._bytes -= size(batch)
             self._in_hand = len(batch)
             self._show()
         return batch
@@ -131,13 +133,13 @@ class Sender:
             self._figures.failures.inc()
             self.trouble = answer.reason
             if not answer.again:
-                self._drop_in_hand(Dropped.REFUSED)
+                self._drop(len(batch), Dropped.REFUSED, answer.reason)
                 return
             self._failing.tell("forwarding: the receiver does not take spans, trying again: %s", answer.reason)
             wait_s = max(answer.after_s or 0.0, pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             if self._clock() + wait_s > give_up_s:
-                self._drop_in_hand(Dropped.GIVEN_UP)
+                self._drop(len(batch), Dropped.GIVEN_UP, answer.reason)
                 return
             if not self._wait(wait_s):
                 self._put_back(batch)
@@ -155,7 +157,6 @@ class Sender:
             self.trouble = None
         if rejected:
             self._drop(rejected, Dropped.REJECTED, reason)
-        self._in_hand = 0
 
     def _wait(self, seconds: float) -> bool:
         """Wait before the next try. False if there is no time for one."""
@@ -177,10 +178,6 @@ class Sender:
     @property
     def _is_over(self) -> bool:
         return self._end_s is not None and self._clock() >= self._end_s
-
-    def _drop_in_hand(self, why: Dropped) -> None:
-        spans, self._in_hand = self._in_hand, 0
-        self._drop(spans, why, self.trouble or "")
 
     def _drop(self, spans: int, why: Dropped, reason: str) -> None:
         self._figures.dropped.labels(why).inc(spans)

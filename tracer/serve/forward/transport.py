@@ -6,6 +6,7 @@ Which refusals may be tried again, and when, is OTLP's: https://opentelemetry.io
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import time
 from collections.abc import Iterable
@@ -106,6 +107,7 @@ class _Http:
     def __init__(self, target: Target, headers: Headers) -> None:
         import httpx
 
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells of each request
         self._client = httpx.Client(verify=target.for_http() if target.is_tls else True)
         self._failed = httpx.TransportError
         self._url = target.traces_url

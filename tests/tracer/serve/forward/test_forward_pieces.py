@@ -9,7 +9,7 @@ from wire import encoded
 
 from kvtrail.connector.recording.encoder import field
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.serve.forward.pieces import Cutter, joined
+from kvtrail.tracer.serve.forward.pieces import Cutter, Piece, joined
 
 BROKEN = b"\xff"
 
@@ -32,15 +32,19 @@ def odd_span(number: int = 1) -> bytes:
     return b"\x2a\x04POST" + span.SerializeToString() + b"\xfa\x07\x03new"
 
 
+def pieces_of(*payloads: bytes) -> list[Piece]:
+    cutter = Cutter()
+    return [Piece(whose, span) for each in payloads for whose, spans in cutter.cut(each) for span, _ in spans]
+
+
 def raw(payload: bytes) -> list[bytes]:
-    return [piece.span for piece, _ in Cutter().cut(payload)]
+    return [piece.span for piece in pieces_of(payload)]
 
 
 def test_bytes_stay_as_they_are() -> None:
     payload = foreign(odd_span(1), odd_span(2))
     assert raw(payload) == [odd_span(1), odd_span(2)]
-    pieces = [piece for piece, _ in Cutter().cut(payload)]
-    again = joined(pieces)
+    again = joined(pieces_of(payload))
     assert odd_span(1) in again
     assert odd_span(2) in again
     assert ExportTraceServiceRequest.FromString(again) == ExportTraceServiceRequest.FromString(payload)
@@ -48,11 +52,9 @@ def test_bytes_stay_as_they_are() -> None:
 
 def test_spans_of_several_requests_become_one() -> None:
     """Each keeps its resource, its scope and the urls of their schemas."""
-    cutter = Cutter()
     story = encoded(history("L 749 c0 h256 -> 256\nA 256\nend"))
     payloads = [foreign(odd_span(1)), story, foreign(odd_span(2), service="other"), foreign(odd_span(3))]
-    pieces = [piece for payload in payloads for piece, _ in cutter.cut(payload)]
-    request = ExportTraceServiceRequest.FromString(joined(pieces))
+    request = ExportTraceServiceRequest.FromString(joined(pieces_of(*payloads)))
     by_service = {each.resource.attributes[0].value.string_value: each for each in request.resource_spans}
     assert set(by_service) == {"gateway", "test", "other"}
     (scope,) = by_service["gateway"].scope_spans

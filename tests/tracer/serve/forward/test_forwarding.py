@@ -67,8 +67,10 @@ def test_what_matters_arrives(tmp_path: Path, ending: list[Tracer], protocol: st
         assert forward == {"to": backend.endpoint, "status": "ok", "queued": 0, "held": 0}
         metrics = tracer.read("/metrics")
         assert "kvtrail_forward_spans_sent_total 10.0" in metrics
+        assert "kvtrail_forward_queue_spans 0.0" in metrics
         assert 'kvtrail_forward_requests_total{reason="left_out"} 1.0' in metrics
         stop(tracer)
+        assert "HTTP Request" not in tracer.log.read_text()
 
 
 def test_nothing_is_forwarded_unless_it_is_asked_for(api: Tracer) -> None:

@@ -16,7 +16,7 @@ from test_forward_pieces import foreign, odd_span
 
 from kvtrail.tracer.serve.forward import sender as senders
 from kvtrail.tracer.serve.forward.figures import Dropped
-from kvtrail.tracer.serve.forward.pieces import Cutter, Piece
+from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import GRPC, HTTP, Headers, Target
 from kvtrail.tracer.serve.forward.transport import transport
@@ -47,9 +47,10 @@ class Sending:
 
 
 def a_span(number: int) -> Piece:
-    ((piece, span),) = Cutter().cut(foreign(odd_span()))
+    ((whose, spans),) = Cutter().cut(foreign(odd_span()))
+    ((_, span),) = spans
     span.span_id = number.to_bytes(8, "big")
-    return Piece(piece.whose, span.SerializeToString())
+    return Piece(whose, span.SerializeToString())
 
 
 def numbers(backend: Backend) -> list[int]:
@@ -90,7 +91,7 @@ def test_what_is_put_in_arrives(protocol: str, serving: Serve, compression: str)
 def test_large_batches_become_several_requests(protocol: str, serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the number of spans and by their size; a span that is larger than that goes alone."""
     monkeypatch.setattr(senders, "MOST_SPANS", 10)
-    monkeypatch.setattr(senders, "MOST_BYTES", 5 * a_span(1).size)
+    monkeypatch.setattr(senders, "MOST_BYTES", 5 * len(a_span(1).span))
     with serving() as backend:
         with sending(backend.endpoint, protocol) as made:
             made.put(23)
@@ -214,7 +215,7 @@ def test_a_receiver_that_is_away_gets_all_when_it_comes(protocol: str, serving: 
 
 @BOTH
 def test_a_receiver_that_hangs_holds_nobody_up_and_the_oldest_is_dropped(protocol: str, serving: Serve) -> None:
-    size = a_span(1).size
+    size = len(a_span(1).span) + OVERHEAD_BYTES
     with serving() as backend:
         backend.open.clear()
         with sending(backend.endpoint, protocol, most_bytes=10 * size) as made:
