@@ -24,6 +24,7 @@ from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import Settings, Target
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 WELL = "start 749\nL 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
@@ -60,8 +61,8 @@ class Sidecar:
         self.outbox, self.metrics = Outbox(), Metrics()
         whole = Settings(Target("http://127.0.0.1:4317"), **{"sample": 0.0, **settings})  # type: ignore[arg-type]
         self.forwarder = Forwarder(whole, self.outbox, self.metrics.forwarding, clock=lambda: self.now_s)
-        writer = SqliteWriter(folder / "s.db")
-        self.pipeline = Pipeline(writer, self.metrics, forwarder=self.forwarder, grace_ns=0)
+        self.writer = SqliteWriter(folder / "s.db")
+        self.pipeline = Pipeline(self.writer, self.metrics, forwarder=self.forwarder, grace_ns=0)
 
     def hear(self, events: Sequence[Event]) -> None:
         self.pipeline.ingest(encoded(events), transport="grpc")
@@ -335,6 +336,43 @@ def test_the_end_of_the_sidecar_sends_what_has_a_reason(sidecar: Sidecar) -> Non
     sidecar.forwarder.close()
     assert [name for name in sidecar.outbox.names() if name == "kv.request"] == ["kv.request"]
     assert sidecar.by_reason() == {"finding": 1, "left_out": 1}
+
+
+def test_what_is_not_stored_is_not_forwarded(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sender is told to try again; then it is, with what was found in it."""
+
+    def full(*_: object) -> None:
+        raise StoreError("disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sidecar.writer, "write", full)
+        with pytest.raises(StoreError):
+            sidecar.hear(named(DRIFT, "drift-0123abcd"))
+        assert sidecar.outbox.pieces == []
+    sidecar.hear(named(DRIFT, "drift-0123abcd"))
+    sidecar.later()
+    assert len(sidecar.outbox.names()) == 9
+    assert len(sidecar.outbox.spans("kv.finding")) == 1
+
+
+def test_what_has_not_happened_in_time_is_forwarded_too(sidecar: Sidecar) -> None:
+    """A finding that no batch brings, but the absence of one."""
+    events = named("start 749\nL 749 c0 h256 -> 256 async\nA 256\nb: start 1\nwait 130", "stuck-0123abcd")
+    sidecar.hear(events)
+    sidecar.later()
+    (finding,) = sidecar.outbox.spans("kv.finding stuck-load")
+    assert len(sidecar.outbox.spans("kv.alloc")) == 1
+    assert {link.span_id for link in finding.links} == {span.span_id for span in sidecar.outbox.spans("kv.alloc")}
+
+
+def test_a_batch_that_comes_again_changes_nothing_of_its_requests(sidecar: Sidecar) -> None:
+    for _ in range(2):
+        sidecar.hear(named(DRIFT, "drift-0123abcd"))
+    sidecar.later()
+    sidecar.hear(named(DRIFT, "drift-0123abcd"))
+    sidecar.later()
+    assert len(sidecar.outbox.names()) == 9
+    assert sidecar.value("held_spans") == sidecar.value("held_bytes") == 0
 
 
 def test_an_error_in_it_costs_nobody_a_batch(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
