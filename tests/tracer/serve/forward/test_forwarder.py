@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -67,6 +68,9 @@ class Sidecar:
     def hear(self, events: Sequence[Event]) -> None:
         self.pipeline.ingest(encoded(events), transport="grpc")
 
+    def roots(self) -> list[Span]:
+        return [span for span in self.outbox.spans("kv.request") if span.name == "kv.request"]
+
     def later(self, seconds: float = LINGER_S) -> None:
         self.now_s += seconds
         self.pipeline.tidy()
@@ -111,7 +115,7 @@ def test_only_requests_with_findings_are_forwarded_and_these_in_full(sidecar: Si
 def test_a_finding_is_an_event_of_the_root_and_a_span_that_links_to_its_witnesses(sidecar: Sidecar) -> None:
     sidecar.hear(named(DRIFT, "drift-0123abcd"))
     sidecar.later()
-    (root,) = [span for span in sidecar.outbox.spans("kv.request") if span.name == "kv.request"]
+    (root,) = sidecar.roots()
     (finding,) = sidecar.outbox.spans("kv.finding")
     (event,) = root.events
     about = attributes(event.attributes)
@@ -136,7 +140,7 @@ def test_a_finding_is_an_event_of_the_root_and_a_span_that_links_to_its_witnesse
 def test_the_root_is_as_it_came_but_for_its_events(sidecar: Sidecar) -> None:
     sidecar.hear(named(DRIFT, "drift-0123abcd"))
     sidecar.later()
-    (root,) = [span for span in sidecar.outbox.spans("kv.request") if span.name == "kv.request"]
+    (root,) = sidecar.roots()
     del root.events[:]
     (whole,) = as_request(named(DRIFT, "drift-0123abcd")).resource_spans[0].scope_spans
     assert root in whole.spans
@@ -192,7 +196,7 @@ def test_a_share_of_the_rest_is_decided_by_the_trace(tmp_path: Path) -> None:
         for request in range(60):
             sidecar.hear(named("start 749\nL 749 c0 h256 -> 256\nA 256\nend", f"r-{request}-0123abcd"))
         sidecar.later()
-        roots = [span for span in sidecar.outbox.spans("kv.request") if span.name == "kv.request"]
+        roots = sidecar.roots()
         chosen.append({root.trace_id for root in roots})
         assert sidecar.by_reason() == {"sampled": len(roots), "left_out": 60 - len(roots)}
         assert len(sidecar.outbox.spans("kv.")) == 4 * len(roots)
@@ -240,7 +244,7 @@ def test_a_finding_that_comes_after_the_end_waits_for_nothing(sidecar: Sidecar) 
         sidecar.later(seconds)
         sidecar.hear(events[5:6])
         sidecar.later()
-    roots = [span for span in sidecar.outbox.spans("kv.request") if span.name == "kv.request"]
+    roots = sidecar.roots()
     assert [len(root.events) for root in roots] == [1]
     soon, late = sidecar.outbox.spans("kv.finding")
     assert soon.trace_id == roots[0].trace_id
@@ -280,7 +284,7 @@ def test_beyond_its_memory_the_oldest_requests_are_decided_early(tmp_path: Path)
     for events in open_.values():
         sidecar.hear(events[4:])
     sidecar.later()
-    roots = [span for span in sidecar.outbox.spans("kv.request") if span.name == "kv.request"]
+    roots = sidecar.roots()
     assert len(roots) == 30
     assert all(root.events for root in roots)
     early = sidecar.value("decided_early_total")
@@ -353,6 +357,43 @@ def test_what_is_not_stored_is_not_forwarded(sidecar: Sidecar, monkeypatch: pyte
     sidecar.later()
     assert len(sidecar.outbox.names()) == 9
     assert len(sidecar.outbox.spans("kv.finding")) == 1
+
+
+def test_what_is_found_between_batches_is_forwarded_too(sidecar: Sidecar) -> None:
+    """After an event that never came, the others were waited with."""
+    first, _, *rest = named("start 749\nL 749 c0 h0 -> 0\nL 749 c0 h256 -> 512\nA 512\nend", "gap-0123abcd")
+    sidecar.hear([first, *rest])
+    assert sidecar.outbox.names() == []
+    sidecar.later(0)
+    assert "kv.finding over-report" in sidecar.outbox.names()
+    assert "kv.lookup" in sidecar.outbox.names()
+
+
+def test_a_finding_that_is_seen_again_is_one_span_and_its_event_has_the_count(sidecar: Sidecar) -> None:
+    events = named(DRIFT.replace("cached", "cached\nL 749 c336 h256 -> 256 cached"), "drift-0123abcd")
+    for event in events:
+        sidecar.hear([event])
+    sidecar.later()
+    (finding,), (root,) = sidecar.outbox.spans("kv.finding"), sidecar.roots()
+    counts = [attributes(each.attributes)[semconv.FINDING_COUNT.key] for each in (finding, root.events[0])]
+    assert counts == [1, 2]
+
+
+def test_a_finding_is_in_the_trace_that_the_scheduler_knows(sidecar: Sidecar) -> None:
+    """A worker may not know the caller's: its spans, and a finding that it is the last witness of, are in another trace."""
+    events = named(DRIFT, "drift-0123abcd")
+    root = root_ids("engine", "drift-0123abcd")
+    callers = bytes.fromhex("ca11e4" * 5 + "00")
+    load = named(f"{DRIFT}\nload 0/256", "drift-0123abcd")[-1]
+    sidecar.hear([replace(load, recorder="worker", sequence=0, request_sequence=0)])
+    sidecar.pipeline.ingest(encoded(events).replace(root[:16], callers), transport="grpc")
+    known = sidecar.pipeline.detector.findings["engine", "drift-0123abcd"]
+    other = dataclasses.replace(next(iter(known.values())), rule="short-load", trace_id=root[:16].hex())
+    sidecar.later()
+    (finding,), (sent,) = sidecar.outbox.spans("kv.finding stale-lookup"), sidecar.roots()
+    assert (finding.trace_id, finding.parent_span_id) == (sent.trace_id, sent.span_id) == (callers, root[16:])
+    sidecar.forwarder.found([other])
+    assert sidecar.outbox.spans("kv.finding short-load")[0].trace_id == callers
 
 
 def test_what_has_not_happened_in_time_is_forwarded_too(sidecar: Sidecar) -> None:
