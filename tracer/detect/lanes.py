@@ -45,6 +45,7 @@ class Window:
         from_ns, to_ns: Unix nanoseconds.
         limit: most lanes.
         engine, connector, status: exact values.
+        engines: any of these engines; None means any.
         search: a part of the request's id or external id.
     """
 
@@ -52,6 +53,7 @@ class Window:
     to_ns: int
     limit: int = 1000
     engine: str = ""
+    engines: Sequence[str] | None = None
     connector: str = ""
     status: str = ""
     search: str = ""

@@ -22,6 +22,7 @@ from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
 from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
+from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
@@ -133,6 +134,7 @@ def application(
         process.errors.count(Where.API, error, f"{request.url.path} is not answered")
         return JSONResponse({"detail": f"an error in kvtrail itself: {type(error).__name__}"}, status_code=500)
 
+    app.state.reader = reader
     api = APIRouter(prefix="/api", tags=["Reading"], dependencies=fresh)
     _add_routes(api, process, shipper, reader)
     if isinstance(process, Pipeline):
@@ -207,8 +209,10 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
         )
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
-    def fleet() -> Fleet:
+    def fleet(chosen: ChosenEngines) -> Fleet:
         known = reader.engines()
+        if chosen is not None:
+            known = {name: known[name] for name in chosen if name in known}
         by_engine: dict[str, list[dict[str, Any]]] = {}
         for recorder in recorders():
             by_engine.setdefault(recorder["engine"], []).append(recorder)

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.lanes import Lane, Window, segments
 from kvtrail.tracer.detect.phases import WORDS
+from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS
 from kvtrail.tracer.serve.engines import SILENT_NS
 from kvtrail.tracer.serve.live import Live
@@ -65,6 +66,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     def lanes(
         from_ns: Moment,
         to_ns: Moment,
+        chosen: ChosenEngines,
         limit: Annotated[int, Query(ge=1, le=5000, description="at most so many requests")] = 1000,
         points: Annotated[int, Query(ge=100, le=20_000, description="resolution: moments across the window")] = 2000,
         engine: str = "",
@@ -75,8 +77,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         if not 0 < to_ns - from_ns <= LONGEST_NS:
             raise HTTPException(422, "to_ns must lie after from_ns, and at most 400 days after it")
         window = Window(
-            from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, connector=connector, status=status, search=q
-        )
+            from_ns=from_ns, to_ns=to_ns, limit=limit, engine=engine, engines=chosen, connector=connector, status=status,
+            search=q,
+        )  # fmt: skip
         return _columns(reader, window, process, points=points)
 
 

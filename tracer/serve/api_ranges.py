@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
 from kvtrail.tracer.model.findings import Severity
+from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.store import FindingFilter, Reader
 
@@ -62,17 +63,13 @@ class SavingsReport(BaseModel):
 def add_routes(api: APIRouter, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
-    def which(model: str, **asked: Any) -> FindingFilter:
-        engines = [name for name, engine in reader.engines().items() if engine["model"] == model] if model else None
-        return FindingFilter(**asked, engines=engines)
-
     @api.get("/findings", summary="Findings, latest first")
     def findings(
-        request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "", model: str = "",
+        chosen: ChosenEngines, request: str = "", rule: str = "", severity: str = "", connector: str = "", engine: str = "",
         since_ns: Moment = None, until_ns: Moment = None, limit: Limit = 100,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        asked = which(
-            model, request=request, rule=rule, severity=severity, connector=connector, engine=engine,
+        asked = FindingFilter(
+            request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
         known = reader.engines()
@@ -85,13 +82,19 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(
-        rule: str = "", severity: str = "", connector: str = "", engine: str = "", model: str = "",
+        chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> FindingsTrend:  # fmt: skip
         since, until = _range(since_ns, until_ns)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
-        asked = which(
-            model, rule=rule, severity=severity, connector=connector, engine=engine, since_ns=since, until_ns=until
+        asked = FindingFilter(
+            rule=rule,
+            severity=severity,
+            connector=connector,
+            engine=engine,
+            engines=chosen,
+            since_ns=since,
+            until_ns=until,
         )
         known = reader.engines()
         places = reader.findings_places()
@@ -107,12 +110,14 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
 
     @api.get("/efficiency", summary="What the offload saved over a range of time")
     def efficiency(
-        engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
+        chosen: ChosenEngines, engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
         since, until = _range(since_ns, until_ns)
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
+        if chosen is not None:
+            rows = [row for row in rows if row.engine in chosen]
         report = savings_report(
             rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
         )

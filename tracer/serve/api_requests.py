@@ -18,6 +18,7 @@ from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay import history
 from kvtrail.tracer.replay.perfetto import trace_events
+from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.store import FindingFilter, Reader
 
 MAX_FINDINGS = 1000
@@ -74,13 +75,16 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
 
     @api.get("/requests", summary="Requests, latest first")
     def requests(
+        chosen: ChosenEngines,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         verdict: str = "",
         before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        found = reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
+        found = reader.requests(
+            search=search, status=status, verdict=verdict, engines=chosen, before_ns=before_ns, limit=limit
+        )
         names = reader.names()
         return [named(account, names) for account in found]
 

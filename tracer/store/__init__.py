@@ -147,9 +147,17 @@ class Reader(Protocol):
     """The reading side of a store, usable from any thread while the writer writes."""
 
     def requests(
-        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+        self,
+        *,
+        search: str = "",
+        status: str = "",
+        verdict: str = "",
+        engines: Sequence[str] | None = None,
+        limit: int = 100,
+        before_ns: int | None = None,
     ) -> list[dict[str, Any]]:
-        """Requests, latest first; `search` is a part of either id, or a whole trace id."""
+        """Requests, latest first; `search` is a part of either id, or a whole trace id, and `engines` are those whose
+        requests are meant; None means any."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
@@ -188,7 +196,8 @@ class Reader(Protocol):
         """The findings of these lanes, and those of the window that concern no request."""
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
-        """The spans of ours that ended in a range of time, in the order of their arrival, in lists."""
+        """The spans of ours that ended in a range of time, in lists: in the order of their arrival or, where several tracers
+        write, of time."""
 
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         """Spans in the order of their arrival, with their numbers, from the one after number `after`. The rows of a step

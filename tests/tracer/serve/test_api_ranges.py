@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from processes import SLOW_S, Tracer
 from wire import as_request, encoded
 
 from kvtrail.tracer.detect.savings import Cell
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
@@ -163,6 +165,35 @@ def test_findings_of_several_engines(tmp_path: Path) -> None:
     reader = SqliteReader(tmp_path / "s.db")
     assert [f["engine"] for f in reader.findings(FindingFilter(engines=["b"]))] == ["b"]
     assert reader.findings(FindingFilter(engines=[])) == []
+
+
+def test_pages_are_narrowed_down_to_a_service_a_node_or_a_model(start_tracer: Callable[..., Tracer]) -> None:
+    tracer = start_tracer()
+    places = {
+        "e-1": {"service.name": "chat", "k8s.pod.name": "vllm-0", "host.name": "h", semconv.MODEL.key: "large"},
+        "e-2": {"service.name": "chat", "host.name": "h", semconv.MODEL.key: "small"},
+        "e-3": {"service.name": "code", "k8s.pod.name": "vllm-2", "host.name": "h", semconv.MODEL.key: "small"},
+    }
+    for engine, about in places.items():
+        tracer.post(encoded(history(STALE, engine=engine, recorder=f"of-{engine}", request=f"r-{engine}"), about))
+    begin_ns = WINDOW["since_ns"]
+    for chosen, engines in (
+        ({}, {"e-1", "e-2", "e-3"}),
+        ({"service": "chat"}, {"e-1", "e-2"}),
+        ({"node": "vllm-2"}, {"e-3"}),
+        ({"node": "h"}, {"e-2"}),
+        ({"model": "small", "service": "code"}, {"e-3"}),
+        ({"model": "none"}, set()),
+    ):
+        window = {"from_ns": begin_ns, "to_ns": WINDOW["until_ns"], **chosen}
+        assert {each["engine"] for each in tracer.get("/api/requests", **chosen)} == engines
+        assert {each["engine"] for each in tracer.get("/api/findings", **chosen)} == engines
+        assert {each["engine"] for each in tracer.get("/api/fleet", **chosen)["engines"]} == engines
+        assert set(tracer.get("/api/lanes", **window)["requests"]["engine"]) == engines
+        assert {each["engine"] for each in tracer.get("/api/efficiency", **WINDOW, **chosen)["by_place"]} == engines
+        assert sum(each["findings"] for each in tracer.get("/api/findings/trend", **WINDOW, **chosen)["counts"]) == len(
+            engines
+        )
 
 
 def test_a_requests_story_for_perfetto(api: Tracer) -> None:

@@ -40,6 +40,7 @@ class LaneReader(Database):
             {
                 "started_ns <= {to_ns:Int64}": window.to_ns,
                 "engine = {engine:String}": window.engine,
+                "engine IN {engines:Array(String)}": None if window.engines is None else [*window.engines],
                 "connector = {connector:String}": window.connector,
                 "status = {status:String}": window.status,
                 "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0)": window.search,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvtrail.tracer.store.clickhouse.database import Database, from_text, where
@@ -34,11 +35,19 @@ class RequestReader(Database):
         return dict(zip(_COUNTED, row, strict=True))
 
     def requests(
-        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+        self,
+        *,
+        search: str = "",
+        status: str = "",
+        verdict: str = "",
+        engines: Sequence[str] | None = None,
+        limit: int = 100,
+        before_ns: int | None = None,
     ) -> list[dict[str, Any]]:
         conditions, values = where(
             {
                 "started_ns < {before_ns:Int64}": before_ns,
+                "engine IN {engines:Array(String)}": None if engines is None else [*engines],
                 "status = {status:String}": status,
                 "verdict = {verdict:String}": verdict,
                 "(position(request, {search:String}) > 0 OR position(external, {search:String}) > 0"

@@ -173,6 +173,9 @@ def _filters(window: Window) -> tuple[str, list[Any]]:
     wanted = {"engine": window.engine, "connector": window.connector, "status": window.status}
     conditions = [f" AND lanes.{name} = ?" for name, value in wanted.items() if value]
     values: list[Any] = [value for value in wanted.values() if value]
+    if window.engines is not None:
+        conditions.append(" AND lanes.engine IN (SELECT value FROM json_each(?))")
+        values.append(to_text([*window.engines]))
     if window.search:
         conditions.append(" AND (instr(lanes.request, ?) OR instr(lanes.external, ?))")
         values += [window.search] * 2

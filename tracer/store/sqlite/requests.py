@@ -174,15 +174,20 @@ class RequestReader(Database):
         return dict(zip((*_COUNTED, "findings"), row, strict=True))
 
     def requests(
-        self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 100, before_ns: int | None = None
+        self,
+        *,
+        search: str = "",
+        status: str = "",
+        verdict: str = "",
+        engines: Sequence[str] | None = None,
+        limit: int = 100,
+        before_ns: int | None = None,
     ) -> list[dict[str, Any]]:
         until_ns = _LATEST_NS if before_ns is None else before_ns
         latest = f"ORDER BY started_ns DESC LIMIT {int(limit)}"
-        if not (search or status or verdict):
-            return [
-                *map(_account, self.query(f"SELECT {_WHOLE} FROM requests", ["started_ns < ?"], [until_ns], latest))
-            ]
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
+        if engines is not None or not (search or where):
+            return self._scanned(search, engines, {"started_ns < ?": until_ns, **where}, latest)
         kinds = self.query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
         if where and (not search or self._is_frequent(search, kinds, until_ns)):
             numbers = self._of_kinds(kinds, search, until_ns=until_ns, limit=limit)
@@ -220,6 +225,20 @@ class RequestReader(Database):
         else:
             return None
         return None if len(numbers) > limit else numbers
+
+    def _scanned(
+        self, search: str, engines: Sequence[str] | None, where: Mapping[str, Any], latest: str
+    ) -> list[dict[str, Any]]:
+        """The latest requests that meet all conditions, from looking at one after the other. A tracer has few engines, so
+        most requests are of those that are asked for."""
+        conditions, values = [*where], [*where.values()]
+        if engines is not None:
+            conditions.append("engine IN (SELECT value FROM json_each(?))")
+            values.append(to_text([*engines]))
+        if search:
+            conditions.append(ids.PART_OR_TRACE)
+            values += [search] * 3
+        return [*map(_account, self.query(f"SELECT {_WHOLE} FROM requests", conditions, values, latest))]
 
     def _is_frequent(self, search: str, kinds: Sequence[tuple[str, str, int]], until_ns: int) -> bool:
         """Whether more ids contain `search` than there are requests of these kinds, which are few enough to scan."""

@@ -83,6 +83,14 @@ def test_requests_by_parts_of_their_ids(both: Both) -> None:
         assert found or text == "nobody"
 
 
+def test_requests_of_some_engines(both: Both) -> None:
+    for engines in (["engine-1"], ["engine-0", "engine-2"], []):
+        filters: tuple[dict[str, Any], ...] = ({}, {"verdict": "drift"}, {"search": "chat-00", "status": "finished"})
+        for asked in filters:
+            found = both.agree("requests", engines=engines, limit=1000, **asked)
+            assert {each["engine"] for each in found} == set(engines)
+
+
 def test_a_request(both: Both) -> None:
     some = both.own.requests(limit=1000)[7]
     for id_ in (some["request"], some["external"], some["trace_id"], "chat", "nobody"):
@@ -170,7 +178,14 @@ def test_engines_totals_and_activity(both: Both) -> None:
 
 @pytest.mark.parametrize(
     "filters",
-    [{}, {"engine": "engine-1"}, {"status": "finished"}, {"connector": "none"}, {"search": "chat-00"}],
+    [
+        {},
+        {"engine": "engine-1"},
+        {"engines": ["engine-0", "engine-1"]},
+        {"status": "finished"},
+        {"connector": "none"},
+        {"search": "chat-00"},
+    ],
     ids=lambda filters: " ".join(filters) or "all",
 )
 @pytest.mark.parametrize("live", [[], ["engine-0", "engine-2"]], ids=["none live", "live"])
