@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from kvtrail.__main__ import main
+from kvtrail.tracer.store.clickhouse.connection import Address
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -124,6 +125,25 @@ def test_compose_is_as_the_commands_are() -> None:
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert source in COMPOSE["volumes"] or (DEPLOY / "compose" / source).exists()
+
+
+def test_composes_sidecar_and_grafana_use_its_clickhouse() -> None:
+    services, password = COMPOSE["services"], "${KVTRAIL_CLICKHOUSE_PASSWORD"
+    store = services["kvtrail"]["environment"]["KVTRAIL_SERVE_STORE"]
+    assert password in store
+    address = Address.of(store.replace(":?see the top of compose.yml", ""))
+    assert str(address) == "clickhouse://clickhouse:8123/kvtrail"
+    server = services["clickhouse"]["environment"]
+    assert (server["CLICKHOUSE_USER"], server["CLICKHOUSE_DB"]) == ("kvtrail", address.database)
+    assert password in server["CLICKHOUSE_PASSWORD"]
+    _, command, *arguments = services["kvtrail"]["entrypoint"]
+    accepted(command, arguments)
+    (source,) = yaml.safe_load((DEPLOY / "compose" / "grafana-clickhouse.yml").read_text())["datasources"]
+    assert (source["jsonData"]["host"], source["jsonData"]["port"]) == ("clickhouse", 8123)
+    assert source["jsonData"]["defaultDatabase"] == address.database
+    assert source["secureJsonData"]["password"] == "$KVTRAIL_CLICKHOUSE_PASSWORD"
+    assert "KVTRAIL_CLICKHOUSE_PASSWORD" in services["grafana"]["environment"]
+    assert ",clickhouse]" in (DEPLOY / "container" / "Dockerfile").read_text()
 
 
 def test_what_compose_changes_of_other_files_is_the_names_alone() -> None:

@@ -176,20 +176,26 @@ def test_pages_are_narrowed_down_to_a_service_a_node_or_a_model(start_tracer: Ca
     }
     for engine, about in places.items():
         tracer.post(encoded(history(STALE, engine=engine, recorder=f"of-{engine}", request=f"r-{engine}"), about))
-    begin_ns = WINDOW["since_ns"]
-    for chosen, engines in (
+    choices: tuple[tuple[dict[str, str], set[str]], ...] = (
         ({}, {"e-1", "e-2", "e-3"}),
         ({"service": "chat"}, {"e-1", "e-2"}),
         ({"node": "vllm-2"}, {"e-3"}),
         ({"node": "h"}, {"e-2"}),
         ({"model": "small", "service": "code"}, {"e-3"}),
         ({"model": "none"}, set()),
-    ):
-        window = {"from_ns": begin_ns, "to_ns": WINDOW["until_ns"], **chosen}
+    )
+    for chosen, engines in choices:
         assert {each["engine"] for each in tracer.get("/api/requests", **chosen)} == engines
         assert {each["engine"] for each in tracer.get("/api/findings", **chosen)} == engines
         assert {each["engine"] for each in tracer.get("/api/fleet", **chosen)["engines"]} == engines
-        assert set(tracer.get("/api/lanes", **window)["requests"]["engine"]) == engines
+        assert (
+            set(
+                tracer.get("/api/lanes", from_ns=WINDOW["since_ns"], to_ns=WINDOW["until_ns"], **chosen)["requests"][
+                    "engine"
+                ]
+            )
+            == engines
+        )
         assert {each["engine"] for each in tracer.get("/api/efficiency", **WINDOW, **chosen)["by_place"]} == engines
         assert sum(each["findings"] for each in tracer.get("/api/findings/trend", **WINDOW, **chosen)["counts"]) == len(
             engines
