@@ -395,7 +395,7 @@ def to_json_line(payload: bytes) -> str:
     """A request in binary form as one line of a trace file, without the newline."""
     request = ExportTraceServiceRequest.FromString(payload)
     text: str = MessageToJson(request, indent=None, ensure_ascii=False, use_integers_for_enums=True)
-    return json.dumps(_with_ids(json.loads(text), _to_hex), separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(with_hex_ids(json.loads(text)), separators=(",", ":"), ensure_ascii=False)
 
 
 def spans_to_json_line(spans: Iterable[Span]) -> str:
@@ -473,6 +473,11 @@ def _with_ids(data: Any, change: Callable[[str], str]) -> Any:
     if isinstance(data, list):
         return [_with_ids(item, change) for item in data]
     return data
+
+
+def with_hex_ids(data: Any) -> Any:
+    """OTLP's JSON of what Google's writer makes, whose ids are base64."""
+    return _with_ids(data, _to_hex)
 
 
 def _to_base64(text: str) -> str:

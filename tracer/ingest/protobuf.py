@@ -77,7 +77,7 @@ class ProtobufDecoder(Decoder[bytes, Any]):
             return rest, self.parts(rest), Refused(refused, str(error))
 
     def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
-        for resource_spans in _Request.FromString(data).resource_spans:
+        for resource_spans in Request.FromString(data).resource_spans:
             resource = attributes(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:
                 yield resource, scope_spans.scope.name, scope_spans.spans
@@ -223,7 +223,8 @@ def _message(pool: DescriptorPool, name: str) -> Any:
 
 
 _REQUEST = f"{trace_service_pb2.DESCRIPTOR.package}.ExportTraceServiceRequest"
-_Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
+Request = _message(_with_bytes({("Span", "attributes")}), _REQUEST)
+"""A request whose spans' attributes are bytes."""
 
 _Cut = _message(_with_bytes({("ResourceSpans", "resource"), ("ScopeSpans", "spans")}), _REQUEST)
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvtrail.tracer.ingest import files, otlp_json
+from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.decode import Decoded, Decoder
+from kvtrail.tracer.ingest.json_lines import JsonLines
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.spans import Span
@@ -179,17 +180,13 @@ class TraceWriter:
     def __init__(self, path: Path) -> None:
         """Raises OSError when the file cannot be opened for appending."""
         self._file = path.open("a", encoding="utf-8")
+        self._lines = JsonLines()
         if _torn(path):  # a writer was killed within a line: the next one must not be joined to it
             self._file.write("\n")
 
     def write(self, payload: bytes) -> None:
         """Append a request in binary form."""
-        self._file.write(otlp_json.to_json_line(payload) + "\n")
-        self._file.flush()
-
-    def write_spans(self, spans: Sequence[Span]) -> None:
-        """Append spans of one request."""
-        self._file.writelines(otlp_json.spans_to_json_lines(spans))
+        self._file.write(self._lines.line(payload) + "\n")
         self._file.flush()
 
     def close(self) -> None:

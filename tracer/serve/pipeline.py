@@ -25,7 +25,6 @@ from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.savings import SavingsCounter
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
-from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
@@ -38,6 +37,7 @@ from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
 from kvtrail.tracer.serve.reception import Reception
 from kvtrail.tracer.serve.tail import Tail
+from kvtrail.tracer.serve.trace_copy import TraceCopy
 from kvtrail.tracer.store import Batch, Chunk, StoreError
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
@@ -90,7 +90,7 @@ class Pipeline:
         self._metrics, self.errors = metrics, metrics.internal_errors
         self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self._grace_ns, self._rows_every_ns = grace_ns, rows_every_ns
-        self._trace_file = None if trace_file is None else TraceWriter(trace_file)
+        self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
         self._lock, self._catching_up = threading.Lock(), threading.Lock()
         self._decoder = ProtobufDecoder()
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
@@ -162,7 +162,7 @@ class Pipeline:
             self.last_received_ns = time.time_ns()
             self._reception.count(came, arrived, now_ns=self.last_received_ns)
             if self._trace_file is not None:
-                self._copy(self._trace_file, came.payload)
+                self._trace_file.write(came.payload)
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
@@ -269,14 +269,6 @@ class Pipeline:
                     account.lose(Unknown.RULE)
             findings |= self.detector.findings.get((event.engine, event.request or ""), {})
         return list(findings.values())
-
-    def _copy(self, file: TraceWriter, payload: bytes) -> None:
-        """Append a batch to the trace file. It is stored already; only its copy may be lost."""
-        with self.errors.caught(Where.TRACE_FILE, "the trace file misses a batch"):
-            try:
-                file.write(payload)
-            except OSError as error:
-                logger.error("the trace file misses a batch: %s", error)
 
     def _read_back(self, requests: Collection[Whose]) -> None:
         """Feed the stored events of requests to the detector again. Their findings were reported before."""
