@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 from kvtrail.tracer.commands.options import Store
 from kvtrail.tracer.commands.serve import PORT, serve, tls_of
 
-_SHARED = ("host", "allow_host", "token_file", "insecure", "tls_cert", "tls_key", "tls_client_ca")
+_SHARED = ("host", "allow_host", "token_file", "insecure", "tls_cert", "tls_key", "tls_client_ca", "log_format")
 """Options that mean what they mean to `kvtrail serve`."""
 
 
@@ -40,7 +39,6 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
         raise click.UsageError(
             "--store must be the address of a ClickHouse; `kvtrail serve` serves the API of its own file"
         )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         run(store=store, tls=tls_of(tls_cert, tls_key, tls_client_ca), **options)
     except (PortTaken, StoreError, Unsafe) as error:

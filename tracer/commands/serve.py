@@ -125,6 +125,13 @@ def _bounded(command: F) -> F:
 @click.option(
     "--tls-client-ca", type=_FILE, help="PEM file of the authorities that must have signed a client's certificate."
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Write the log as text or as JSON, an object a line.",
+)
 @forwarding.options
 @click.pass_context
 def serve(
@@ -158,7 +165,6 @@ def serve(
     if forward is not None and forwarding.is_own(forward.target, str(options["host"]), (grpc_port, http_port)):
         raise click.UsageError("--forward-to is this sidecar itself")
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     bounds = limits.Limits(**{each.name: options.pop(each.name) for each in fields(limits.Limits)})
     changeable = Changeable(**{each.name: options.pop(each.name) for each in fields(Changeable)})
     signal.signal(signal.SIGHUP, lambda *_: _read_again(context, changeable))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.hosts import KnownHosts
@@ -31,6 +32,7 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     tls: Tls | None,
+    log_format: str,
 ) -> None:
     """Serve until SIGINT or SIGTERM. The arguments are the options of `kvtrail api`.
 
@@ -46,6 +48,7 @@ def serve(
     listener = bound(host, http_port)
     reader = ClickHouseReader(store)
     metrics = Metrics()
+    logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     ending = threading.Event()
     app = application(
         Onlooker(reader, metrics.internal_errors),

@@ -44,6 +44,7 @@ class HttpServer(uvicorn.Server):
         config = uvicorn.Config(
             self._admit,
             interface="asgi3",
+            log_config=None,  # our own: it says what uvicorn says in the same form
             log_level="warning",
             timeout_graceful_shutdown=int(drain_s),
             **({} if tls is None else tls.for_uvicorn()),

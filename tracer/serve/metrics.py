@@ -209,6 +209,7 @@ class Metrics:
                 self._rejected.labels(transport, why)
         self.trace_file_lost = counter("trace_file_lost", "Requests that are stored, and missing in the trace file.")
         self.trace_file_waiting = gauge("trace_file_waiting_bytes", "Bytes of requests that wait to be copied.")
+        self.log_left_out = counter("log_messages_left_out", "Messages that were too many of their kind for the log.")
         self.tail_skipped = counter("tail_skipped", "Spans that readers of the tail were not shown.")
         self._waiting = gauge("requests_waiting", "OTLP requests that are taken in or wait.", ("transport",))
         self.ingest_seconds = histogram(

@@ -300,7 +300,8 @@ class Pipeline:
             if finding.id not in self._reported:
                 self._reported.add(finding.id)
                 self._metrics.count_finding(finding)
-                logger.warning("%s: %s", finding.rule, finding.explanation)
+                about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
+                logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self._changed[finding.id] = finding
         self._dirty.update(dict.fromkeys(self.detector.changed))
         self.detector.changed.clear()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from kvtrail.tracer.serve import logs
 from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -59,6 +60,7 @@ def serve(
     max_requests: int,
     limits: Limits,
     nice: int,
+    log_format: str,
     changeable: Changeable,
     token_file: Path | None,
     insecure: bool,
@@ -80,6 +82,7 @@ def serve(
     if tls is not None:
         tls.check()
     metrics = Metrics()
+    logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = bound(host, http_port)
     path, outbox, shipper = spool, None, None

@@ -1,0 +1,87 @@
+"""The sidecar's log: as text or as JSON, and never flooded.
+
+Of each kind of message so many a minute are told, and then how many were left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pythonjsonlogger.json import JsonFormatter
+
+MOST_TOLD = 10
+"""Messages of a kind in a minute: those of the same words, whatever is filled in."""
+MINUTE_S = 60.0
+_LEFT_OUT = "%d more messages were left out in %.0f s: %s"
+
+
+class Format(StrEnum):
+    """How the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def set_up(form: Format, on_left_out: Callable[[], None] = lambda: None) -> None:
+    """Let all loggers of this process write to its standard error. `on_left_out` is called for each message that is not
+    told."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonFormatter(
+            "%(asctime)s %(levelname)s %(name)s %(message)s",
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+            datefmt="%Y-%m-%dT%H:%M:%S%z",
+        )
+        if form is Format.JSON
+        else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    )
+    handler.addFilter(Sparingly(on_left_out))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What was logged with the same words since the minute began."""
+
+    told: int = 0
+    left_out: int = 0
+
+
+class Sparingly:
+    """A filter that lets pass a few messages of each kind in a minute."""
+
+    def __init__(self, on_left_out: Callable[[], None] = lambda: None, *, minute_s: float = MINUTE_S) -> None:
+        self._on_left_out, self._minute_s = on_left_out, minute_s
+        self._kinds: dict[tuple[str, int, str], _Kind] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Of `logging`: whether a message is told."""
+        if record.msg == _LEFT_OUT:
+            return True
+        key = (record.name, record.levelno, str(record.msg))
+        with self._lock:
+            kind = self._kinds.get(key)
+            if kind is None:
+                kind = self._kinds[key] = _Kind()
+                minute = threading.Timer(self._minute_s, self._end, (key,))
+                minute.daemon = True
+                minute.start()
+            is_told = kind.told < MOST_TOLD
+            kind.told += is_told
+            kind.left_out += not is_told
+        if not is_told:
+            self._on_left_out()
+        return is_told
+
+    def _end(self, key: tuple[str, int, str]) -> None:
+        """A minute is over."""
+        with self._lock:
+            kind = self._kinds.pop(key)
+        if kind.left_out:
+            name, level, words = key
+            logging.getLogger(name).log(level, _LEFT_OUT, kind.left_out, self._minute_s, words)
