@@ -28,11 +28,20 @@ _SELECTED = (
     " arrayMap(at -> toUnixTimestamp64Nano(at), `Events.Timestamp`), `Events.Name`, `Events.Attributes`, Typed"
 )
 _END_NS = "toUnixTimestamp64Nano(Timestamp) + toInt64(Duration)"
-_ONCE = "SETTINGS final = 1"
-"""Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made the table."""
-_DAY_NS = 24 * 3600 * 10**9
-"""A span begins at most so long before it ends, and a foreign one lies as near to its request: what is sought is in a few
-partitions."""
+_NEAR = (
+    "FROM otel_traces WHERE Timestamp BETWEEN fromUnixTimestamp64Nano({from_ns:Int64})"
+    " AND fromUnixTimestamp64Nano({to_ns:Int64})"
+)
+_ITS_SPANS = (
+    "Request = {request:String} AND Engine = {engine:String}",
+    "TraceId = {trace_id:String} AND TraceId != '' AND Request = ''",
+    "Named = {external:String} AND Named != '' AND Request = ''",
+)
+"""The spans of a request, the foreign ones of its trace, and those that name it."""
+_NEAR_NS = 3600 * 10**9
+"""The spans of a request begin at most so long before it began, or after it ended."""
+_LONGEST_NS = 24 * _NEAR_NS
+"""A span lasts no longer."""
 _KIND = {True: "Internal", False: "Unspecified"}
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -92,18 +101,15 @@ class SpanReader(Database):
     """The part of `Reader` that is about spans."""
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
+        # A part for each index: with OR between them, none would be used.
+        near = " UNION ALL ".join(
+            f"SELECT {_SELECTED}, {_END_NS} AS end_ns {_NEAR} AND {those}" for those in _ITS_SPANS
+        )
         rows = self.query(
-            f"""SELECT {_SELECTED} FROM otel_traces
-            WHERE Timestamp BETWEEN fromUnixTimestamp64Nano({{from_ns:Int64}}) AND fromUnixTimestamp64Nano({{to_ns:Int64}})
-              AND ((Request = {{request:String}} AND Engine = {{engine:String}})
-                OR (TraceId = {{trace_id:String}} AND TraceId != '' AND Request = '')
-                OR (Named = {{external:String}} AND Named != '' AND Request = ''))
-            ORDER BY {_END_NS} DESC, Number DESC
-            LIMIT 1 BY TraceId, SpanId
-            LIMIT {{limit:UInt32}}
-            {_ONCE}""",
-            from_ns=max(0, (account["started_ns"] or account["last_ns"]) - _DAY_NS),
-            to_ns=min(account["last_ns"] + _DAY_NS, LATEST_NS),
+            f"SELECT * EXCEPT end_ns FROM ({near}) ORDER BY end_ns DESC, Number DESC"
+            " LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
+            from_ns=max(0, (account["started_ns"] or account["last_ns"]) - _NEAR_NS),
+            to_ns=min(account["last_ns"] + _NEAR_NS, LATEST_NS),
             **{name: account[name] for name in ("request", "engine", "trace_id", "external")},
             limit=limit,
         )
@@ -111,16 +117,16 @@ class SpanReader(Database):
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         blocks = self.connection.blocks(
-            f"""SELECT {_SELECTED} FROM otel_traces WHERE Timestamp BETWEEN fromUnixTimestamp64Nano({{from_ns:Int64}}) AND
-            fromUnixTimestamp64Nano({{until_ns:Int64}})
-              AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{until_ns:Int64}} - 1
+            # Each span once, where the table is ours. Unlike FINAL it is no error where the Collector's exporter made it.
+            f"""SELECT {_SELECTED} {_NEAR}
+              AND {_END_NS} BETWEEN {{since_ns:Int64}} AND {{to_ns:Int64}} - 1
               AND ScopeName = {{ours:String}}
             ORDER BY {_END_NS}, Number
-            {_ONCE}""",
+            SETTINGS final = 1""",
             ours=semconv.SCOPE,
-            from_ns=max(0, since_ns - _DAY_NS),
+            from_ns=max(0, since_ns - _LONGEST_NS),
             since_ns=since_ns,
-            until_ns=until_ns,
+            to_ns=until_ns,
         )
         for rows in blocks:
             yield [span_of(row)[1] for row in rows]
@@ -128,9 +134,8 @@ class SpanReader(Database):
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         # The rows of a step have a number each: where one tail ends, the next goes on.
         rows = self.query(
-            f"""SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}
-            ORDER BY Number LIMIT {{limit:UInt32}}
-            {_ONCE}""",
+            f"SELECT {_SELECTED} FROM otel_traces WHERE Number > {{after:UInt64}}"
+            " ORDER BY Number LIMIT 1 BY TraceId, SpanId LIMIT {limit:UInt32}",
             after=after,
             limit=limit,
         )
@@ -139,5 +144,5 @@ class SpanReader(Database):
     def last_number(self) -> int:
         # The latest day is found by the index of numbers, which are about the time of their arrival.
         latest = "SELECT max(Number) FROM otel_traces WHERE Number > {after:UInt64}"
-        recently = max(0, self.clock_ns() - _DAY_NS)
+        recently = max(0, self.clock_ns() - _LONGEST_NS)
         return int(self.query(latest, after=recently)[0][0] or self.query(latest, after=0)[0][0])
