@@ -2,7 +2,8 @@
 
 The engine is chDB, in this process. What a server adds is the way over HTTP, and what it spares is this machine's processor.
 
-    python benchmarks/in_clickhouse.py --spans 1000000
+    python benchmarks/in_clickhouse.py
+    python benchmarks/in_clickhouse.py --spans 3000000
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def milliseconds(ask: Callable[[], object]) -> float:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--spans", type=int, default=1_000_000)
+    parser.add_argument("--spans", type=int, default=300_000)
     options = parser.parse_args()
     now_ns = time.time_ns()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # the engine runs until the process ends

@@ -77,7 +77,7 @@ def variables() -> frozenset[str]:
 def vllm_has(option: str) -> bool:
     """Whether vLLM's server takes an option. It names them after the fields of its configuration."""
     field = option.removeprefix("--").removeprefix("no-").replace("-", "_")
-    files = (VLLM / "engine" / "arg_utils.py", VLLM / "entrypoints" / "openai" / "cli_args.py")
+    files = (VLLM / "engine" / "arg_utils.py", *(VLLM / "entrypoints").rglob("cli_args.py"))
     return any(re.search(rf"\b{field}\b", file.read_text()) for file in files)
 
 
