@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from kvtrail.dashboard.client import DEFAULT_URL
+from kvtrail.tracer.serve.exposure import is_local
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
 """Passes the tracer's address to the pages, which run in Streamlit's process."""
@@ -45,7 +46,12 @@ TRACE_ID = "{trace_id}"
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.",
 )
-def dashboard(tracer: str, host: str, port: int, traces: str, token_file: Path | None, tracer_ca: Path | None) -> None:
+@click.option(
+    "--insecure", is_flag=True, help="Listen beyond this machine, where all who reach it see all that it shows."
+)
+def dashboard(
+    tracer: str, host: str, port: int, traces: str, token_file: Path | None, tracer_ca: Path | None, insecure: bool
+) -> None:
     """Show live request timelines in the browser.
 
     Example: kvtrail dashboard --tracer http://127.0.0.1:4318 --port 8501
@@ -58,6 +64,11 @@ def dashboard(tracer: str, host: str, port: int, traces: str, token_file: Path |
         raise click.BadParameter(f"{tracer!r} is not an address: write http://HOST:PORT", param_hint="--tracer")
     if traces and not (traces.startswith(("http://", "https://")) and TRACE_ID in traces):
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
+    if not (insecure or is_local(host)):
+        raise click.ClickException(
+            f"on {host}, anybody who reaches this machine could read what the dashboard shows, without any token: put a proxy"
+            " before it that asks who they are, or say --insecure"
+        )
     _check_port(host, port)
     click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
     # Replaces this process: signals then reach Streamlit itself, and nothing can be left running.

@@ -41,6 +41,23 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     assert "write http://HOST:PORT" in result.output
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost.example"])
+def test_nobody_listens_beyond_this_machine_by_mistake(host: str) -> None:
+    """Not even with the tracer's token, which browsers do not show."""
+    result = CliRunner().invoke(dashboard, ["--host", host])
+    assert result.exit_code == 1
+    assert "--insecure" in result.output
+
+
+def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execve", lambda program, arguments, environment: started.append(arguments))
+    for options in (["--host", "0.0.0.0", "--insecure"], ["--host", "127.0.0.1"], ["--host", "localhost"]):
+        result = CliRunner().invoke(dashboard, [*options, "--port", str(free_port())])
+        assert result.exit_code == 0, result.output
+    assert len(started) == 3
+
+
 @pytest.mark.parametrize("template", ["http://jaeger:16686/trace/", "jaeger/{trace_id}", "javascript:{trace_id}"])
 def test_a_place_of_traces_that_is_none_is_refused(template: str) -> None:
     for result in (

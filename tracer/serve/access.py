@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import grpc
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvtrail.tracer.serve.exposure import Unsafe, is_local
 
 logger = logging.getLogger("kvtrail")
 
@@ -26,10 +27,6 @@ LOOK_AGAIN_S = 1.0
 UNAUTHORIZED = 401
 _SCHEME = "bearer "
 _WANTED = "a token is wanted here: send `authorization: Bearer <token>`"
-
-
-class Unsafe(ValueError):
-    """The sidecar will not listen like this; the text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +156,8 @@ def _refuse(request: Any, context: grpc.ServicerContext) -> None:
 
 def check_exposure(host: str, tokens: Tokens | None, *, insecure: bool) -> None:
     """Raises Unsafe where anybody on the network could read what is served, and nobody has said that this is meant."""
-    if tokens is not None or insecure or host == "localhost":
+    if tokens is not None or insecure or is_local(host):
         return
-    try:
-        if ip_address(host).is_loopback:
-            return
-    except ValueError:
-        pass  # a name: whatever it stands for may be reached from elsewhere
     raise Unsafe(
         f"on {host}, anybody who reaches this machine could read and write here: give --token-file, or say --insecure"
     )

@@ -24,7 +24,8 @@ from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
-from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Tokens, Unsafe, check_exposure
+from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Tokens, check_exposure
+from kvtrail.tracer.serve.exposure import Unsafe
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"

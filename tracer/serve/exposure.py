@@ -1,0 +1,17 @@
+"""Who can reach an address that a process listens on. Imports nothing, since the dashboard asks, too."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+
+class Unsafe(ValueError):
+    """A process will not listen like this; the text says why, and what to do."""
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches it. A name but `localhost` may stand for an address that others reach."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
