@@ -12,8 +12,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from kvtrail.tracer.ingest.protobuf import Parts
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestStart
 from kvtrail.tracer.model.findings import Finding
@@ -63,15 +64,17 @@ class Forwarder:
         return cls(settings, Sender(to_receiver, figures, most_bytes=settings.most_bytes), figures)
 
     def received(self, payload: bytes, events: Sequence[Event], findings: Sequence[Finding]) -> None:
-        """A batch was stored: an `ExportTraceServiceRequest`, the events in it, and what was found at that."""
-        by_id = {(event.trace_id, event.span_id): event for event in events}
+        """A batch was stored: an `ExportTraceServiceRequest` whose spans can be read, the events in it, and what was found at
+        that."""
+        by_id = {event.trace_id + event.span_id: event for event in events}
         guilty = {(finding.engine, finding.request) for finding in findings}
         for whose, spans in self._cutter.cut(payload):
             if whose.scope_name != semconv.SCOPE:
-                self._out += [Piece(whose, encoded) for encoded, _ in spans]
+                self._out += [Piece(whose, encoded) for encoded in spans]
                 continue
-            for encoded, span in spans:
-                event = by_id.get((span.trace_id.hex(), span.span_id.hex()))
+            for encoded in spans:
+                span = Parts.Span.FromString(encoded)
+                event = by_id.get((span.trace_id + span.span_id).hex())
                 if event is None or event.request is None or span.name == semconv.STEP_SPAN:
                     self._of_engine(event, Piece(whose, encoded), span)
                 else:
@@ -121,7 +124,7 @@ class Forwarder:
             "held": self._held_spans,
         }
 
-    def _of_engine(self, event: Event | None, piece: Piece, span: Span) -> None:
+    def _of_engine(self, event: Event | None, piece: Piece, span: Any) -> None:
         """A span that concerns no request, or no one alone. Its trace is a minute of its engine."""
         if isinstance(event, Heartbeat) and not event.recorder_closed:
             self._figures.left_out.inc()
@@ -130,7 +133,7 @@ class Forwarder:
         else:
             self._figures.left_out.inc()
 
-    def _of_request(self, key: Key, event: Event, piece: Piece, span: Span, *, is_guilty: bool) -> None:
+    def _of_request(self, key: Key, event: Event, piece: Piece, span: Any, *, is_guilty: bool) -> None:
         if type(event) is RequestStart:
             self._begin(key)
         if (ended := self._ended.get(key)) is not None:
@@ -169,7 +172,7 @@ class Forwarder:
             self._finish(before)
         self._ended.pop(key, None)
 
-    def _new(self, key: Key, event: Event, span: Span) -> Request:
+    def _new(self, key: Key, event: Event, span: Any) -> Request:
         request = self._requests[key] = Request(key, self._clock())
         self._held_bytes += STATE_BYTES
         if event.sampled is not False and is_sampled(span.trace_id, self._settings.sample):

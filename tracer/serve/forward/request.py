@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from msgspec import Struct, field
 
 from kvtrail.tracer.model.events import (
     CutOff,
@@ -49,8 +49,7 @@ def went_wrong(event: Event) -> bool:
     )
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False, gc=False):
     """A request that has not been decided, or has been and may still get spans.
 
     Attributes:
@@ -80,7 +79,7 @@ class Request:
     whose: Whose | None = None
     waits_ns: int | None = None
 
-    def place(self, event: Event, span: Span, whose: Whose) -> None:
+    def place(self, event: Event, span: Any, whose: Whose) -> None:
         """Learn from one of its spans where it belongs."""
         kind = type(event)
         if kind in ROOTS or kind is RequestStart or not self.trace_id:

@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 from history import goodbyes, heartbeats, history
 from msgspec.structs import replace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 from test_forward_pieces import foreign, odd_span
 from wire import as_request, encoded
 
 from kvtrail.connector.recording.contexts import root_ids
+from kvtrail.connector.recording.encoder import field
 from kvtrail.tracer.ingest.protobuf import attributes
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.serve.forward import forwarder as forwarders
 from kvtrail.tracer.serve.forward.forwarder import HOLD_S, LINGER_S, Forwarder
-from kvtrail.tracer.serve.forward.pieces import Piece
+from kvtrail.tracer.serve.forward.pieces import Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import Settings, Target
 from kvtrail.tracer.serve.metrics import Metrics
@@ -256,6 +258,15 @@ def test_a_finding_that_comes_after_the_end_waits_for_nothing(sidecar: Sidecar) 
 def test_foreign_spans_pass_at_once_and_untouched(sidecar: Sidecar) -> None:
     sidecar.pipeline.ingest(foreign(odd_span(1), odd_span(2)), transport="grpc")
     assert [piece.span for piece in sidecar.outbox.pieces] == [odd_span(1), odd_span(2)]
+
+
+def test_spans_that_cannot_be_read_are_not_forwarded(sidecar: Sidecar) -> None:
+    """They would spoil the others that travel with them."""
+    broken = field(1, field(1, b"\xff") + field(2, field(2, odd_span(1))))
+    sidecar.pipeline.ingest(broken + foreign(odd_span(1), b"\xff", odd_span(2)), transport="grpc")
+    assert [piece.span for piece in sidecar.outbox.pieces] == [odd_span(1), odd_span(2)]
+    request = ExportTraceServiceRequest.FromString(joined(sidecar.outbox.pieces))
+    assert [len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans] == [2]
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

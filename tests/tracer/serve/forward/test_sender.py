@@ -10,6 +10,7 @@ from email.utils import formatdate
 import grpc
 import pytest
 from backends import Backend, Refusal, over_grpc, over_http
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from processes import free_port, until
 from prometheus_client import CollectorRegistry
 from test_forward_pieces import foreign, odd_span
@@ -48,7 +49,7 @@ class Sending:
 
 def a_span(number: int) -> Piece:
     ((whose, spans),) = Cutter().cut(foreign(odd_span()))
-    ((_, span),) = spans
+    span = Span.FromString(spans[0])
     span.span_id = number.to_bytes(8, "big")
     return Piece(whose, span.SerializeToString())
 
