@@ -23,6 +23,7 @@ PORT = click.IntRange(1, 65535)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 F = TypeVar("F", bound=Callable[..., Any])
 MAX_HOURS = 10**6
+MAX_GIB = 10**6
 """More than a century."""
 
 
@@ -90,6 +91,14 @@ def _bounded(command: F) -> F:
     help="Drop spans and requests older than this. Findings stay.",
 )
 @click.option(
+    "--retain-gib",
+    default=50.0,
+    show_default=True,
+    type=click.FloatRange(min=0.01, max=MAX_GIB),
+    callback=_finite,
+    help="Drop the oldest spans and requests where the store takes more than so many GiB. Findings leave last.",
+)
+@click.option(
     "--max-requests",
     default=limits.MOST_REQUESTS,
     show_default=True,
@@ -148,7 +157,7 @@ def serve(
 
     With --forward-to, what it receives is sent on to another OTLP receiver, with what it has found.
 
-    SIGHUP reads --retain-hours and --allow-host from the file of `kvtrail --config` again.
+    SIGHUP reads --retain-hours, --retain-gib and --allow-host from the file of `kvtrail --config` again.
 
     Example: kvtrail serve --store /var/lib/kvtrail/kvtrail.db
     """

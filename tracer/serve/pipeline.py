@@ -102,7 +102,8 @@ class Pipeline:
         """Those whose rows are being written: the changed ones of a moment ago."""
         self._due_number = self._last_number = writer.last_number()
         """The last span that the due rows know of, and that is stored."""
-        self._rows_at = self._folded_at = 0
+        self._rows_at = time.monotonic_ns() - rows_every_ns
+        self._folded_at = time.monotonic_ns()
         self._reported: set[str] = set()
         self._read_back_ids: set[tuple[str, int]] = set()
         self._lost: Counter[str] = Counter()

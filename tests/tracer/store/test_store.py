@@ -155,20 +155,3 @@ def test_what_cannot_be_stored_is_kept_for_the_next_batch(tmp_path: Path) -> Non
     pipeline.ingest(batch, transport="grpc")  # the sender tries again
     (account,) = reader.requests()
     assert (account["lookups"], account["verdict"], len(reader.findings())) == (2, "drift", 1)
-
-
-@pytest.mark.parametrize("content", [b"this is no database, and long enough to be seen as none" * 20])
-def test_a_file_that_is_no_store_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notes.txt"
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"cannot open the store .*notes.txt: file is not a database"):
-        SqliteWriter(path)
-    assert path.read_bytes() == content
-
-
-def test_a_store_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "new.db")
-    db.execute("PRAGMA user_version=999")
-    db.close()
-    with pytest.raises(StoreError, match="written by a newer kvtrail"):
-        SqliteWriter(tmp_path / "new.db")

@@ -10,6 +10,8 @@ import sqlite3
 import time
 from collections.abc import Mapping
 
+from kvtrail.tracer.store.sqlite.database import Query
+
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
     """CREATE TABLE IF NOT EXISTS recorders (
@@ -31,15 +33,15 @@ def put(db: sqlite3.Connection, digest: bytes, seen: Mapping[str, str]) -> None:
     )
 
 
-def receipts(db: sqlite3.Connection) -> list[bytes]:
+def receipts(query: Query) -> list[bytes]:
     """The digests of the last requests, in order."""
-    rows = db.execute("SELECT digest FROM receipts ORDER BY number DESC LIMIT ?", (MOST_RECEIPTS,)).fetchall()
+    rows = query(f"SELECT digest FROM receipts ORDER BY number DESC LIMIT {MOST_RECEIPTS}")
     return [digest for (digest,) in reversed(rows)]
 
 
-def seen(db: sqlite3.Connection) -> dict[str, str]:
+def seen(query: Query) -> dict[str, str]:
     """By recorder: the numbers that are stored, as text."""
-    return dict(db.execute("SELECT recorder, seen FROM recorders"))
+    return dict(query("SELECT recorder, seen FROM recorders"))
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:

@@ -27,6 +27,7 @@ from kvtrail.tracer.store.sqlite import (
     ids,
     lanes,
     log,
+    opening,
     outbox,
     requests,
     restart,
@@ -37,9 +38,6 @@ from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
 
-SCHEMA_VERSION = 3
-_ROWS_ONLY = 2
-"""The last schema in which each span was a row."""
 PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 200, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
 VACUUMED_PAGES = 500
@@ -68,12 +66,14 @@ class SqliteWriter:
         self.path, self._outbox = path, outbox
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = path.with_name(f"{path.name}.lock").open("w")
+            lock = path.with_name(f"{path.name}.lock")
+            was_there = lock.exists()
+            self._lock = lock.open("w")
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise StoreError(f"another tracer writes to the store {path}; choose another: --store") from None
-            self._open()
+            self._open(was_there=was_there)
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
@@ -94,7 +94,7 @@ class SqliteWriter:
                 self._settle(batch)
                 self._put_out(batch)
                 if not any(rows for _, rows in parts):
-                    self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # a page is written all the same
+                    self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written all the same
             return ()
         except _UNFIT:
             with self._transaction():
@@ -106,11 +106,11 @@ class SqliteWriter:
 
     def receipts(self) -> Sequence[bytes]:
         """The digests of the last requests that were stored, in order."""
-        return arrivals.receipts(self._db)
+        return arrivals.receipts(self._query)
 
     def seen(self) -> Mapping[str, str]:
         """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them."""
-        return arrivals.seen(self._db)
+        return arrivals.seen(self._query)
 
     def open_requests(self) -> set[tuple[str, str]]:
         """By engine and id: the requests that have not ended, as far as their accounts know."""
@@ -130,8 +130,7 @@ class SqliteWriter:
 
     def holds(self, engine: str, request: str) -> bool:
         """Whether there is a row of this request."""
-        query = "SELECT 1 FROM requests WHERE request = ? AND engine = ?"
-        return bool(self._db.execute(query, (request, engine)).fetchone())
+        return bool(self._query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))
 
     def fold(self, *, some: bool = False) -> bool:
         """Do the next part of what is cheaper for many at a time: join small chunks of the log, and enter ids into their
@@ -223,12 +222,26 @@ class SqliteWriter:
         while (free := self._pragma("freelist_count")) > keep:
             self._db.execute(f"PRAGMA incremental_vacuum({min(VACUUMED_PAGES, free - keep)})").fetchall()
             yield 0
+            self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()  # only then is the file shorter
 
     def _settle(self, batch: Batch) -> None:
         if batch.settled is not None:  # after the rows: a new one is told what the others were up to date with
             self._log.settle(batch.settled)
 
-    def _open(self) -> None:
+    def _open(self, *, was_there: bool) -> None:
+        """Open the file; if it is damaged, set it aside and begin another. `was_there`: a tracer has had it before."""
+        if opening.has_damage(self.path):
+            opening.set_aside(self.path, "it was found to be so while it was used")
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            if not (was_there and opening.is_damage(error)):
+                raise
+            self._db.close()
+            opening.set_aside(self.path, str(error))
+            self._prepare()
+
+    def _prepare(self) -> None:
         """Open the file, and create what it lacks.
 
         Raises:
@@ -236,15 +249,7 @@ class SqliteWriter:
             StoreError: another kvtrail wrote it.
         """
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        version = self._pragma("user_version")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}"
-            )
-        if 0 < version <= _ROWS_ONLY:
-            raise StoreError(
-                f"{self.path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store"
-            )
+        opening.check(self._db, self.path)
         self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
@@ -253,14 +258,15 @@ class SqliteWriter:
         self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
         self._log = log.Log(self._db)
         with self._transaction():
+            opening.change_over(self._db, self.path)
             for table in (log, arrivals, engines, requests, findings, savings, activity, lanes, outbox):
                 for statement in table.SCHEMA:
                     self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        try:
+        with self._told("write to"):
             self._db.execute("BEGIN")
             try:
                 yield
@@ -268,14 +274,25 @@ class SqliteWriter:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Tell the database's own trouble as a StoreError."""
+        try:
+            yield
         except _REFUSED:
             raise
         except sqlite3.Error as error:
-            raise StoreError(f"cannot write to the store {self.path}: {error}") from error
+            if opening.is_damage(error):
+                opening.note_damage(self.path)
+                said = f"the store {self.path} is damaged ({error}); it is set aside when the tracer starts again"
+                raise StoreError(said) from error
+            raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
     def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
         clause = f" WHERE {' AND '.join(where)}" if where else ""
-        return self._db.execute(f"{select}{clause} {tail}", values).fetchall()
+        with self._told("read"):
+            return self._db.execute(f"{select}{clause} {tail}", values).fetchall()
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()

@@ -1,0 +1,223 @@
+"""The store's file: what cannot be used is refused or set aside, an older one is copied before it changes, and it gets
+smaller."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from history import history
+from msgspec.structs import replace
+from wire import encoded
+
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.sqlite import opening
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
+FINE = "L 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
+PAGE = 4096
+
+
+def hear(pipeline: Pipeline, name: str, text: str = FINE, *, later_s: int = 0) -> None:
+    later_ns = later_s * 10**9
+    events = [
+        replace(event, start_ns=event.start_ns + later_ns, end_ns=event.end_ns + later_ns)
+        for event in history(text, request=f"{name}-0123abcd", recorder=name)
+    ]
+    pipeline.ingest(encoded(events), transport="grpc")
+
+
+def filled(path: Path, requests: int, *, drifting: int = 0) -> None:
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    for number in range(requests):
+        hear(pipeline, f"r{number}", STORY if number < drifting else FINE, later_s=number)
+    pipeline.close()
+
+
+def root_page(path: Path, table: str) -> int:
+    db = sqlite3.connect(path)
+    ((page,),) = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (table,))
+    db.close()
+    return int(page)
+
+
+def overwrite(path: Path, at: int, length: int = PAGE) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xa5" * length)
+
+
+@pytest.mark.parametrize("begin", [b"this is no database, and long enough to be seen as none" * 20, b"SQLite"])
+def test_a_file_that_is_no_store_is_refused_and_stays(tmp_path: Path, begin: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(begin)
+    with pytest.raises(StoreError, match=r"cannot open the store .*notes.txt: file is not a database"):
+        SqliteWriter(path)
+    assert path.read_bytes() == begin
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"), [(999, "written by a newer kvtrail"), (1, "a row for each span"), (2, "a row")]
+)
+def test_a_store_of_another_kvtrail_is_refused(tmp_path: Path, schema: int, said: str) -> None:
+    path = tmp_path / "other.db"
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version={schema}")
+    db.close()
+    with pytest.raises(StoreError, match=said):
+        SqliteWriter(path)
+
+
+@pytest.mark.parametrize("where", ["head", "chunks", "requests"])
+def test_a_damaged_store_is_set_aside_and_a_new_one_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 3)
+    overwrite(path, 0 if where == "head" else (root_page(path, where) - 1) * PAGE)
+    damaged = path.read_bytes()
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    (aside,) = tmp_path.glob("s.db.damaged-*")
+    assert aside.read_bytes() == damaged
+    assert "is damaged" in caplog.text
+    assert aside.name in caplog.text
+    hear(pipeline, "later")
+    assert [row["request"] for row in SqliteReader(path).requests()] == ["later-0123abcd"]
+
+
+def test_damage_that_shows_while_it_is_used_is_told_and_set_aside_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 3)
+    overwrite(path, (root_page(path, "requests_by_id") - 1) * PAGE)
+    monkeypatch.setattr(opening, "CHECKED_BYTES", 0)
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    with pytest.raises(StoreError, match=r"is damaged .* it is set aside when the tracer starts again"):
+        hear(pipeline, "later")
+    assert pipeline.trouble is not None
+    assert "damaged" in pipeline.trouble
+    pipeline.close()
+    hear(Pipeline(SqliteWriter(path), Metrics()), "later")
+    assert len([*tmp_path.glob("s.db.damaged-*")]) == 1
+    assert not (tmp_path / "s.db.damaged").exists()
+    assert len(SqliteReader(path).requests()) == 1
+
+
+def add_column(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE engines ADD COLUMN rack TEXT NOT NULL DEFAULT ''")
+
+
+def fail(db: sqlite3.Connection) -> None:
+    add_column(db)
+    db.execute("INSERT INTO nowhere VALUES (1)")
+
+
+@pytest.mark.parametrize("change", [add_column, fail])
+def test_an_older_store_is_copied_before_it_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[sqlite3.Connection], None]
+) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 3)
+    monkeypatch.setattr(opening, "SCHEMA_VERSION", 4)
+    monkeypatch.setattr(opening, "CHANGES", {3: change})
+    if change is fail:
+        with pytest.raises(StoreError, match="no such table: nowhere"):
+            SqliteWriter(path)
+    else:
+        SqliteWriter(path).close()
+    copy = tmp_path / "s.db.schema-3"
+    for file, is_changed in ((path, change is add_column), (copy, False)):
+        db = sqlite3.connect(file)
+        assert db.execute("PRAGMA user_version").fetchone() == (4 if is_changed else 3,)
+        assert ("rack" in [column[1] for column in db.execute("PRAGMA table_info(engines)")]) is is_changed
+        assert db.execute("SELECT count(*) FROM requests").fetchone() == (3,)
+        db.close()
+
+
+def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtrail.tracer.store.sqlite.store.SMALLEST_VACUUM", 4)
+    path = tmp_path / "s.db"
+    filled(path, 400, drifting=20)
+    writer, reader = SqliteWriter(path), SqliteReader(path)
+    before, bound = path.stat().st_size, writer.size() * 2 // 3
+    steps = list(writer.prune(before_ns=0, most_bytes=bound))
+    assert max(steps) <= 64 * len(history(STORY)), "no step drops more than some chunks"
+    assert writer.size() <= bound
+    left = {row["request"] for row in reader.requests(limit=1000)}
+    assert 0 < len(left) < 400
+    assert len(reader.findings()) == 20, "findings leave last"
+    assert all(reader.spans_of(row) for row in reader.requests(limit=1000))
+    hear(Pipeline(writer, Metrics()), "latest", later_s=500)
+    writer.close()
+    assert path.stat().st_size < before * 0.8
+    again = SqliteWriter(path)
+    sum(again.prune(before_ns=0, most_bytes=1))
+    assert reader.findings() == []
+
+
+def test_between_two_steps_of_pruning_batches_come(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 300)
+    writer, reader = SqliteWriter(path), SqliteReader(path)
+    pipeline = Pipeline(writer, Metrics())
+    steps = writer.prune(before_ns=2**62)
+    for number in range(5):
+        next(steps)
+        hear(pipeline, f"new{number}")
+    assert len(reader.requests(search="new")) == 5
+    sum(steps)
+    assert reader.requests() == []
+
+
+def test_what_was_folded_is_found_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 20)
+    reader = SqliteReader(path)
+    rows = reader.requests()
+    before = [reader.spans_of(row) for row in rows], reader.tail(after=0)
+    writer = SqliteWriter(path)
+    while writer.fold(some=True):
+        pass
+    db = sqlite3.connect(path)
+    assert db.execute("SELECT count(*), count(keys) FROM chunks").fetchone() == (1, 0)
+    assert ([reader.spans_of(row) for row in rows], reader.tail(after=0)) == before
+    assert reader.tail(after=7)[0][0] == 8
+    assert [span for spans in reader.spans(since_ns=0, until_ns=2**62) for span in spans] == [s for _, s in before[1]]
+
+
+def test_rows_that_were_not_written_are_made_anew_after_a_kill(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As production has it: the rows of requests come a moment after their spans."""
+    caplog.set_level(logging.WARNING)
+    path = tmp_path / "s.db"
+    events = history(STORY, request="late-0123abcd", recorder="late")
+    writer = SqliteWriter(path)
+    pipeline = Pipeline(writer, Metrics(), rows_every_ns=10**18)
+    hear(pipeline, "first")
+    pipeline.ingest(encoded(events[:4]), transport="grpc")
+    pipeline.ingest(encoded(events[4:]), transport="grpc")
+    assert [row["request"] for row in SqliteReader(path).requests()] == ["late-0123abcd", "first-0123abcd"], (
+        "a finding's"
+    )
+    hear(pipeline, "second")
+    assert len(SqliteReader(path).requests()) == 2
+    writer.close()  # without what `Pipeline.close` writes
+    again = Pipeline(SqliteWriter(path), Metrics())
+    again.tidy()
+    rows = {row["request"]: row for row in SqliteReader(path).requests()}
+    assert {name: row["verdict"] for name, row in rows.items()} == {
+        "first-0123abcd": "ok", "late-0123abcd": "drift", "second-0123abcd": "ok",
+    }  # fmt: skip
+    assert SqliteReader(path).totals()["findings"] == 1
+    again.ingest(encoded(events[4:]), transport="grpc")
+    assert SqliteReader(path).last_number() == len(events) + 2 * len(history(FINE)), "it was known by its digest"

@@ -1,0 +1,99 @@
+"""How a store is opened: what is damaged is set aside, what is older is changed over, after a copy was made."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtrail.tracer.store import StoreError
+
+logger = logging.getLogger("kvtrail")
+
+SCHEMA_VERSION = 3
+_ROWS_ONLY = 2
+"""The last schema in which each span was a row. It was never released."""
+CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {}
+"""What makes the next schema of a store of this one, within the open transaction."""
+CHECKED_BYTES = 64 * 2**20
+"""A larger file is not read as a whole before it is used."""
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether SQLite says that what is in the file cannot be."""
+    return str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def set_aside(path: Path, reason: str) -> None:
+    """Rename a damaged store, so that a new one can begin."""
+    ending = f".damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    for part in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))):
+        if part.exists():
+            part.rename(part.with_name(f"{part.name.replace(path.name, path.name + ending)}"))
+    _mark(path).unlink(missing_ok=True)
+    logger.error(
+        "the store %s is damaged (%s). It is set aside as %s, and a new one begins. `sqlite3 %s .recover` prints what can be"
+        " saved of it.", path, reason, f"{path.name}{ending}", f"{path.name}{ending}",
+    )  # fmt: skip
+
+
+def note_damage(path: Path) -> None:
+    """Note that a store was found to be damaged while it was used: it is set aside at the next start."""
+    _mark(path).touch()
+
+
+def has_damage(path: Path) -> bool:
+    """Whether that was noted."""
+    return _mark(path).exists()
+
+
+def check(db: sqlite3.Connection, path: Path) -> None:
+    """Look whether a store can be used.
+
+    Raises:
+        sqlite3.DatabaseError: it is no database, or damaged.
+        StoreError: another kvtrail wrote it.
+    """
+    ((version,),) = db.execute("PRAGMA user_version")
+    if version > SCHEMA_VERSION:
+        raise StoreError(f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}")
+    if 0 < version <= _ROWS_ONLY:
+        raise StoreError(f"{path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store")
+    tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
+    for (table,) in db.execute(tables).fetchall():
+        db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+    if path.stat().st_size <= CHECKED_BYTES:
+        ((said,),) = db.execute("PRAGMA quick_check(1)")
+        if said != "ok":
+            error = sqlite3.DatabaseError(said)
+            error.sqlite_errorname = "SQLITE_CORRUPT"
+            raise error
+
+
+def change_over(db: sqlite3.Connection, path: Path) -> None:
+    """Make a store of today's schema of an older one, within the open transaction. It is copied first.
+
+    Raises:
+        OSError, sqlite3.Error: there is no room for the copy, say; nothing has changed.
+    """
+    ((version,),) = db.execute("PRAGMA user_version")
+    if 0 < version < SCHEMA_VERSION:
+        copy = path.with_name(f"{path.name}.schema-{version}")
+        logger.info("the store %s is changed over to schema %s; it is copied to %s first", path, SCHEMA_VERSION, copy)
+        partly = copy.with_name(f"{copy.name}.partly")
+        partly.unlink(missing_ok=True)
+        source, target = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True), sqlite3.connect(partly)
+        try:
+            source.backup(target)
+        finally:
+            source.close()
+            target.close()
+        partly.rename(copy)
+        for schema in range(version, SCHEMA_VERSION):
+            CHANGES[schema](db)
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
