@@ -12,9 +12,18 @@ LIVE_NS = 30 * 10**9
 """What was heard of later than this is taken to go on, where no recorder says."""
 
 
+_UNSEEN = {True: "live", False: "not seen since the tracer started"}
+"""The state of an engine without recorders."""
+
+
 def is_live(recorder: Row) -> bool:
     """Whether the recorder's process is expected to send more."""
     return bool(recorder["status"] == "running")
+
+
+def is_up(engine: Row) -> bool:
+    """Whether the engine is expected to send more: as its recorders say, or another process that hears them."""
+    return any(map(is_live, engine["recorders"])) if engine["recorders"] else bool(engine["is_heard"])
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
@@ -62,7 +71,7 @@ def counts(fleet: Row, *, now_ns: int) -> list[tuple[str, str, str]]:
     lag_ns = max((recorder["lag_ns"] for recorder in live), default=None)
     dropped, missing = (sum(recorder[name] for recorder in recorders) for name in ("dropped", "missing"))
     return [
-        ("Engines live", count(len({each["engine"] for each in live})), f"of {some(len(engines), 'engine')} ever seen"),
+        ("Engines live", count(sum(map(is_up, engines))), f"of {some(len(engines), 'engine')} ever seen"),
         ("Recorders live", count(len(live)), f"of {some(len(recorders), 'recorder')} seen"),
         ("Open requests", count(fleet["tracer"]["open"]), "begun and not ended"),
         ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "of the latest events"),
@@ -80,15 +89,14 @@ def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
         return max(recorders, key=lambda r: (is_live(r), r["last_ns"])) if recorders else None
 
     def order(pair: tuple[Row, Row | None]) -> tuple[bool, int, str]:
-        engine, recorder = pair
-        is_gone = recorder is None or not is_live(recorder)
-        return is_gone, -max((r["last_ns"] for r in engine["recorders"]), default=0), engine["engine"]
+        engine, _ = pair
+        return not is_up(engine), -max((r["last_ns"] for r in engine["recorders"]), default=0), engine["engine"]
 
     ordered = sorted(((engine, newest(engine)) for engine in engines), key=order)
     return [
         {
             "Engine": engine["name"],
-            "State": recorder_state(recorder, now_ns=now_ns) if recorder else "not seen since the tracer started",
+            "State": recorder_state(recorder, now_ns=now_ns) if recorder else _UNSEEN[is_up(engine)],
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
             "kvtrail": engine["kvtrail"] or None,

@@ -189,7 +189,15 @@ def recorder(**changes: Any) -> dict[str, Any]:
 
 
 def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
-    said = {"model": "opt", "version": "0.32.0", "kvtrail": "0.1.0", "service": "vllm", "host": "gpu-7", "open": 2}
+    said = {
+        "model": "opt",
+        "version": "0.32.0",
+        "kvtrail": "0.1.0",
+        "service": "vllm",
+        "host": "gpu-7",
+        "open": 2,
+        "is_heard": False,
+    }
     return {"engine": name * 36, "name": f"pod-{name}", **said, "recorders": list(recorders)}
 
 
@@ -200,6 +208,12 @@ def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
     assert [(row["Engine"], row["State"]) for row in rows] == [
         ("pod-a", "live"), ("pod-b", "closed"), ("pod-c", "not seen since the tracer started"),
     ]  # fmt: skip
+    elsewhere = {**engine("d"), "is_heard": True}
+    (row,) = fleet.engine_rows([elsewhere], now_ns=NOW_NS)
+    assert (row["State"], row["Recorders"]) == ("live", 0), "another process hears its recorders"
+    assert ("Engines live", "1", "of 1 engine ever seen") in fleet.counts(
+        {"engines": [elsewhere], "tracer": {"open": 2}}, now_ns=NOW_NS
+    )
     assert (rows[0]["Host"], rows[0]["kvtrail"], rows[0]["Id"]) == ("gpu-7", "0.1.0", "a" * 36)
 
 

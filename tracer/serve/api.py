@@ -90,8 +90,9 @@ class Fleet(BaseModel):
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
-    the recorder's version (`kvtrail`), `open` requests and `recorders`. An engine without recorders has not been heard from
-    lately. If there are very many, those with recorders, then the latest."""
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, and whether it is heard (`is_heard`). An engine without
+    recorders has not been heard from lately, or another process hears it. If there are very many, those with recorders, then
+    the latest."""
     known: int
     """How many engines there are."""
 
@@ -218,10 +219,11 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             by_engine.setdefault(recorder["engine"], []).append(recorder)
         latest_first = [*known][::-1]
         named = sorted(latest_first, key=lambda name: name not in by_engine)
+        heard = process.running()
         return Fleet(
             tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
             engines=[
-                {"engine": name, **known[name], "recorders": by_engine.get(name, [])}
+                {"engine": name, **known[name], "recorders": by_engine.get(name, []), "is_heard": name in heard}
                 for name in sorted(named[:MAX_ENGINES])
             ],
             known=len(known),

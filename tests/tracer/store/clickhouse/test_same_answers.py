@@ -15,6 +15,7 @@ from wire import as_payload
 from kvtrail.tracer.detect.lanes import Window
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 
 S = 10**9
 
@@ -24,7 +25,7 @@ class Both:
     """The same history in both stores, which ends at `to_ns`."""
 
     own: Reader
-    fleet: Reader
+    fleet: ClickHouseReader
     from_ns: int
     to_ns: int
 
@@ -173,6 +174,8 @@ def test_engines_totals_and_activity(both: Both) -> None:
     assert both.agree("engines")["engine-1"]["pod"] == "vllm-1"
     assert both.agree("engines", put=list) == ["engine-0", "engine-1", "engine-2"], "in the order of their arrival"
     assert both.agree("totals")["findings"]
+    assert set(both.fleet.heard_since(both.to_ns - 30 * S)) == {"engine-0", "engine-1", "engine-2"}
+    assert both.fleet.heard_since(both.to_ns + 60 * S) == []
     assert both.agree("activity", since_ns=both.from_ns + 60 * S)["kv.lookup"]["returned"]
 
 
