@@ -99,7 +99,10 @@ class Sender:
 
     def _run(self) -> None:
         while batch := self._next():
-            self._deliver(batch)
+            try:
+                self._deliver(batch)
+            except Exception as error:  # the next one may go
+                self._drop(len(batch), Dropped.REFUSED, f"an error in kvtrail itself: {error!r}")
             with self._changed:
                 self._in_hand = 0
                 self._show()

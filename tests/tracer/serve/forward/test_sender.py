@@ -258,6 +258,22 @@ def test_a_request_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
         assert numbers(backend) == [3]
 
 
+def test_an_error_in_kvtrail_itself_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = senders.joined
+
+    def fails_once(pieces: list[Piece]) -> bytes:
+        monkeypatch.setattr(senders, "joined", joined)
+        raise RuntimeError("no")
+
+    with over_http() as backend:
+        monkeypatch.setattr(senders, "joined", fails_once)
+        with sending(backend.endpoint, HTTP) as made:
+            made.put(2)
+            until(lambda: made.dropped() == {"refused": 2})
+            made.put()
+        assert numbers(backend) == [3]
+
+
 @BOTH
 def test_spans_that_the_receiver_rejects_are_counted(protocol: str, serving: Serve) -> None:
     with serving() as backend:
