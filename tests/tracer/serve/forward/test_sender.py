@@ -17,7 +17,7 @@ from test_forward_pieces import foreign, odd_span
 
 from kvtrail.tracer.serve.forward import sender as senders
 from kvtrail.tracer.serve.forward.figures import Dropped
-from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece
+from kvtrail.tracer.serve.forward.pieces import OVERHEAD_BYTES, Cutter, Piece, joined
 from kvtrail.tracer.serve.forward.sender import Sender
 from kvtrail.tracer.serve.forward.target import GRPC, HTTP, Headers, Target
 from kvtrail.tracer.serve.forward.transport import transport
@@ -259,7 +259,6 @@ def test_a_request_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_error_in_kvtrail_itself_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = senders.joined
 
     def fails_once(pieces: list[Piece]) -> bytes:
         monkeypatch.setattr(senders, "joined", joined)
