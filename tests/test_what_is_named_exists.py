@@ -19,6 +19,7 @@ from opentelemetry import environment_variables
 from opentelemetry.sdk import environment_variables as sdk_environment_variables
 
 from kvtrail.__main__ import COMMANDS, main
+from kvtrail.connector.recording import hashing
 from kvtrail.connector.registration import TRACE
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.commands import configuration
@@ -63,7 +64,7 @@ def options(name: str) -> frozenset[str]:
 def variables() -> frozenset[str]:
     """Every variable that somebody reads: a traced connector, a command, OpenTelemetry, vLLM, LMCache."""
     ours = {TRACE, *(f"KVTRAIL_{field.name.upper()}" for field in fields(Settings))} | OF_TESTS
-    ours.add(configuration.VARIABLE)
+    ours |= {configuration.VARIABLE, hashing.VARIABLE}
     for name in COMMANDS:
         for parameter in command(name).params:
             ours.add(f"KVTRAIL_{name.upper()}_{str(parameter.name).upper()}")

@@ -15,6 +15,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvtrail.connector.recording.ring import Identity
+from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
 try:
@@ -33,6 +34,7 @@ class RequestContext:
 
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
+        name: what the request is called outside of the engine: its id, or a hash of it.
         start_ns: when it was first seen, by the monotonic clock.
         request: vLLM's request object on the scheduler's side, else None.
         blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
@@ -55,7 +57,7 @@ class RequestContext:
 
     __slots__ = (
         "blocks", "cached", "detailed", "detailed_epoch", "ended", "epoch", "has_caller", "hashed", "identity", "incarnation",
-        "recorded", "request", "request_id", "root", "sampled", "sequence", "source", "start_ns", "table_ns",
+        "name", "recorded", "request", "request_id", "root", "sampled", "sequence", "source", "start_ns", "table_ns",
     )  # fmt: skip
 
     def __init__(
@@ -67,8 +69,10 @@ class RequestContext:
         parent: SpanContext | None,
         sampled: bool,
         recorded: bool = True,
+        name: str | None = None,
     ) -> None:
         self.request_id = request_id
+        self.name = request_id if name is None else name
         self.request: Any = None
         self.blocks: Any = None
         self.cached: int | None = None
@@ -87,7 +91,14 @@ class RequestContext:
         self.root = root
         self.has_caller = parent is not None
         caller = b"" if parent is None else parent.span_id.to_bytes(8, "big")
-        self.identity: Identity = (root, caller, request_id, sampled)
+        self.identity: Identity = (root, caller, self.name, sampled)
+
+    def told(self, error: str) -> str:
+        """The text of an error without the request's ids, where these are hashed."""
+        if self.name == self.request_id:
+            return error
+        error = error.replace(self.request_id, self.name)
+        return error.replace(semconv.external_id(self.request_id), semconv.external_id(self.name))
 
     @property
     def events(self) -> int:
@@ -104,9 +115,18 @@ class Contexts:
         kept: those that have ended and whose blocks are kept, by id.
     """
 
-    def __init__(self, engine_id: str, sampler: Sampler, *, launch: str = "", sampled_only: bool = False) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        sampler: Sampler,
+        *,
+        launch: str = "",
+        sampled_only: bool = False,
+        name: Callable[[str], str] | None = None,
+    ) -> None:
         """
         Args:
+            name: gives a request its name by its id; None if the id is the name.
             launch: the engine's, the same in all of its processes.
             sampled_only: requests that the sampler leaves out are not recorded.
         """
@@ -115,7 +135,7 @@ class Contexts:
         self.kept: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id, self._launch = engine_id, launch
-        self._sampler = sampler
+        self._sampler, self._name = sampler, name
         self._sampled_only = sampled_only
 
     def of(self, request: Any) -> RequestContext:
@@ -165,7 +185,7 @@ class Contexts:
         """How many events there were of each recorded request that is open, or whose blocks are kept. Asked by another thread
         than the scheduler's, which goes on."""
         contexts = {**self.kept, **self.open}  # a copy in one go
-        return {name: context.events for name, context in contexts.items() if context.recorded}
+        return {context.name: context.events for context in contexts.values() if context.recorded}
 
     def _meet(self, request: Any) -> RequestContext:
         """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and
@@ -184,7 +204,8 @@ class Contexts:
     def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
         headers = getattr(request, "trace_headers", None)
         parent = caller_of(headers)
-        root = root_ids(self._engine_id, request_id, incarnation, self._launch)
+        name = request_id if self._name is None else self._name(request_id)
+        root = root_ids(self._engine_id, name, incarnation, self._launch)
         if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
             parent = None  # we have invited ourselves: the request was forgotten among too many, and comes back
         if parent is not None:
@@ -205,6 +226,7 @@ class Contexts:
             parent=parent,
             sampled=sampled,
             recorded=sampled or not self._sampled_only,
+            name=None if self._name is None else self._name(request_id),
         )
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:

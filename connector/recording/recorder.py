@@ -34,6 +34,7 @@ from opentelemetry.sdk.trace.sampling import Sampler
 from kvtrail import __version__
 from kvtrail.connector.recording import environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
+from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.plain import plain
 from kvtrail.connector.recording.ring import EventTuple, Ring, numbers_of
@@ -49,7 +50,7 @@ BATCH = 2048
 loses its caches, so a few large batches cost it less than many small ones."""
 EVERYTHING = 1 << 62
 """More numbers than a ring holds."""
-_EPOCH, _SAMPLED, _REQUEST_ID, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "request_id", "sequence"))
+_EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
 _CUT_OFF = Kind.CUT_OFF.value
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
@@ -88,7 +89,7 @@ class Recorder:
         attributes = _resource({**own, **resource}).attributes
         sampled_only = bool(resource.get(semconv.SAMPLED_ONLY.key))
         launch = str(resource.get(semconv.LAUNCH.key, ""))
-        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only)
+        self.contexts = Contexts(engine_id, _sampler(), launch=launch, sampled_only=sampled_only, name=naming())
         self._heartbeats = Heartbeats(resource.get(semconv.HEARTBEATS.key, Heartbeats.AUTO))
         self._no_request = RequestContext("", start_ns=0, root=root_ids(engine_id, self.id), parent=None, sampled=True)
         self._exporter = out
@@ -135,6 +136,8 @@ class Recorder:
             context = self._no_request
         elif not context.recorded:
             return
+        if error is not None:
+            error = context.told(error)
         sequence, number, append = next(self._numbers), next(context.sequence), self._append
         append((kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values))
         if not sequence & self._bits_of_many:
@@ -162,7 +165,7 @@ class Recorder:
         """
         taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
         values = (
-            tuple(map(_REQUEST_ID, contexts)),
+            tuple(map(_NAME, contexts)),
             tuple(map(next, map(_SEQUENCE, contexts))),
             tuple(map(_EPOCH, contexts)) if any(map(_EPOCH, contexts)) else None,
             computed,

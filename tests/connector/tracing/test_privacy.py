@@ -17,6 +17,8 @@ from memory import MemoryTransport, a_recorder, a_request
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from processes import SLOW_S
 
+from kvtrail.connector.recording import hashing
+from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model.events import Event
 
@@ -74,3 +76,41 @@ def test_no_span_of_a_run_has_token_ids(tmp_path: Path, recorded: Callable[[], l
     events = recorded()
     assert len(events) > 50
     assert not [event for event in events if ids in str(event)]
+
+
+def test_with_a_key_no_id_leaves_the_engine(
+    tmp_path: Path, recorded: Callable[[], list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in spans of the scheduler, whose steps name several requests, nor in trace ids or signs of life."""
+    monkeypatch.setenv(hashing.VARIABLE, "a secret")
+    extra: dict[str, Any] = {"cpu_bytes_to_use": 2_000_000, "chunk_size": 64, "kvtrail": {"level": "detailed"}}
+    bare = scheduler(tmp_path, "OffloadConnector", extra)
+    names = ["anna@example.org-0123abcd", "bert@example.org"]
+    for name in names:
+        bare.add(name, PROMPT[:200], 8)
+    bare.run()
+    bare.close()
+    events = recorded()
+    assert not [event for event in events if "example.org" in str(event)]
+    named = naming({hashing.VARIABLE: "a secret"})
+    assert named is not None
+    assert {event.request for event in events if event.request} == set(map(named, names))
+    others = naming({hashing.VARIABLE: "another secret"})
+    assert others is not None
+    assert not {*map(named, names)} & {*map(others, names)}
+    assert named(names[0]).startswith(named("anna@example.org") + "-"), "found by the hash of the caller's id"
+
+
+def test_nor_in_what_its_calls_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hashing.VARIABLE, "a secret")
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    instrumentation, request = Instrumentation(recorder), a_request(num_tokens=300)
+    request.request_id = "anna@example.org-0123abcd"
+    instrumentation.lookup_failed(request, 0, 1, KeyError(request.request_id))
+    instrumentation.allocated(None, request, None, 0, 1, ValueError("nothing is known of anna@example.org"))
+    recorder.close(SLOW_S)
+    sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)
+    assert "KeyError" in sent
+    assert "nothing is known of" in sent
+    assert "anna" not in sent

@@ -1,0 +1,38 @@
+"""What requests are called outside of the engine: by their ids or, with `KVTRAIL_HASH_IDS`, by a keyed hash of them.
+
+A caller's ids may say who he is. The same key gives the same names in all processes and engines, so that a request can be
+found by the hash of its id; without the key nobody can try ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+
+from kvtrail.tracer.model.semconv import external_id
+
+VARIABLE = "KVTRAIL_HASH_IDS"
+"""The key: any text."""
+_BYTES = 12
+"""Of a hash."""
+_SUFFIX = 8
+"""Digits by which vLLM tells requests with the same external id apart."""
+
+
+def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | None:
+    """What gives a request its name by its id; None if the id is the name."""
+    secret = environ.get(VARIABLE)
+    if not secret:
+        return None
+    key = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+    def hashed(text: str) -> str:
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=_BYTES).hexdigest()
+
+    def named(request_id: str) -> str:
+        external = external_id(request_id)
+        own = "" if external == request_id else f"-{hashed(request_id)[:_SUFFIX]}"
+        return hashed(external) + own
+
+    return named
