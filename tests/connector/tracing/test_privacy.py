@@ -109,6 +109,7 @@ def test_nor_in_what_its_calls_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     request.request_id = "anna@example.org-0123abcd"
     instrumentation.lookup_failed(request, 0, 1, KeyError(request.request_id))
     instrumentation.allocated(None, request, None, 0, 1, ValueError("nothing is known of anna@example.org"))
+    assert "anna" not in str(recorder.contexts.events()), "of which signs of life tell"
     recorder.close(SLOW_S)
     sent = "".join(str(ExportTraceServiceRequest.FromString(each)) for each in transport.payloads)
     assert "KeyError" in sent
