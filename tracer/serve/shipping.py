@@ -85,8 +85,8 @@ class Shipper:
         except StoreError:
             self.failures += 1
             raise
-        for error in unfit:
-            logger.warning("a part of what was sent to ClickHouse does not fit into it, and was left out: %s", error)
+        if unfit:
+            logger.warning("%s parts do not fit into ClickHouse and were left out; the first: %s", len(unfit), unfit[0])
         self._sent = parcel[-1][0]
         self.outbox.confirm(self._sent)
         self.sent_spans += sum(batch.chunk.spans for _, batch in parcel if batch.chunk is not None)
