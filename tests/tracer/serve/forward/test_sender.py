@@ -259,7 +259,6 @@ def test_a_request_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_error_in_kvtrail_itself_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-
     def fails_once(pieces: list[Piece]) -> bytes:
         monkeypatch.setattr(senders, "joined", joined)
         raise RuntimeError("no")
