@@ -1,4 +1,4 @@
-"""How much the sidecar takes at a time. With the defaults it stays within 512 MiB, whatever it is sent."""
+"""How much the sidecar takes at a time. The defaults are meant for a process of 512 MiB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 
 MIB = 2**20
 MOST_REQUESTS = 25_000
-"""Of vLLM, whose accounts are held: 11 KB each, whether they run or have ended lately."""
+"""Of vLLM, whose accounts are held: 9 KB each, whether they run or have ended lately."""
 RETRY_S = 6
 """After how many seconds a sender is asked to try again. An exporter of OpenTelemetry's SDK for Python tries six times: so it
 lasts 30 seconds where its own timeout is as long, and with its default of 10 seconds it still tries twice."""
@@ -21,7 +21,7 @@ def _limit(default: int, text: str) -> int:
 class Limits:
     """The options of `kvtrail serve` that bound what it takes in."""
 
-    max_request_mib: int = _limit(16, "MiB of one OTLP request, as it comes and unpacked.")
+    max_request_mib: int = _limit(8, "MiB of one OTLP request, as it comes and unpacked.")
     max_waiting: int = _limit(
         256, "OTLP requests that may wait over each protocol; the sender of the next tries again."
     )
