@@ -53,6 +53,11 @@ SHOW_SILENT_NS = 3600 * 10**9
 """How long an engine that has fallen silent stays in the metrics."""
 AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
+MANY_UNFINISHED = 1_000
+"""So many requests take a while to read back, and the log says so."""
+MOST_BEHIND = 1_000_000
+"""Spans that may be stored and not judged; the sender of the next is to try again."""
+RESUME_S = 1.0
 CATCH_UP_S = 0.05
 """How often rows are written at most because somebody asks."""
 ROWS_AT_ONCE = 500
@@ -72,9 +77,10 @@ class Pipeline:
         max_requests: int = MOST_REQUESTS,
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
+        resume: bool = True,
     ) -> None:
-        """Reads the unfinished requests back from the store, so that a restart does not look like a gap. The rows of requests
-        are written with a batch if that was not done for `rows_every_ns`, and by `write_rows`."""
+        """The rows of requests are written with a batch if that was not done for `rows_every_ns`, and by `write_rows`.
+        Without `resume`, the caller is to call this method."""
         self.savings = SavingsCounter()
         self.detector = Detector(
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
@@ -91,7 +97,7 @@ class Pipeline:
         self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self._grace_ns, self._rows_every_ns = grace_ns, rows_every_ns
         self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
-        self._lock, self._catching_up = threading.Lock(), threading.Lock()
+        self._lock, self._catching_up = threading.RLock(), threading.Lock()
         self._decoder = ProtobufDecoder()
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self._reception = Reception(metrics, self.recorders)
@@ -109,10 +115,12 @@ class Pipeline:
         self._lost: Counter[str] = Counter()
         self._shown: dict[str, EngineState] = {}
         """The engines in the metrics."""
-        unsettled = writer.unsettled()
-        self._read_back(writer.open_requests() | unsettled)
-        self._dirty.update(dict.fromkeys(unsettled))
+        self._is_behind, self._is_closing = True, False
+        self._judged = writer.judged()
+        """The last span that was judged; all of them were, unless it is behind."""
         self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
+        if resume:
+            self.resume()
         metrics.watch_checks(self.checks, self.unknown)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
         metrics.watch(
@@ -155,7 +163,10 @@ class Pipeline:
             latest_ns = time.time_ns() + AHEAD_NS
             came.refuse_later_than(latest_ns)
             arrived = self._arrivals.compare(came.events)
-            self._judge(arrived)
+            if not self._is_behind:
+                self._judge(arrived)
+            elif self._last_number - self._judged > MOST_BEHIND:
+                raise StoreError("the tracer has just started and reads back what it knew; try again")
             found = self._commit(came.chunk(latest_ns=latest_ns), digest, arrived, self._reception.engines(came))
             if self.forwarder is not None:
                 with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
@@ -167,9 +178,47 @@ class Pipeline:
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
+    def resume(self) -> None:
+        """Read the unfinished requests back from the store, so that a restart does not look like a gap. What comes
+        meanwhile is stored, and judged after them."""
+        unsettled = self._writer.unsettled(until=self._judged)
+        unfinished = self._writer.open_requests() | unsettled
+        if len(unfinished) > MANY_UNFINISHED:
+            logger.info(
+                "reading %s unfinished requests back; what comes meanwhile is stored, and judged then", len(unfinished)
+            )
+        self._read_back(unfinished)
+        with self._lock:
+            self._dirty.update(dict.fromkeys(unsettled))
+            self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
+        while self._is_behind and not self._is_closing:
+            try:
+                self._judge_stored()
+            except StoreError as error:
+                logger.error("%s; trying again in %s s", error, RESUME_S)
+                time.sleep(RESUME_S)
+        if len(unfinished) > MANY_UNFINISHED:
+            logger.info("they are read back, and all that came is judged")
+
+    def stop_resuming(self) -> None:
+        """End `resume`, which may run in another thread, before long: the next start goes on with it."""
+        self._is_closing = True
+
+    def _judge_stored(self) -> None:
+        """Judge the next of the spans that are stored and not judged."""
+        following = self._writer.following(after=self._judged)
+        with self._lock:
+            if following is not None:
+                number, events = following
+                latest_ns = time.time_ns() + AHEAD_NS
+                self._judge(Arrived([event for event in events if event.end_ns <= latest_ns]))
+                self._judged = number
+            self._is_behind = self._judged < self._last_number
+            self._commit()
+
     def write_rows(self) -> None:
         """Write the rows of the requests that have changed until now. To be called several times a second."""
-        first = True
+        first = not self._is_behind
         while first or self._due:
             first = False
             with self._lock:
@@ -183,13 +232,15 @@ class Pipeline:
         """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once. All who ask
         within `CATCH_UP_S` are served together."""
         with self._catching_up:
-            if self._dirty or self._due:
+            if (self._dirty or self._due) and not self._is_behind:
                 time.sleep(max(0, CATCH_UP_S - (time.monotonic_ns() - self._rows_at) / 1e9))
                 with suppress(StoreError):  # `trouble` tells it
                     self.write_rows()
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called several times a second."""
+        if self._is_behind:  # the chunks are being read
+            return
         some = time.monotonic_ns() - self._folded_at > FOLD_NS
         while True:
             with self._lock:
@@ -275,10 +326,13 @@ class Pipeline:
         """Feed the stored events of requests to the detector again. Their findings were reported before."""
         latest_ns = time.time_ns() + AHEAD_NS
         with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
-            for stored in self._writer.events_of(requests) if requests else ():
+            for stored in self._writer.events_of(requests, until=self._judged) if requests else ():
+                if self._is_closing:
+                    return
                 events = [event for event in stored if event.end_ns <= latest_ns]
-                self._read_back_ids.update((event.recorder, event.sequence) for event in events)
-                self._reported.update(finding.id for finding in self._feed(events))
+                with self._lock:
+                    self._read_back_ids.update((event.recorder, event.sequence) for event in events)
+                    self._reported.update(finding.id for finding in self._feed(events))
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Enter an event into phases and savings. If it was read back, its sums are stored already."""
@@ -317,10 +371,11 @@ class Pipeline:
         """Write spans, findings and sums, and rows of requests if it is time; returns these findings. What could not be
         written goes with the next batch."""
         number = self._last_number + (0 if chunk is None else chunk.spans)
-        rows, settled = self._next_rows(
-            number, is_time=chunk is None or time.monotonic_ns() - self._rows_at >= self._rows_every_ns
-        )
-        batch = Batch(chunk, digest, findings=list(self._changed.values()), savings=self.savings.cells, settled=settled)
+        is_time = chunk is None or time.monotonic_ns() - self._rows_at >= self._rows_every_ns
+        rows, settled = ({}, None) if self._is_behind else self._next_rows(number, is_time=is_time)
+        judged = self._judged if self._is_behind else None
+        batch = Batch(chunk, digest, savings=self.savings.cells, settled=settled, judged=judged)
+        batch.findings = list(self._changed.values())
         if arrived is not None:
             batch.seen, batch.activity, batch.engines = arrived.seen_as_text(), summed(arrived.fresh), engines or {}
         for key in rows:
@@ -345,6 +400,8 @@ class Pipeline:
         self._changed.clear()
         self.spans_stored += number - self._last_number
         self._last_number = number
+        if not self._is_behind:
+            self._judged = number
         if chunk is not None:
             self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
@@ -356,7 +413,7 @@ class Pipeline:
             return dict.fromkeys((finding.engine, finding.request) for finding in self._changed.values()), None
         if not self._due:
             self._due, self._dirty, self._due_number = self._dirty, {}, number
-            self._rows_at = time.monotonic_ns()
+            self._rows_at = time.monotonic_ns() if self._due else self._rows_at
         rows = dict.fromkeys(islice(self._due, ROWS_AT_ONCE))
         for key in rows:
             del self._due[key]

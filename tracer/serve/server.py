@@ -108,12 +108,15 @@ def serve(
             forwarder=forwarder,
             max_requests=max_requests,
             rows_every_ns=int(ROWS_EVERY_S * 1e9),
+            resume=False,
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
     grpc_server = serve_grpc(pipeline, metrics, host, grpc_port, limits=limits, tokens=tokens, tls=tls)
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
+    resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
+    resumer.start()
     tidier.start()
     if shipper is not None:
         shipper.start()
@@ -150,6 +153,8 @@ def serve(
         grpc_server.stop(grace=DRAIN_S).wait()
         stop.set()
         tidier.join()
+        pipeline.stop_resuming()
+        resumer.join()
         if shipper is not None:
             pipeline.catch_up()
             shipper.stop(within_s=DRAIN_S)

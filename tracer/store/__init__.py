@@ -83,6 +83,7 @@ class Batch:
         lanes: the requests of `accounts` as lanes of the live view.
         settled: the number of the last span that accounts and lanes are now up to date with, if it has changed. Those that
             are not, a restart makes anew.
+        judged: the number of the last span that was judged, where that is not the last one stored.
     """
 
     chunk: Chunk | None = None
@@ -95,6 +96,7 @@ class Batch:
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     settled: int | None = None
+    judged: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,54 @@ def test_what_was_folded_is_found_as_before(tmp_path: Path) -> None:
     assert [span for spans in reader.spans(since_ns=0, until_ns=2**62) for span in spans] == [s for _, s in before[1]]
 
 
+def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path: Path) -> None:
+    """Also where it is killed before: what was stored is judged at the next start, with its findings and its sums."""
+    path = tmp_path / "s.db"
+    events = history(STORY, request="long-0123abcd", recorder="long")
+    first = Pipeline(SqliteWriter(path), Metrics())
+    first.ingest(encoded(events[:2]), transport="grpc")
+    first.close()
+    writer, metrics = SqliteWriter(path), Metrics()
+    pipeline = Pipeline(writer, metrics, resume=False)
+    pipeline.ingest(encoded(events[2:4]), transport="grpc")
+    pipeline.tidy()
+    assert (SqliteReader(path).last_number(), SqliteReader(path).requests()[0]["lookups"]) == (4, 1)
+    writer.close()
+    writer, metrics = SqliteWriter(path), Metrics()
+    pipeline = Pipeline(writer, metrics, resume=False)
+    pipeline.ingest(encoded(events[4:]), transport="grpc")
+    pipeline.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
+    pipeline.resume()
+    pipeline.tidy()
+    rows = {row["request"]: (row["complete"], row["verdict"]) for row in SqliteReader(path).requests()}
+    assert rows == {"long-0123abcd": (True, "drift"), "new-0123abcd": (True, "ok")}
+    assert len(SqliteReader(path).findings()) == 1
+    assert b"kvtrail_findings_total{" in metrics.expose("")[0]
+    whole = tmp_path / "whole.db"
+    at_once = Pipeline(SqliteWriter(whole), Metrics())
+    at_once.ingest(encoded(events), transport="grpc")
+    at_once.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
+    ever = {"since_ns": 0, "until_ns": 2**62}
+    assert SqliteReader(path).savings(**ever) == SqliteReader(whole).savings(**ever)
+    hear(pipeline, "later")
+    assert len(SqliteReader(path).requests()) == 3
+    pipeline.close()
+    assert Pipeline(SqliteWriter(path), Metrics()).detector.accounts.keys() == set(), "nothing is left to read back"
+
+
+def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.MOST_BEHIND", 4)
+    pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), resume=False)
+    hear(pipeline, "first")
+    with pytest.raises(StoreError, match="has just started"):
+        hear(pipeline, "second")
+    pipeline.resume()
+    hear(pipeline, "second")
+    assert len(SqliteReader(tmp_path / "s.db").requests()) == 2
+
+
 def test_rows_that_were_not_written_are_made_anew_after_a_kill(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,6 +45,12 @@ class Database:
             db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
         return db
 
+    def close(self) -> None:
+        """Close this thread's connection."""
+        if (db := getattr(self._local, "db", None)) is not None:
+            db.close()
+            self._local.db = None
+
     def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
         """The rows of a SELECT that meet all conditions of `where`. `values` are those of its parameters, and `tail`
         follows the conditions."""

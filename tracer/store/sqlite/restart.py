@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 
 from kvtrail.tracer.ingest import protobuf
@@ -10,10 +11,27 @@ from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Query, to_text
 
+SCHEMA = (
+    # The last span that was judged: only while a tracer that has just started is behind.
+    "CREATE TABLE IF NOT EXISTS judged (number INTEGER NOT NULL)",
+)
 Whose = tuple[str, str]
 """A request, by engine and id."""
 _FEW = 20
 """So many requests are looked for in the bytes of a chunk; for more, all of it is decoded."""
+
+
+def note_judged(db: sqlite3.Connection, number: int | None) -> None:
+    """Note the number of the last span that was judged, within the open transaction; None for all."""
+    db.execute("DELETE FROM judged")
+    if number is not None:
+        db.execute("INSERT INTO judged (number) VALUES (?)", (number,))
+
+
+def judged(query: Query) -> int:
+    """The number of the last span that was judged."""
+    rows = query("SELECT number FROM judged")
+    return int(rows[0][0]) if rows else log.last_number(query)
 
 
 def open_requests(query: Query) -> set[Whose]:
@@ -21,15 +39,24 @@ def open_requests(query: Query) -> set[Whose]:
     return set(query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
 
 
-def unsettled(query: Query) -> set[Whose]:
-    """The requests that have spans which their accounts are not up to date with."""
+def unsettled(query: Query, *, until: int) -> set[Whose]:
+    """The requests that have spans which their accounts are not up to date with, though they were judged: those up to number
+    `until`."""
     ((settled,),) = query("SELECT settled FROM log_end")
-    late = _decoded(payload for _, _, payload in log.parts(query, after=settled))
+    late = _decoded(payload for number, _, payload in log.parts(query, after=settled) if number <= until)
     return {(event.engine, event.request) for events in late for event in events if event.request is not None}
 
 
-def events_of(query: Query, requests: Collection[Whose]) -> Iterator[list[Event]]:
-    """The events of these requests in the order of their arrival, some at a time."""
+def following(query: Query, *, after: int) -> tuple[int, list[Event]] | None:
+    """The events of the chunk after a span, and the number of its last span; None if there is none."""
+    for number, spans, payload in log.parts(query, after=after, limit=1):
+        ((events),) = _decoded([payload])
+        return number + spans - 1, events
+    return None
+
+
+def events_of(query: Query, requests: Collection[Whose], *, until: int) -> Iterator[list[Event]]:
+    """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
     # Before the spans of a request come those that the accounts were up to date with when its row was made.
     begins = {
         (engine, request): number
@@ -46,7 +73,12 @@ def events_of(query: Query, requests: Collection[Whose]) -> Iterator[list[Event]
     numbers: set[int] = set()
     for first, keys in by_stretch.items():
         numbers.update(log.numbers_with(query, keys, from_stretch=first))
-    payloads = (payload for number in sorted(numbers) for _, _, payload in log.parts(query, after=number - 1, limit=1))
+    payloads = (
+        payload
+        for number in sorted(numbers)
+        if number <= until
+        for _, _, payload in log.parts(query, after=number - 1, limit=1)
+    )
     if len(requests) <= _FEW:
         marks = [request.encode(errors="replace") for _, request in requests]
         payloads = (protobuf.cut(payload, marks) for payload in payloads)

@@ -34,6 +34,7 @@ from kvtrail.tracer.store.sqlite import (
     savings,
     spans,
 )
+from kvtrail.tracer.store.sqlite.database import Database
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
@@ -64,6 +65,8 @@ class SqliteWriter:
             StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
         """
         self.path, self._outbox = path, outbox
+        self._judged: int | None = None
+        """The last that was judged, as the file has it."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = path.with_name(f"{path.name}.lock")
@@ -114,19 +117,28 @@ class SqliteWriter:
 
     def open_requests(self) -> set[tuple[str, str]]:
         """By engine and id: the requests that have not ended, as far as their accounts know."""
-        return restart.open_requests(self._query)
+        return restart.open_requests(self._reading.query)
 
-    def unsettled(self) -> set[tuple[str, str]]:
-        """By engine and id: the requests whose accounts are not up to date with their spans."""
-        return restart.unsettled(self._query)
+    def judged(self) -> int:
+        """The number of the last span that was judged."""
+        return restart.judged(self._query)
+
+    def unsettled(self, *, until: int) -> set[tuple[str, str]]:
+        """By engine and id: the requests whose accounts are not up to date with their spans up to number `until`."""
+        return restart.unsettled(self._reading.query, until=until)
+
+    def following(self, *, after: int) -> tuple[int, list[Event]] | None:
+        """The events of some spans after number `after`, and the number of the last of these spans; None if there are no
+        more. Usable from any thread, as is `events_of`."""
+        return restart.following(self._reading.query, after=after)
 
     def last_number(self) -> int:
         """The number of the span that came last."""
         return log.last_number(self._query)
 
-    def events_of(self, of: Collection[tuple[str, str]]) -> Iterator[list[Event]]:
-        """The events of requests, by engine and id, in the order of their arrival."""
-        return restart.events_of(self._query, of)
+    def events_of(self, of: Collection[tuple[str, str]], *, until: int) -> Iterator[list[Event]]:
+        """The events of requests, by engine and id, up to span `until`, in the order of their arrival."""
+        return restart.events_of(self._reading.query, of, until=until)
 
     def holds(self, engine: str, request: str) -> bool:
         """Whether there is a row of this request."""
@@ -165,6 +177,7 @@ class SqliteWriter:
         if self._outbox is not None:
             with suppress(StoreError), self._transaction():
                 self._outbox.sweep(self._db)
+        self._reading.close()
         self._db.close()
         self._lock.close()
 
@@ -227,6 +240,9 @@ class SqliteWriter:
     def _settle(self, batch: Batch) -> None:
         if batch.settled is not None:  # after the rows: a new one is told what the others were up to date with
             self._log.settle(batch.settled)
+        if batch.judged != self._judged:
+            restart.note_judged(self._db, batch.judged)
+            self._judged = batch.judged
 
     def _open(self, *, was_there: bool) -> None:
         """Open the file; if it is damaged, set it aside and begin another. `was_there`: a tracer has had it before."""
@@ -256,10 +272,10 @@ class SqliteWriter:
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
         self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
-        self._log = log.Log(self._db)
+        self._log, self._reading = log.Log(self._db), Database(self.path)
         with self._transaction():
             opening.change_over(self._db, self.path)
-            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes, outbox):
+            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes, outbox, restart):
                 for statement in table.SCHEMA:
                     self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
