@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from kvtrail import __version__
@@ -32,7 +33,7 @@ RUNNING = 64
 """Requests of an engine at a time."""
 SHAPES, PREFIXES = 300, 16
 HEARTBEAT_NS = 5 * 10**9
-MODEL = "made-up-8b"
+MODEL, CONNECTOR = "made-up-8b", "OffloadConnector"
 DRIFTS = ("over-report", "stale-lookup", "store-gap")
 """The rules whose drift is planted, in turn. The guard has healed the lookups, so that the engine lives on."""
 _SPAN_ID = struct.Struct(">BBQ").pack
@@ -91,9 +92,18 @@ class Shape:
         drift: the rule that is broken.
     """
 
-    def __init__(self, dice: random.Random, *, prefix: int | None, held: int, drift: str | None = None) -> None:
+    def __init__(
+        self,
+        dice: random.Random,
+        *,
+        prefix: int | None,
+        held: int,
+        drift: str | None = None,
+        connector: str = CONNECTOR,
+    ) -> None:
         self.prefix, self.drift = prefix, drift
         self.held = held
+        self._source = _source(connector)
         self._dice = dice
         self._number = 0
         self._known = held
@@ -164,37 +174,53 @@ class Shape:
     def _told(self, kind: Kind, epoch: int, chunk: int | None = None, **values: Any) -> _Told:
         keys = {each.field: each.key for each in semconv.FIELDS[kind]}
         fields = encoder.field(5, semconv.span_name(kind).encode()) + b"\x30\x01"  # SPAN_KIND_INTERNAL
-        fields += (
-            _source() + attribute(semconv.EPOCH.key, epoch) + attribute(semconv.REQUEST_SEQUENCE.key, self._number)
-        )
+        fields += self._source + attribute(semconv.EPOCH.key, epoch)
+        fields += attribute(semconv.REQUEST_SEQUENCE.key, self._number)
         fields += b"".join(attribute(keys[name], value) for name, value in values.items())
         self._number += 1
         has_step = semconv.STEP.field in keys
         return _Told(fields, kind in semconv.ROOTS, self._dice.randrange(2_000, 40_000), chunk, has_step)
 
 
-class _Shapes:
-    """Those of an engine, in which nothing is stored at first."""
+class Shapes:
+    """Those of an engine, in which nothing is stored at first.
 
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
+    Attributes:
+        first: those that store the prefixes, one after the other, from the last one on.
+        lawful: what all others do.
+        drifting: by rule, what breaks it.
+    """
+
+    def __init__(self, dice: random.Random, connector: str = CONNECTOR) -> None:
+        self._dice, self._connector = dice, connector
         self._lengths = [dice.randrange(1, 5) for _ in range(PREFIXES)]
-        self.first = [Shape(dice, prefix=number, held=0) for number in range(PREFIXES)]
-        """Those that store the prefixes."""
-        self.lawful = [self._shape() for _ in range(SHAPES)]
-        self.drifting = {drift: [self._shape(drift) for _ in range(SHAPES // 10)] for drift in DRIFTS}
+        self.first = [Shape(dice, prefix=number, held=0, connector=connector) for number in range(PREFIXES)]
+        self.lawful = [self.another() for _ in range(SHAPES)]
+        self.drifting = {drift: [self.another(drift) for _ in range(SHAPES // 10)] for drift in DRIFTS}
 
-    def _shape(self, drift: str | None = None) -> Shape:
+    def another(self, drift: str | None = None) -> Shape:
+        """One more, which some requests may have when the prefixes are stored."""
         prefix = self._dice.randrange(PREFIXES) if self._dice.random() < 0.25 else None
         held = 0 if prefix is None else min(self._lengths[prefix], self.first[prefix].chunks)
-        return Shape(self._dice, prefix=prefix, held=held, drift=drift)
+        return Shape(self._dice, prefix=prefix, held=held, drift=drift, connector=self._connector)
 
 
 @dataclass(slots=True)
-class _Request:
-    """One that runs: its id, its shape, how far it is, and the fields of its spans that name it."""
+class Request:
+    """One that runs.
+
+    Attributes:
+        trace_id: of its own trace.
+        span_id: of its own span.
+        keys: the attributes that name its chunks.
+        child, root, names: the fields of its spans that name it.
+        step: how many of its steps are over.
+    """
 
     id: str
+    external: str
+    trace_id: bytes
+    span_id: bytes
     shape: Shape
     began_ns: int
     keys: Sequence[bytes]
@@ -204,35 +230,107 @@ class _Request:
     step: int = 0
 
 
+class Recorder:
+    """Encodes what the requests of one engine do. Times are those of a clock that showed 0 at `base_ns` (Unix nanoseconds).
+
+    Attributes:
+        id: the recorder's.
+        resource: what it says of itself.
+        sequence: the number of its next event.
+        step: that of the scheduler's last step.
+    """
+
+    def __init__(
+        self, engine: str, dice: random.Random, *, base_ns: int = 0, model: str = MODEL, connector: str = CONNECTOR
+    ) -> None:
+        self.id = f"{dice.getrandbits(64):016x}"
+        self.resource = _resource(engine, self.id, model, connector)
+        self.sequence = self.step = 0
+        self._engine, self._dice, self._base_ns = engine, dice, base_ns
+        self._model = attribute(semconv.REQUEST_MODEL.key, model)
+        self._span_id_base = dice.getrandbits(60)
+        self._encoder = Encoder(self.resource, self._span_id_base, base_ns)
+        """For what concerns no request."""
+        pairs = (encoder.key_value(key, value) for key, value in self.resource.items())
+        self._resource = encoder.field(1, b"".join(encoder.field(1, pair) for pair in pairs))
+        self._scope = encoder.field(
+            1, encoder.field(1, semconv.SCOPE.encode()) + encoder.field(2, __version__.encode())
+        )
+        self._nobody: Identity = (root_ids(engine, ""), b"", "", True)
+        self._sequences = encoder.SequenceNumbers(semconv.SEQUENCE.key)
+        self._steps = encoder.SequenceNumbers(semconv.STEP.key)
+        self._prefixes: dict[int, Sequence[bytes]] = {}
+
+    def begin(self, shape: Shape, at_ns: int, external: str = "") -> Request:
+        """A request that begins to do what a shape says; without an id of its caller's, it gets one."""
+        dice = self._dice
+        drawn = dice.randbytes(8 * shape.chunks).hex().encode()
+        keys = [_KEY + drawn[at : at + 16] for at in range(0, len(drawn), 16)]
+        if shape.prefix is not None:
+            shared = self._prefixes.setdefault(shape.prefix, keys)
+            keys[: shape.held] = shared[: shape.held]
+        external = external or f"chatcmpl-{dice.getrandbits(128):032x}"
+        name = f"{external}-{dice.getrandbits(32):08x}"
+        ids = root_ids(self._engine, name)
+        trace_id, span_id = ids[:16], ids[16:]
+        trace = encoder.field(1, trace_id) + _SAMPLED
+        names = _text(semconv.REQUEST_ID.key, name) + _text(semconv.EXTERNAL_ID.key, external)
+        root = trace + encoder.of_span(span_id) + self._model + _text(semconv.CALLERS_ID.key, external)
+        child = trace + encoder.inside(span_id)
+        return Request(name, external, trace_id, span_id, shape, at_ns, keys, child, root, names)
+
+    def advance(self, request: Request, spans: list[bytes], now_ns: int) -> bool:
+        """Add the spans of its next step to the fields of a `ScopeSpans`; returns whether it was the last one."""
+        self.step += 1
+        step = self._steps.of(self.step)
+        for told in request.shape.steps[request.step]:
+            sequence = self.sequence
+            self.sequence = sequence + 1
+            if told.is_root:
+                ids, begin_ns = request.root, request.began_ns
+            else:
+                ids, begin_ns = request.child + _SPAN_ID(0x12, 8, self._span_id_base + sequence), now_ns
+            times = _TIMES(0x39, self._base_ns + begin_ns, 0x41, self._base_ns + now_ns + told.lasts_ns)
+            key = b"" if told.chunk is None else request.keys[told.chunk]
+            rest = (request.names, told.fields, key, step if told.has_step else b"")
+            body = b"".join((ids, times, self._sequences.of(sequence), *rest))
+            spans += (_LENGTHS[len(body)], body)
+        request.step += 1
+        return request.step == len(request.shape.steps)
+
+    def span_id(self, sequence: int) -> bytes:
+        """The id of the span that has this number."""
+        return (self._span_id_base + sequence).to_bytes(8, "big")
+
+    def request_of(self, spans: Sequence[bytes]) -> bytes:
+        """An `ExportTraceServiceRequest` with these fields."""
+        return encoder.field(1, self._resource + encoder.field(2, self._scope + b"".join(spans)))
+
+    def heartbeat(self, now_ns: int, *, closing: bool) -> bytes:
+        """An `ExportTraceServiceRequest` with a sign of life."""
+        values = (self.sequence, 0, closing, None, self.step, None, None, None, None)
+        event = (Kind.HEARTBEAT.value, b"", self._nobody, self.sequence, 0, 0, now_ns, now_ns, None, values)
+        self.sequence += 1
+        (body,) = self._encoder.requests([event], 1)
+        return body
+
+
 @dataclass
 class Engine:
     """An engine with one recorder. `drift_every`: about one drift for so many spans; 0 for none."""
 
     name: str
     drift_every: int = 0
-    _running: list[_Request] = field(default_factory=list)
+    _running: list[Request] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._dice = random.Random(self.name)
-        recorder = f"{self._dice.getrandbits(64):016x}"
-        resource = _resource(self.name, recorder)
         self._base_ns = time.time_ns() - time.perf_counter_ns()
-        self._span_id_base = self._dice.getrandbits(60)
-        self._encoder = Encoder(resource, self._span_id_base, self._base_ns)
-        """For what concerns no request."""
-        pairs = (encoder.key_value(key, value) for key, value in resource.items())
-        self._resource = encoder.field(1, b"".join(encoder.field(1, pair) for pair in pairs))
-        self._scope = encoder.field(
-            1, encoder.field(1, semconv.SCOPE.encode()) + encoder.field(2, __version__.encode())
-        )
-        self._nobody: Identity = (root_ids(self.name, ""), b"", "", True)
-        self._sequences = encoder.SequenceNumbers(semconv.SEQUENCE.key)
-        self._steps = encoder.SequenceNumbers(semconv.STEP.key)
-        self._shapes = _Shapes(self._dice)
-        self._prefixes: dict[int, Sequence[bytes]] = {}
+        self._recorder = Recorder(self.name, self._dice, base_ns=self._base_ns)
+        self._shapes = Shapes(self._dice)
         self._first = list(self._shapes.first)
         """What is still to be stored before anybody finds it, one after the other."""
-        self._sequence = self._spans = self._drifts = self._step = self._heartbeat_ns = 0
+        self._spans = self._drifts = self._heartbeat_ns = 0
         self._minutes: set[int] = set()
 
     def last(self) -> Iterator[Payload]:
@@ -250,61 +348,33 @@ class Engine:
     def _batch(self, *, closing: bool = False) -> Payload:
         spans: list[bytes] = []
         findings: list[Finding] = []
-        begun, first, now_ns = 0, self._sequence, time.perf_counter_ns()
-        while self._sequence - first < BATCH and not (closing and not self._running):
+        recorder = self._recorder
+        begun, first, now_ns = 0, recorder.sequence, time.perf_counter_ns()
+        while recorder.sequence - first < BATCH and not (closing and not self._running):
             if not closing and len(self._running) < (1 if self._first else RUNNING):
-                self._running.append(self._begin(now_ns))
+                self._running.append(recorder.begin(self._next_shape(), now_ns))
                 begun += 1
             ended = self._advance(spans, now_ns)
             if ended is not None and ended.shape.drift is not None:
                 findings.append((ended.shape.drift, ended.id))
-        count = self._sequence - first
+        count = recorder.sequence - first
         self._spans += count
-        body = encoder.field(1, self._resource + encoder.field(2, self._scope + b"".join(spans)))
-        return Payload(body, count, begun, tuple(findings))
+        return Payload(recorder.request_of(spans), count, begun, tuple(findings))
 
-    def _begin(self, now_ns: int) -> _Request:
+    def _next_shape(self) -> Shape:
         dice, shapes = self._dice, self._shapes
         if self._first:
-            shape = self._first[-1]
-        elif self.drift_every and self._spans // self.drift_every > self._drifts:
+            return self._first[-1]
+        if self.drift_every and self._spans // self.drift_every > self._drifts:
             self._drifts += 1
-            shape = dice.choice(shapes.drifting[DRIFTS[self._drifts % len(DRIFTS)]])
-        else:
-            shape = dice.choice(shapes.lawful)
-        keys = [_KEY + b"%016x" % dice.getrandbits(64) for _ in range(shape.chunks)]
-        if shape.prefix is not None:
-            shared = self._prefixes.setdefault(shape.prefix, keys)
-            keys[: shape.held] = shared[: shape.held]
-        external = f"chatcmpl-{dice.getrandbits(128):032x}"
-        name = f"{external}-{dice.getrandbits(32):08x}"
-        ids = root_ids(self.name, name)
-        trace = encoder.field(1, ids[:16]) + _SAMPLED
-        names = attribute(semconv.REQUEST_ID.key, name) + attribute(semconv.EXTERNAL_ID.key, external)
-        root = trace + encoder.of_span(ids[16:]) + attribute(semconv.REQUEST_MODEL.key, MODEL)
-        root += attribute(semconv.CALLERS_ID.key, external)
-        return _Request(name, shape, now_ns, keys, trace + encoder.inside(ids[16:]), root, names)
+            return dice.choice(shapes.drifting[DRIFTS[self._drifts % len(DRIFTS)]])
+        return dice.choice(shapes.lawful)
 
-    def _advance(self, spans: list[bytes], now_ns: int) -> _Request | None:
+    def _advance(self, spans: list[bytes], now_ns: int) -> Request | None:
         """One step of the scheduler, in which one request gets on; returns it if it has ended."""
         number = self._dice.randrange(len(self._running))
         request = self._running[number]
-        self._step += 1
-        step = self._steps.of(self._step)
-        for told in request.shape.steps[request.step]:
-            sequence = self._sequence
-            self._sequence = sequence + 1
-            if told.is_root:
-                ids, begin_ns = request.root, request.began_ns
-            else:
-                ids, begin_ns = request.child + _SPAN_ID(0x12, 8, self._span_id_base + sequence), now_ns
-            times = _TIMES(0x39, self._base_ns + begin_ns, 0x41, self._base_ns + now_ns + told.lasts_ns)
-            key = b"" if told.chunk is None else request.keys[told.chunk]
-            rest = (request.names, told.fields, key, step if told.has_step else b"")
-            body = b"".join((ids, times, self._sequences.of(sequence), *rest))
-            spans += (_LENGTHS[len(body)], body)
-        request.step += 1
-        if request.step < len(request.shape.steps):
+        if not self._recorder.advance(request, spans, now_ns):
             return None
         self._running[number] = self._running[-1]
         self._running.pop()
@@ -314,32 +384,38 @@ class Engine:
 
     def _heartbeat(self, now_ns: int, *, closing: bool = False) -> Payload:
         """A sign of life. The first of a minute comes with the root of that minute."""
-        self._heartbeat_ns, number = now_ns, self._sequence
-        self._sequence = number + 1
-        values = (number, 0, closing, None, self._step, None, None, None, None)
-        event = (Kind.HEARTBEAT.value, b"", self._nobody, number, 0, 0, now_ns, now_ns, None, values)
-        (body,) = self._encoder.requests([event], 1)
+        self._heartbeat_ns = now_ns
         minute = (self._base_ns + now_ns) // semconv.ENGINE_NS
         is_first = minute not in self._minutes
         self._minutes.add(minute)
-        return Payload(body, 1 + is_first)
+        return Payload(self._recorder.heartbeat(now_ns, closing=closing), 1 + is_first)
 
 
-def _source() -> bytes:
+@cache
+def _before_text(key: str, length: int) -> bytes:
+    return attribute(key, "0" * length)[:-length]
+
+
+def _text(key: str, text: str) -> bytes:
+    """An attribute with a text in ASCII, of which there are few lengths."""
+    return _before_text(key, len(text)) + text.encode()
+
+
+def _source(connector: str) -> bytes:
     """The attributes that every event of the connector has."""
     said: dict[semconv.Attribute, int | str] = {
-        semconv.CONNECTOR: "OffloadConnector", semconv.CONNECTOR_ID: "0", semconv.ROLE: "scheduler", semconv.RANK: 0,
+        semconv.CONNECTOR: connector, semconv.CONNECTOR_ID: "0", semconv.ROLE: "scheduler", semconv.RANK: 0,
         semconv.CHUNK_SIZE: CHUNK,
     }  # fmt: skip
     return b"".join(attribute(each.key, value) for each, value in said.items())
 
 
-def _resource(engine: str, recorder: str) -> dict[str, Any]:
+def _resource(engine: str, recorder: str, model: str, connector: str) -> dict[str, Any]:
     return {
         "service.name": "vllm", "host.name": f"host-of-{engine}", "telemetry.sdk.language": "python",
         "telemetry.sdk.name": "opentelemetry", "service.instance.id": recorder * 2, "process.pid": 4711,
         semconv.RECORDER_ID.key: recorder, semconv.ENGINE_ID.key: engine, semconv.BLOCK_SIZE.key: BLOCK,
-        semconv.MODEL.key: f"/models/{MODEL}", semconv.SERVED_MODEL.key: MODEL, semconv.ENGINE_VERSION.key: "0.32.0",
+        semconv.MODEL.key: f"/models/{model}", semconv.SERVED_MODEL.key: model, semconv.ENGINE_VERSION.key: "0.32.0",
         semconv.MAX_BATCHED.key: 8192, semconv.VERSION.key: __version__,
-        semconv.CAPABILITIES.key: '{"OffloadConnector":["reports_all_stores"]}',
+        semconv.CAPABILITIES.key: f'{{"{connector}":["reports_all_stores"]}}',
     }  # fmt: skip
