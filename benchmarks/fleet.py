@@ -36,7 +36,7 @@ HEARTBEAT_NS = 5 * 10**9
 MODEL, CONNECTOR = "made-up-8b", "OffloadConnector"
 DRIFTS = ("over-report", "stale-lookup", "store-gap")
 """The rules whose drift is planted, in turn. The guard has healed the lookups, so that the engine lives on."""
-_SPAN_ID = struct.Struct(">BBQ").pack
+_ID_AND_TIMES = struct.Struct("<BBQBQBQ").pack
 _TIMES = struct.Struct("<BQBQ").pack
 _SAMPLED = b"\x85\x01" + struct.pack("<I", 1)
 _KEY = attribute(semconv.KEYS.key, ("0" * 16,))[:-16]
@@ -283,24 +283,27 @@ class Recorder:
         """Add the spans of its next step to the fields of a `ScopeSpans`; returns whether it was the last one."""
         self.step += 1
         step = self._steps.of(self.step)
+        names, keys, child, number_of = request.names, request.keys, request.child, self._sequences.of
+        sequence, now_ns = self.sequence, now_ns + self._base_ns
+        span_id = self._span_id_base + sequence
         for told in request.shape.steps[request.step]:
-            sequence = self.sequence
-            self.sequence = sequence + 1
+            end_ns = now_ns + told.lasts_ns
             if told.is_root:
-                ids, begin_ns = request.root, request.began_ns
+                ids, times = request.root, _TIMES(0x39, self._base_ns + request.began_ns, 0x41, end_ns)
             else:
-                ids, begin_ns = request.child + _SPAN_ID(0x12, 8, self._span_id_base + sequence), now_ns
-            times = _TIMES(0x39, self._base_ns + begin_ns, 0x41, self._base_ns + now_ns + told.lasts_ns)
-            key = b"" if told.chunk is None else request.keys[told.chunk]
-            rest = (request.names, told.fields, key, step if told.has_step else b"")
-            body = b"".join((ids, times, self._sequences.of(sequence), *rest))
+                ids, times = child, _ID_AND_TIMES(0x12, 8, span_id, 0x39, now_ns, 0x41, end_ns)
+            key = b"" if told.chunk is None else keys[told.chunk]
+            body = b"".join((ids, times, number_of(sequence), names, told.fields, key, step if told.has_step else b""))
             spans += (_LENGTHS[len(body)], body)
+            sequence += 1
+            span_id += 1
+        self.sequence = sequence
         request.step += 1
         return request.step == len(request.shape.steps)
 
     def span_id(self, sequence: int) -> bytes:
         """The id of the span that has this number."""
-        return (self._span_id_base + sequence).to_bytes(8, "big")
+        return (self._span_id_base + sequence).to_bytes(8, "little")
 
     def request_of(self, spans: Sequence[bytes]) -> bytes:
         """An `ExportTraceServiceRequest` with these fields."""
