@@ -198,7 +198,9 @@ class Stories:
             lane_of(account, verdict=verdict, findings=len(held)), last_ns=row["last_ns"], ended_ns=row["ended_ns"]
         )
         places = self._places(request.shape, first)
-        seen = [_Seen(each, request.began_ns, [places[witness.span_id] for witness in each.witness]) for each in findings]
+        seen = [
+            _Seen(each, request.began_ns, [places[witness.span_id] for witness in each.witness]) for each in findings
+        ]
         return State(row, lane, sums, seen)
 
     def _places(self, shape: Shape, first: int) -> dict[str, tuple[int, int]]:

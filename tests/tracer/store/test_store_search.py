@@ -153,3 +153,15 @@ def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:
     assert reader.request("cmpl-1", engine="another") is None
     assert reader.request("cmpl") is not None
     assert reader.request(trace_of("cmpl-1-2-abc")) == reader.request("cmpl-1-2")
+
+
+def test_an_external_id_is_found_where_many_ids_begin_with_it(
+    tmp_path: Path, held: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_MAX_BEGINNING", 10)
+    writer = SqliteWriter(tmp_path / "k.db")
+    writer.write(Batch(accounts=[*held, account("chat-f00dcafe", "chat", 5_000)]))
+    writer.close()
+    found = SqliteReader(tmp_path / "k.db").request("chat")
+    assert found is not None
+    assert found["request"] == "chat-f00dcafe"

@@ -151,20 +151,33 @@ def last_number(query: Query) -> int:
     return int(query("SELECT number FROM log_end")[0][0])
 
 
-def numbers_with(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -> list[int]:
+def numbers_with(query: Query, keys: Collection[bytes]) -> list[int]:
     """The numbers of the chunks in which there may be spans with any of these keys, the latest first."""
-    ((first, last),) = query("SELECT min(number), max(number) FROM chunks")
+    return sorted(places_of(query, keys), reverse=True)
+
+
+def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -> dict[int, set[bytes] | None]:
+    """The chunks in which there may be spans with any of these keys, by number, and which keys these are; None where any
+    may be."""
+    # Each of the two looks at one end of the table; a query for both reads all of it.
+    ((first, last),) = query("SELECT (SELECT min(number) FROM chunks), (SELECT max(number) FROM chunks)")
     stretches = range(max(from_stretch, stretch(first or 0)), stretch(last or 0) + 2)
     wanted = to_text([*map(_number, keys)])
     # One statement: between two, a chunk might be folded and be seen by neither.
     rows = query(
-        "SELECT places.chunk FROM json_each(?) AS s CROSS JOIN json_each(?) AS k CROSS JOIN places"
+        "SELECT places.chunk, places.key FROM json_each(?) AS s CROSS JOIN json_each(?) AS k CROSS JOIN places"
         " ON places.stretch = s.value AND places.key = k.value"
-        f" UNION SELECT number {_FRESH} AND {_in_fresh(keys)} ORDER BY 1 DESC",
+        f" UNION ALL SELECT number, NULL {_FRESH} AND {_in_fresh(keys)}",
         (),
         [to_text([*stretches]), wanted, *_sought(keys)],
     )
-    return [number for (number,) in rows]
+    found: dict[int, set[bytes] | None] = {}
+    for chunk, key in rows:
+        if key is None:
+            found[chunk] = None
+        elif (others := found.setdefault(chunk, set())) is not None:
+            others.add(_key_of(key))
+    return found
 
 
 _MOST_SOUGHT = 100
@@ -211,3 +224,7 @@ def _decompressed(number: int, body: bytes) -> bytes:
 
 def _number(key: bytes) -> int:
     return int.from_bytes(key, "little", signed=True)
+
+
+def _key_of(number: int) -> bytes:
+    return number.to_bytes(_KEY_BYTES, "little", signed=True)

@@ -119,6 +119,10 @@ _UPSERT = (
     + ", ".join(f"{name} = excluded.{name}" for name in (*_COLUMNS[2:], "account"))
 )
 _MAX_PROMPTS = 1_000
+_MAX_BEGINNING = 1_000
+"""Ids with the same begin that are looked at, whatever follows it."""
+_RANDOM = 8
+"""Characters that vLLM appends to the caller's id, after a dash."""
 _MAX_SCANNED = 20_000
 """Rows that may be looked through one by one."""
 _LATEST_NS = 2**63 - 1
@@ -265,9 +269,14 @@ class RequestReader(Database):
     @staticmethod
     def _of_id(query: Query, id_: str) -> list[int]:
         """Numbers of the requests that have this id, or this external id."""
-        begins = f"request >= ?1 AND request < ?1 || {_AFTER_ALL} AND external = ?1"
+        # Many ids may begin with what is a whole external id, too. Beyond the first, only those are read that are vLLM's own:
+        # the index alone tells which these are.
+        begins = f"request >= ?1 AND request < ?1 || {_AFTER_ALL}"
+        first = f"SELECT number, external FROM requests INDEXED BY requests_by_id WHERE {begins} LIMIT {_MAX_BEGINNING}"
         rows = query(
-            f"SELECT number FROM requests WHERE request = ?1 UNION SELECT number FROM requests WHERE {begins}"
+            f"SELECT number FROM requests WHERE request = ?1 UNION SELECT number FROM ({first}) WHERE external = ?1"
+            " UNION SELECT number FROM requests INDEXED BY requests_by_id WHERE request >= ?1 || '-' AND request < ?1 || '.'"
+            f" AND length(request) = length(?1) + {len('-') + _RANDOM} AND external = ?1"
             f" UNION SELECT number FROM requests INDEXED BY requests_by_external WHERE external = ?1 AND {_UNLIKE}",
             (),
             [id_],

@@ -18,7 +18,7 @@ SCHEMA = (
 Whose = tuple[str, str]
 """A request, by engine and id."""
 _FEW = 20
-"""So many requests are looked for in the bytes of a chunk; for more, all of it is decoded."""
+"""So many requests of a chunk are looked for in its bytes; for more, all of it is decoded."""
 
 
 def note_judged(db: sqlite3.Connection, number: int | None) -> None:
@@ -68,22 +68,30 @@ def events_of(query: Query, requests: Collection[Whose], *, until: int) -> Itera
         )
     }
     by_stretch: dict[int, list[bytes]] = {}
+    by_key: dict[bytes, list[Whose]] = {}
     for whose in requests:
-        by_stretch.setdefault(log.stretch(begins.get(whose, 0)), []).append(log.request_key(*whose))
-    numbers: set[int] = set()
+        key = log.request_key(*whose)
+        by_key.setdefault(key, []).append(whose)
+        by_stretch.setdefault(log.stretch(begins.get(whose, 0)), []).append(key)
+    places: dict[int, set[bytes]] = {}
     for first, keys in by_stretch.items():
-        numbers.update(log.numbers_with(query, keys, from_stretch=first))
-    payloads = (
-        payload
-        for number in sorted(numbers)
+        for number, found in log.places_of(query, keys, from_stretch=first).items():
+            places.setdefault(number, set()).update(keys if found is None else found)
+    there = {
+        number: [whose for key in places[number] for whose in by_key[key]]
+        for number in sorted(places)
         if number <= until
-        for _, _, payload in log.parts(query, after=number - 1, limit=1)
-    )
-    if len(requests) <= _FEW:
-        marks = [request.encode(errors="replace") for _, request in requests]
-        payloads = (protobuf.cut(payload, marks) for payload in payloads)
-    for events in _decoded(payloads):
+    }
+    for events in _decoded(_payload(query, number, some) for number, some in there.items()):
         yield [event for event in events if (event.engine, event.request) in requests]
+
+
+def _payload(query: Query, number: int, requests: Collection[Whose]) -> bytes:
+    """The spans of a chunk, or of a few requests in it."""
+    payload = b"".join(payload for _, _, payload in log.parts(query, after=number - 1, limit=1))
+    if len(requests) > _FEW:
+        return payload
+    return protobuf.cut(payload, [request.encode(errors="replace") for _, request in requests])
 
 
 def _decoded(payloads: Iterable[bytes]) -> Iterator[list[Event]]:

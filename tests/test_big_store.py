@@ -1,0 +1,88 @@
+"""A large store that is made for benchmarks is one that a sidecar could have written, and few of its spans are read."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from big_store import make
+
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.lanes import Window, lane_of
+from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.ingest.decode import Decoded
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.store import FindingFilter
+from kvtrail.tracer.store.sqlite import log, restart
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+SPANS = 60_000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("big") / "big.db"
+    make(path, SPANS)
+    return path
+
+
+def test_its_rows_are_what_the_detector_makes_of_its_spans(path: Path) -> None:
+    store = SqliteReader(path)
+    known = store.requests(limit=SPANS)
+    assert store.last_number() == pytest.approx(SPANS, rel=0.05)
+    running = [row for row in known if row["ended_ns"] is None]
+    drifting = random.Random(1).sample([row for row in known if row["findings"]], 15)
+    assert running
+    for row in (*running, *drifting, *random.Random(2).sample(known, 30)):
+        events = [event for span in store.spans_of(row) if (event := decode.read(span)[0]) is not None]
+        detector = Detector(listener=lambda event, account: account.phases.enter(event))
+        detector.feed(sorted(events, key=lambda event: event.request_sequence))
+        key = (row["engine"], row["request"])
+        account, found = detector.accounts[key], detector.findings.get(key, {})
+        assert {name: row[name] for name in account.as_dict()} == _as_json(account.as_dict())
+        (lane,) = store.lanes(Window(from_ns=0, to_ns=2**62, search=row["request"]), live=()).lanes
+        assert lane == lane_of(account, verdict=row["verdict"], findings=len(found))
+        kept = store.findings(FindingFilter(request=row["request"]))
+        assert kept == [_as_json(finding.as_dict()) for finding in found.values()]
+        assert bool(kept) == (row["verdict"] == "drift")
+
+
+def test_the_log_is_not_read_to_find_a_request(path: Path) -> None:
+    store = SqliteReader(path)
+    asked: list[str] = []
+    store.connection().set_trace_callback(asked.append)
+    assert log.numbers_with(store.query, [log.request_key("engine-0", "nobody")]) == []
+    store.connection().set_trace_callback(None)
+    steps = [detail for query in asked for *_, detail in store.query(f"EXPLAIN QUERY PLAN {query}")]
+    assert len(steps) > len(asked) == 2
+    assert not [step for step in steps if step.startswith("SCAN chunks") and "chunks_fresh" not in step]
+
+
+def test_a_restart_reads_the_spans_of_open_requests_and_no_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    class Counting(ProtobufDecoder):
+        def decoded(self, payload: bytes) -> Decoded:
+            decoded = super().decoded(payload)
+            read.append(len(decoded.events))
+            return decoded
+
+    monkeypatch.setattr(restart, "ProtobufDecoder", Counting)
+    store, writer = SqliteReader(path), SqliteWriter(path)
+    some = random.Random(3).sample(store.requests(limit=SPANS), 60)
+    events = [event for part in writer.events_of({(row["engine"], row["request"]) for row in some}) for event in part]
+    writer.close()
+    assert len(events) == sum(len(store.spans_of(row)) for row in some)
+    assert len({(event.engine, event.request) for event in events}) == len(some) < sum(read) / 5
+    assert sum(read) == len(events)
+
+
+def _as_json(data: Any) -> Any:
+    return json.loads(json.dumps(data))
