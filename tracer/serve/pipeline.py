@@ -58,6 +58,8 @@ MANY_UNFINISHED = 1_000
 MOST_BEHIND = 1_000_000
 """Spans that may be stored and not judged; the sender of the next is to try again."""
 RESUME_S = 1.0
+MANY_DIRTY = 5_000
+"""So many changed requests are not waited with: accounts that are not held any more have no row."""
 CATCH_UP_S = 0.05
 """How often rows are written at most because somebody asks."""
 ROWS_AT_ONCE = 500
@@ -79,7 +81,7 @@ class Pipeline:
         rows_every_ns: int = 0,
         resume: bool = True,
     ) -> None:
-        """The rows of requests are written with a batch if that was not done for `rows_every_ns`, and by `write_rows`.
+        """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         Without `resume`, the caller is to call this method."""
         self.savings = SavingsCounter()
         self.detector = Detector(
@@ -167,7 +169,8 @@ class Pipeline:
                 self._judge(arrived)
             elif self._last_number - self._judged > MOST_BEHIND:
                 raise StoreError("the tracer has just started and reads back what it knew; try again")
-            found = self._commit(came.chunk(latest_ns=latest_ns), digest, arrived, self._reception.engines(came))
+            chunk, engines = came.chunk(latest_ns=latest_ns), self._reception.engines(came)
+            found = self._commit(chunk, digest, arrived, engines, rows=self._rows_are_due())
             if self.forwarder is not None:
                 with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):
                     self.forwarder.received(came.payload, arrived.fresh, found)
@@ -214,19 +217,26 @@ class Pipeline:
                 self._judge(Arrived([event for event in events if event.end_ns <= latest_ns]))
                 self._judged = number
             self._is_behind = self._judged < self._last_number
-            self._commit()
+            self._write(rows=True)
 
     def write_rows(self) -> None:
-        """Write the rows of the requests that have changed until now. To be called several times a second."""
+        """Write the rows of the requests that have changed until now."""
         first = not self._is_behind
         while first or self._due:
             first = False
-            with self._lock:
-                if self._due or self._dirty or self.savings.cells or self.trouble is not None:
-                    found = self._commit()
-                    if self.forwarder is not None:
-                        with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
-                            self.forwarder.found(found)
+            if self._due or self._dirty or self.savings.cells or self.trouble is not None:
+                self._write(rows=True)
+
+    def _rows_are_due(self) -> bool:
+        return time.monotonic_ns() - self._rows_at >= self._rows_every_ns or len(self._dirty) >= MANY_DIRTY
+
+    def _write(self, *, rows: bool) -> None:
+        """Write what has changed since the last batch; with `rows`, also those of requests."""
+        with self._lock:
+            found = self._commit(rows=rows)
+            if self.forwarder is not None:
+                with self.errors.caught(Where.FORWARD, "findings are not forwarded"):
+                    self.forwarder.found(found)
 
     def catch_up(self) -> None:
         """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once. All who ask
@@ -238,7 +248,7 @@ class Pipeline:
                     self.write_rows()
 
     def fold(self) -> None:
-        """Do in the store what is cheaper for many spans and requests at a time. To be called several times a second."""
+        """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""
         if self._is_behind:  # the chunks are being read
             return
         some = time.monotonic_ns() - self._folded_at > FOLD_NS
@@ -261,14 +271,17 @@ class Pipeline:
             time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
 
     def tidy(self) -> None:
-        """Stop waiting for events that have been missing for too long, and forget finished requests.
+        """Stop waiting for events that have been missing for too long, write rows that are due, and forget finished requests.
 
         To be called every second or so.
         """
         now_ns = time.time_ns()
         with self._lock, self.errors.caught(Where.TIDY):
             self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-        self.write_rows()
+        if self._rows_are_due():
+            self.write_rows()
+        elif self._changed or self.trouble is not None:
+            self._write(rows=False)
         with self._lock:
             if self.forwarder is not None:
                 with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
@@ -367,23 +380,24 @@ class Pipeline:
         digest: bytes = b"",
         arrived: Arrived | None = None,
         engines: Mapping[str, Mapping[str, str]] | None = None,
+        *,
+        rows: bool,
     ) -> list[Finding]:
-        """Write spans, findings and sums, and rows of requests if it is time; returns these findings. What could not be
+        """Write spans, findings and sums, and with `rows` those of some requests; returns these findings. What could not be
         written goes with the next batch."""
         number = self._last_number + (0 if chunk is None else chunk.spans)
-        is_time = chunk is None or time.monotonic_ns() - self._rows_at >= self._rows_every_ns
-        rows, settled = ({}, None) if self._is_behind else self._next_rows(number, is_time=is_time)
+        keys, settled = ({}, None) if self._is_behind else self._next_rows(number, due=rows)
         judged = self._judged if self._is_behind else None
         batch = Batch(chunk, digest, savings=self.savings.cells, settled=settled, judged=judged)
         batch.findings = list(self._changed.values())
         if arrived is not None:
             batch.seen, batch.activity, batch.engines = arrived.seen_as_text(), summed(arrived.fresh), engines or {}
-        for key in rows:
+        for key in keys:
             self._add_row(batch, key)
         try:
             left_out = self._writer.write(batch)
         except Exception as refusal:
-            self._due = rows | self._due
+            self._due = keys | self._due
             if isinstance(refusal, StoreError):
                 self._metrics.store_failures.inc()
                 self.trouble = str(refusal)
@@ -406,10 +420,10 @@ class Pipeline:
             self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
 
-    def _next_rows(self, number: int, *, is_time: bool) -> tuple[dict[Whose, None], int | None]:
+    def _next_rows(self, number: int, *, due: bool) -> tuple[dict[Whose, None], int | None]:
         """The requests whose rows are written next; and the number of the span that all rows know of then, if it changes.
-        Where it is not yet time, those with new findings."""
-        if not is_time:
+        Where none are due, those with new findings."""
+        if not due:
             return dict.fromkeys((finding.engine, finding.request) for finding in self._changed.values()), None
         if not self._due:
             self._due, self._dirty, self._due_number = self._dirty, {}, number

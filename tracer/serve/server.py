@@ -31,10 +31,11 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 
-ROWS_EVERY_S = 0.25
-"""How often the rows of requests are written."""
-TIDY_EVERY, PRUNE_EVERY = 4, 240
-"""Rounds of that from one tidying to the next, and from one pruning of the store to the next."""
+TIDY_EVERY_S = 1.0
+ROWS_EVERY_NS = 2 * 10**9
+"""How often the rows of requests are written. Who asks for them gets them at once, so not every change need be written."""
+PRUNE_EVERY = 60
+"""Rounds of tidying from one pruning of the store to the next."""
 DRAIN_S = 5.0
 """How long requests that are being answered may take, by each protocol, when the process is to end. Kubernetes kills it after
 30 seconds; a tail that somebody reads never ends by itself."""
@@ -107,7 +108,7 @@ def serve(
             trace_file=trace_file,
             forwarder=forwarder,
             max_requests=max_requests,
-            rows_every_ns=int(ROWS_EVERY_S * 1e9),
+            rows_every_ns=ROWS_EVERY_NS,
             resume=False,
         )
     except OSError as error:
@@ -170,12 +171,10 @@ def _fleets_store(store: Address, outbox: Outbox, changeable: Changeable) -> Cli
 def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> None:
     rounds = 0
     told = ""
-    while not stop.wait(ROWS_EVERY_S):
+    while not stop.wait(TIDY_EVERY_S):
         try:
-            pipeline.write_rows()
+            pipeline.tidy()
             pipeline.fold()
-            if rounds % TIDY_EVERY == 0:
-                pipeline.tidy()
             if rounds % PRUNE_EVERY == 0:
                 pipeline.prune(
                     retain_ns=int(changeable.retain_hours * HOUR_NS), most_bytes=int(changeable.retain_gib * 2**30)
@@ -184,6 +183,6 @@ def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> 
             told = ""
         except StoreError as error:
             if told != (told := str(error)):
-                logger.error("%s; trying again every %s s", error, ROWS_EVERY_S)
+                logger.error("%s; trying again every %s s", error, TIDY_EVERY_S)
         except Exception:
-            logger.exception("tidying failed; trying again in %s s", ROWS_EVERY_S)
+            logger.exception("tidying failed; trying again in %s s", TIDY_EVERY_S)
