@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.findings import Unknown
 
-MOST_KEYS = 1_000_000
-"""Keys remembered as absent; beyond that, all of them are forgotten."""
+MOST_KEYS = 100_000
+"""Keys remembered as held, and as absent; beyond that, all of them are forgotten."""
 
 
 @dataclass(slots=True)
@@ -51,6 +51,8 @@ class ChunkKeys:
 
     def stored(self, keys: Sequence[str]) -> None:
         """The store holds these chunks from now on."""
+        if len(self._held) >= MOST_KEYS:
+            self.lose(Unknown.MANY)
         self._held.update(keys)
         if self.lost is not None:
             self._absent.difference_update(keys)
@@ -77,6 +79,8 @@ class ChunkKeys:
         """A lookup says that the store holds these chunks. It is believed of those of which nothing is known, so that
         the next claim can be judged; what it said too much of them before is not found."""
         if self.lost is not None:
+            if len(self._held) >= MOST_KEYS:
+                self.lose(Unknown.MANY)
             self._held.update(key for key in keys if key not in self._absent)
 
     def listed(self, keys: Sequence[str], *, first: bool, last: bool) -> None:
@@ -93,7 +97,7 @@ class ChunkKeys:
             self.lost = self._listed = None
 
     def lose(self, why: Unknown) -> None:
-        """Events are missing: any chunk may have been stored or evicted."""
+        """Forget all keys: any chunk may have been stored or evicted unseen, or there are too many."""
         self._held.clear()
         self._absent.clear()
         self.lost, self._listed = why, None

@@ -47,6 +47,7 @@ class Unknown(StrEnum):
     PROBE = "the connector has no probe that shows it"
     SAMPLED = "only sampled requests are recorded"
     VERSION = "this vLLM does not show it"
+    MANY = "the store holds more chunks than kvtrail remembers"
     UNNAMED = "the connector stores chunks without naming them"
     OPEN = "the request has not ended"
     UNCHECKED = "no rule applied to the request"

@@ -107,6 +107,7 @@ _ADVICE = {
     " the engine's log says why.",
     Unknown.SAMPLED: "Record all requests: `unsampled: record`. The sampler's decision travels along as an attribute.",
     Unknown.VERSION: "A newer vLLM shows it (docs/limits.md, *What a vLLM does not show*).",
+    Unknown.MANY: "Nothing to do: the store is larger than what kvtrail keeps in mind of it (docs/limits.md).",
     Unknown.UNNAMED: "A probe that names the keys of chunks would show it (docs/connectors.md).",
     Unknown.OPEN: "It passes when the request ends.",
     Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",
