@@ -9,6 +9,9 @@ from kvtrail.tracer.detect.rules import Tally
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Unknown
 
+MOST_FINDINGS = 200
+"""Of one request: a rule may break in every epoch of it."""
+
 
 @dataclass(slots=True)
 class Judgements:
@@ -29,8 +32,11 @@ class Judgements:
         return list(touched.values())
 
     def known(self, fresh: Finding) -> Finding | None:
-        """The finding that a new one repeats."""
-        return self.findings.get((fresh.engine, fresh.request), {}).get(fresh.id)
+        """The finding that a new one repeats. Where a request has very many, that is the last one of the rule."""
+        held = self.findings.get((fresh.engine, fresh.request), {})
+        if len(held) >= MOST_FINDINGS and fresh.id not in held:
+            return next((finding for finding in reversed(held.values()) if finding.rule == fresh.rule), None)
+        return held.get(fresh.id)
 
     def record(self, tally: Tally, judgement: Judgement) -> None:
         """Count a judgement; a drift becomes a finding, or is counted in the finding that it repeats."""

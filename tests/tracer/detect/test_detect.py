@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.judgements import MOST_FINDINGS
 from kvtrail.tracer.model.events import Event, Lookup
 from kvtrail.tracer.model.findings import Unknown, Verdict
 
@@ -161,3 +162,11 @@ def test_a_deadline_accuses_nobody_where_an_event_was_lost_after_the_last_one() 
     later = history("L 600 c0 -> 599 async\nb: L 300 c0 h0 -> 0\nwait 1\nA 599", recorder="recorder")
     lost = [event for event in later if event.sequence != 2]  # another request's, and before the wait began
     assert rules_found(judge(lost, later_s=900)) == ["stuck-load"]
+
+
+def test_of_a_request_that_drifts_in_every_epoch_only_some_findings_are_kept_apart() -> None:
+    epoch = "P\nL 749 c336 h256 -> 256 cached\nA 0\n"
+    detector = judge(history("L 749 c0 h256 -> 256\nA 256\nS 256+80\n" + epoch * 500))
+    (held,) = detector.findings.values()
+    assert MOST_FINDINGS <= len(held) < MOST_FINDINGS + 10
+    assert sum(finding.count for finding in held.values() if finding.rule == "stale-lookup") == 500
