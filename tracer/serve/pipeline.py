@@ -58,6 +58,7 @@ MANY_UNFINISHED = 1_000
 MOST_BEHIND = 1_000_000
 """Spans that may be stored and not judged; the sender of the next is to try again."""
 RESUME_S = 1.0
+"""How long it waits where what is stored cannot be read or judged."""
 MANY_DIRTY = 5_000
 """So many changed requests are not waited with: accounts that are not held any more have no row."""
 CATCH_UP_S = 0.05
@@ -184,8 +185,11 @@ class Pipeline:
     def resume(self) -> None:
         """Read the unfinished requests back from the store, so that a restart does not look like a gap. What comes
         meanwhile is stored, and judged after them."""
-        unsettled = self._writer.unsettled(until=self._judged)
-        unfinished = self._writer.open_requests() | unsettled
+        unsettled: set[Whose] = set()
+        unfinished: set[Whose] = set()
+        with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
+            unsettled = self._writer.unsettled(until=self._judged)
+            unfinished = self._writer.open_requests() | unsettled
         if len(unfinished) > MANY_UNFINISHED:
             logger.info(
                 "reading %s unfinished requests back; what comes meanwhile is stored, and judged then", len(unfinished)
@@ -197,8 +201,9 @@ class Pipeline:
         while self._is_behind and not self._is_closing:
             try:
                 self._judge_stored()
-            except StoreError as error:
-                logger.error("%s; trying again in %s s", error, RESUME_S)
+            except Exception as error:
+                self.trouble = f"what was stored is not judged: {error}"
+                logger.error("%s; trying again in %s s", self.trouble, RESUME_S)
                 time.sleep(RESUME_S)
         if len(unfinished) > MANY_UNFINISHED:
             logger.info("they are read back, and all that came is judged")

@@ -229,6 +229,26 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     assert Pipeline(SqliteWriter(path), Metrics()).detector.accounts.keys() == set(), "nothing is left to read back"
 
 
+def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.RESUME_S", 0)
+    writer = SqliteWriter(tmp_path / "s.db")
+    pipeline = Pipeline(writer, Metrics(), resume=False)
+    hear(pipeline, "first")
+    following, troubles = writer.following, []
+
+    def fails_at_first(*, after: int) -> object:
+        troubles.append(pipeline.trouble)
+        if len(troubles) < 3:
+            raise sqlite3.OperationalError("disk I/O error")
+        return following(after=after)
+
+    monkeypatch.setattr(writer, "following", fails_at_first)
+    pipeline.resume()
+    assert troubles[1] == "what was stored is not judged: disk I/O error"
+    assert pipeline.trouble is None
+    assert SqliteReader(tmp_path / "s.db").requests()[0]["verdict"] == "ok"
+
+
 def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
