@@ -99,6 +99,7 @@ class Pipeline:
         self._metrics, self.errors = metrics, metrics.internal_errors
         self.tail = Tail(on_skip=metrics.tail_skipped.inc)
         self._grace_ns, self._rows_every_ns = grace_ns, rows_every_ns
+        self._most_dirty = min(MANY_DIRTY, max_requests // 4)
         self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
         self._lock, self._catching_up = threading.RLock(), threading.Lock()
         self._decoder = ProtobufDecoder()
@@ -233,7 +234,7 @@ class Pipeline:
                 self._write(rows=True)
 
     def _rows_are_due(self) -> bool:
-        return time.monotonic_ns() - self._rows_at >= self._rows_every_ns or len(self._dirty) >= MANY_DIRTY
+        return time.monotonic_ns() - self._rows_at >= self._rows_every_ns or len(self._dirty) >= self._most_dirty
 
     def _write(self, *, rows: bool) -> None:
         """Write what has changed since the last batch; with `rows`, also those of requests."""
@@ -283,7 +284,8 @@ class Pipeline:
         now_ns = time.time_ns()
         with self._lock, self.errors.caught(Where.TIDY):
             self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-        if self._rows_are_due():
+        before_ns = now_ns - FORGET_FINISHED_NS
+        if self._rows_are_due() or not self._dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns)):
             self.write_rows()
         elif self._changed or self.trouble is not None:
             self._write(rows=False)
@@ -292,7 +294,7 @@ class Pipeline:
                 with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
                     self.forwarder.tidy()
             with self.errors.caught(Where.TIDY):
-                if self.detector.forget_finished(before_ns=now_ns - FORGET_FINISHED_NS):
+                if self.detector.forget_finished(before_ns=before_ns):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
             with self.errors.caught(Where.TIDY):
                 self._forget_recorders(self.recorders.update(at_ns=time.monotonic_ns()))

@@ -262,6 +262,16 @@ def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     assert len(SqliteReader(tmp_path / "s.db").requests()) == 2
 
 
+def test_requests_that_are_forgotten_at_once_have_rows(tmp_path: Path) -> None:
+    """What was held up on its way ended long ago; and where many come at once, few accounts are held."""
+    pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18, max_requests=40)
+    for number in range(100):
+        hear(pipeline, f"r{number}")
+    pipeline.tidy()
+    assert not pipeline.detector.accounts
+    assert len(SqliteReader(tmp_path / "s.db").requests(limit=1000)) == 100
+
+
 def test_rows_that_were_not_written_are_made_anew_after_a_kill(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
