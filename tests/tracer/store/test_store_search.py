@@ -99,8 +99,11 @@ def test_exactly_what_fits_is_found_the_latest_first(
     verdict = data.draw(st.sampled_from(["", *VERDICTS]))
     before_ns = data.draw(st.sampled_from([None, some["started_ns"]]))
     limit = data.draw(st.sampled_from([1, 20, 5000]))
-    found = reader.requests(search=search, status=status, verdict=verdict, before_ns=before_ns, limit=limit)
-    expected = looked_at(held, search, status, verdict, before_ns)
+    engines = data.draw(st.sampled_from([None, ["e", "f"], ["f"]]))
+    found = reader.requests(
+        search=search, status=status, verdict=verdict, engines=engines, before_ns=before_ns, limit=limit
+    )
+    expected = looked_at(held, search, status, verdict, before_ns) if engines != ["f"] else []
     assert [each["request"] for each in found] == expected[:limit]
 
 
@@ -165,3 +168,19 @@ def test_an_external_id_is_found_where_many_ids_begin_with_it(
     found = SqliteReader(tmp_path / "k.db").request("chat")
     assert found is not None
     assert found["request"] == "chat-f00dcafe"
+
+
+def test_a_search_among_some_engines_looks_at_as_few_requests(tmp_path: Path, held: list[dict[str, Any]]) -> None:
+    writer = SqliteWriter(tmp_path / "e.db")
+    writer.write(Batch(accounts=held))
+    while writer.fold(some=True):
+        pass
+    writer.close()
+    reader = SqliteReader(tmp_path / "e.db")
+    steps: list[None] = []
+    reader.connection().set_progress_handler(lambda: steps.append(None), 1)
+    assert reader.requests(search="nobody") == []
+    of_all = len(steps)
+    steps.clear()
+    assert reader.requests(search="nobody", engines=["e"]) == []
+    assert len(steps) < 2 * of_all < len(held)

@@ -190,12 +190,16 @@ class RequestReader(Database):
         until_ns = _LATEST_NS if before_ns is None else before_ns
         latest = f"ORDER BY started_ns DESC LIMIT {int(limit)}"
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
-        if engines is not None or not (search or where):
-            return self._scanned(search, engines, {"started_ns < ?": until_ns, **where}, latest)
+        of_engines = {} if engines is None else {"engine IN (SELECT value FROM json_each(?))": to_text([*engines])}
+        if not (search or where):
+            before = {"started_ns < ?": until_ns, **of_engines}
+            rows = self.query(f"SELECT {_WHOLE} FROM requests", [*before], [*before.values()], latest)
+            return [*map(_account, rows)]
         kinds = self.query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
         if where and (not search or self._is_frequent(search, kinds, until_ns)):
-            numbers = self._of_kinds(kinds, search, until_ns=until_ns, limit=limit)
+            numbers = self._of_kinds(kinds, search, where=of_engines, until_ns=until_ns, limit=limit)
         else:
+            where |= of_engines
             numbers = ids.search_all(self.query, search, where=where, until_ns=until_ns, limit=limit)
         rows = self.query(
             f"SELECT {_WHOLE} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
@@ -223,26 +227,12 @@ class RequestReader(Database):
         `until_ns`; None if there are more than `limit`."""
         kinds = self.query("SELECT verdict, status, requests FROM request_totals", ["status = ?"], [status])
         if status and sum(count for *_, count in kinds) <= limit:
-            numbers = self._of_kinds(kinds, "", until_ns=until_ns + 1, limit=limit)
+            numbers = self._of_kinds(kinds, "", where={}, until_ns=until_ns + 1, limit=limit)
         elif search:
             numbers = ids.search_ids(self.query, search, where={}, until_ns=until_ns + 1, limit=limit + 1)
         else:
             return None
         return None if len(numbers) > limit else numbers
-
-    def _scanned(
-        self, search: str, engines: Sequence[str] | None, where: Mapping[str, Any], latest: str
-    ) -> list[dict[str, Any]]:
-        """The latest requests that meet all conditions, from looking at one after the other. A tracer has few engines, so
-        most requests are of those that are asked for."""
-        conditions, values = [*where], [*where.values()]
-        if engines is not None:
-            conditions.append("engine IN (SELECT value FROM json_each(?))")
-            values.append(to_text([*engines]))
-        if search:
-            conditions.append(ids.PART_OR_TRACE)
-            values += [search] * 3
-        return [*map(_account, self.query(f"SELECT {_WHOLE} FROM requests", conditions, values, latest))]
 
     def _is_frequent(self, search: str, kinds: Sequence[tuple[str, str, int]], until_ns: int) -> bool:
         """Whether more ids contain `search` than there are requests of these kinds, which are few enough to scan."""
@@ -251,16 +241,25 @@ class RequestReader(Database):
             ids.search_ids(self.query, search, where={}, until_ns=until_ns, limit=count)
         )
 
-    def _of_kinds(self, kinds: Iterable[tuple[str, str, int]], search: str, *, until_ns: int, limit: int) -> list[int]:
-        """Numbers of the latest requests of these kinds. Each verdict and status is a range of an index sorted by time."""
+    def _of_kinds(
+        self,
+        kinds: Iterable[tuple[str, str, int]],
+        search: str,
+        *,
+        where: Mapping[str, Any],
+        until_ns: int,
+        limit: int,
+    ) -> list[int]:
+        """Numbers of the latest requests of these kinds that meet the conditions of `where`, each with its value. Each
+        verdict and status is a range of an index sorted by time."""
         conditions = [ids.PART_OR_TRACE] if search else []
         rows = [
             row
             for verdict, status, _ in kinds
             for row in self.query(
                 "SELECT started_ns, number FROM requests INDEXED BY requests_by_kind",
-                ["verdict = ?", "status = ?", "started_ns < ?", *conditions],
-                [verdict, status, until_ns, *([search] * 3 if search else [])],
+                ["verdict = ?", "status = ?", "started_ns < ?", *where, *conditions],
+                [verdict, status, until_ns, *where.values(), *([search] * 3 if search else [])],
                 f"ORDER BY started_ns DESC LIMIT {int(limit)}",
             )
         ]
