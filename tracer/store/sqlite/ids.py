@@ -81,8 +81,11 @@ def search_all(query: Query, search: str, *, where: Mapping[str, Any], until_ns:
     """
     conditions, values = ["started_ns < ?", *where], [until_ns, *where.values()]
     of_trace = to_text(traces.requests_in(query, search))
+    # These are few; without NOT INDEXED, all requests of a verdict may be looked through for them.
     by_trace = query(
-        "SELECT number FROM requests", ["number IN (SELECT value FROM json_each(?))", *conditions], [of_trace, *values]
+        "SELECT number FROM requests NOT INDEXED",
+        ["number IN (SELECT value FROM json_each(?))", *conditions],
+        [of_trace, *values],
     )
     numbers = {number for (number,) in by_trace}
     if len(search) < _GRAM:
