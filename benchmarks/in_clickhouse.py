@@ -25,8 +25,8 @@ from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 from kvtrail.tracer.store.clickhouse.writer import ClickHouseWriter
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
-A_BATCH, A_PARCEL = 1000, 25
-"""Requests that come together, and batches that are sent together: about 10,000 spans."""
+A_BATCH, A_PARCEL = 1000, 8
+"""Requests that come together, and batches that are sent together: about 14,000 spans."""
 ROUNDS = 7
 HOUR_NS = 3600 * 10**9
 SIDES = ("SQLite", "ClickHouse")
