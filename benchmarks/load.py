@@ -257,6 +257,8 @@ def run(options: argparse.Namespace, sidecar: Sidecar) -> int:
 def verify(url: str, sent: Sent, engines: Sequence[Engine]) -> list[str]:
     """What the api says otherwise than it should; nothing if all is well."""
     with httpx.Client(base_url=url, trust_env=False, timeout=GONE_S) as api:
+        while api.get("/api/health").json()["spans_behind"]:
+            time.sleep(SAMPLE_S)
         planted = {finding for finding, _ in sent.acknowledged}
         found: set[Finding] = set()
         for engine in engines:

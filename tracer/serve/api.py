@@ -53,6 +53,8 @@ class Health(BaseModel):
     """Since this tracer started."""
     events_missing: int
     """Declared missing: they did not arrive within the grace period."""
+    spans_behind: int
+    """Stored and not judged: after a start, until the requests that were open are read back."""
     spool: dict[str, Any] | None
     """What waits to be sent to ClickHouse: its `status` (`ok`, or why nothing is taken there), how many `batches` and
     compressed `bytes` wait, the oldest since `oldest_ns`, and what was dropped as there was no room: `dropped_batches`,
@@ -172,6 +174,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
             "last_received_ns": process.last_received_ns,
             "spans_stored": process.spans_stored,
             "events_missing": process.events_missing,
+            "spans_behind": process.spans_behind,
         }
 
     def recorders() -> list[dict[str, Any]]:

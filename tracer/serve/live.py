@@ -31,6 +31,10 @@ class Live(Protocol):
     @property
     def events_missing(self) -> int: ...
 
+    @property
+    def spans_behind(self) -> int:
+        """Spans that are stored and not judged."""
+
     def running(self) -> set[str]:
         """The engines that are heard, whose open requests go on."""
 
@@ -47,7 +51,7 @@ class Onlooker:
     def __init__(self, reader: ClickHouseReader, errors: InternalErrors) -> None:
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
-        self.spans_stored = self.events_missing = 0
+        self.spans_stored = self.events_missing = self.spans_behind = 0
         self.recorders = Recorders()
         self.errors = errors
         self.forwarder: Forwarder | None = None

@@ -55,8 +55,8 @@ AHEAD_NS = 24 * 3600 * 10**9
 """A clock may be wrong by so much; an event from later than this has a time that no clock gave it."""
 MANY_UNFINISHED = 1_000
 """So many requests take a while to read back, and the log says so."""
-MOST_BEHIND = 1_000_000
-"""Spans that may be stored and not judged; the sender of the next is to try again."""
+MOST_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
+"""Spans that may be stored and not judged; the sender of the next waits, and is to try again after so many seconds."""
 RESUME_S = 1.0
 """How long it waits where what is stored cannot be read or judged."""
 MANY_DIRTY = 5_000
@@ -126,6 +126,7 @@ class Pipeline:
         if resume:
             self.resume()
         metrics.watch_checks(self.checks, self.unknown)
+        metrics.watch("spans_behind", "Spans that are stored and not judged, after a start.", lambda: self.spans_behind)
         metrics.watch("requests_open", "Requests that have started and not ended.", self._open_requests)
         metrics.watch(
             "last_received_timestamp_seconds", "Arrival of the last batch.", lambda: (self.last_received_ns or 0) / 1e9
@@ -158,6 +159,7 @@ class Pipeline:
         """
         started_s = time.perf_counter()
         digest = sha256(payload).digest()
+        self._wait_for_judge()
         with self._lock:
             came = received(payload, self._decoder)
             self._metrics.spans_received.labels(transport).inc(came.spans)
@@ -169,8 +171,6 @@ class Pipeline:
             arrived = self._arrivals.compare(came.events)
             if not self._is_behind:
                 self._judge(arrived)
-            elif self._last_number - self._judged > MOST_BEHIND:
-                raise StoreError("the tracer has just started and reads back what it knew; try again")
             chunk, engines = came.chunk(latest_ns=latest_ns), self._reception.engines(came)
             found = self._commit(chunk, digest, arrived, engines, rows=self._rows_are_due())
             if self.forwarder is not None:
@@ -206,8 +206,21 @@ class Pipeline:
                 self.trouble = f"what was stored is not judged: {error}"
                 logger.error("%s; trying again in %s s", self.trouble, RESUME_S)
                 time.sleep(RESUME_S)
-        if len(unfinished) > MANY_UNFINISHED:
+        if len(unfinished) > MANY_UNFINISHED and not self._is_behind:
             logger.info("they are read back, and all that came is judged")
+
+    @property
+    def spans_behind(self) -> int:
+        """Spans that are stored and not judged: only while a tracer that has just started reads back what it knew."""
+        return self._last_number - self._judged if self._is_behind else 0
+
+    def _wait_for_judge(self) -> None:
+        """Raises StoreError if too much waits to be judged, for too long."""
+        until_s = time.monotonic() + WAIT_BEHIND_S
+        while self.spans_behind >= MOST_BEHIND:
+            if time.monotonic() >= until_s:
+                raise StoreError("the tracer has just started and reads back what it knew; try again")
+            time.sleep(0.05)
 
     def stop_resuming(self) -> None:
         """End `resume`, which may run in another thread, before long: the next start goes on with it."""

@@ -253,11 +253,14 @@ def test_a_sender_is_to_try_again_where_too_much_waits_to_be_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvtrail.tracer.serve.pipeline.MOST_BEHIND", 4)
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.WAIT_BEHIND_S", 0.1)
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), resume=False)
     hear(pipeline, "first")
     with pytest.raises(StoreError, match="has just started"):
         hear(pipeline, "second")
+    assert pipeline.spans_behind == len(history(FINE))
     pipeline.resume()
+    assert pipeline.spans_behind == 0
     hear(pipeline, "second")
     assert len(SqliteReader(tmp_path / "s.db").requests()) == 2
 
