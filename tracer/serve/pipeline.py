@@ -272,9 +272,11 @@ class Pipeline:
             return
         some = time.monotonic_ns() - self._folded_at > FOLD_NS
         while True:
+            began_s = time.monotonic()
             with self._lock:
                 if not self._writer.fold(some=some):
                     break
+            time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
         if some:
             self._folded_at = time.monotonic_ns()
 

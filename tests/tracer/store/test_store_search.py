@@ -144,6 +144,23 @@ def test_a_name_that_comes_late_is_found_and_the_old_one_is_not(tmp_path: Path) 
     assert reader.connection().execute(matched, ('"bef"',)).fetchone() == (0,), "no trigram of it is left"
 
 
+def test_the_parts_of_the_index_are_merged_in_small_steps(tmp_path: Path) -> None:
+    writer, reader = SqliteWriter(tmp_path / "s.db"), SqliteReader(tmp_path / "s.db")
+    steps = 0
+    for round_ in range(60):
+        rows = [account(f"r-{round_}-{n}", f"x-{round_}-{n}", 60 * round_ + n) for n in range(50)]
+        writer.write(Batch(accounts=rows))
+        if round_ % 10 == 9:
+            sum(writer.prune(before_ns=30 * round_))
+        while writer.fold(some=True):
+            steps += 1
+    ((parts,),) = reader.query("SELECT count(DISTINCT segid) FROM request_ids_idx")
+    assert parts < 20
+    assert steps < 400
+    assert len(reader.requests(search="r-59-", limit=1000)) == 50
+    assert reader.requests(search="r-3-") == []
+
+
 def test_a_request_by_what_its_caller_saw(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "s.db")
     rows = [account(f"cmpl-1-{n}-abc", f"cmpl-1-{n}", 10 - n) for n in range(3)]

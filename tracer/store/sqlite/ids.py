@@ -20,12 +20,17 @@ SCHEMA = (
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_ids USING fts5"
     " (ids, content='', tokenize='trigram case_sensitive 1', detail=none, columnsize=0)",
     "CREATE VIRTUAL TABLE IF NOT EXISTS request_grams USING fts5vocab(request_ids, row)",
+    # By itself, FTS5 merges parts of its index within whatever transaction comes, now and then for seconds.
+    "INSERT INTO request_ids (request_ids, rank) VALUES ('automerge', 0)",
+    "INSERT INTO request_ids (request_ids, rank) VALUES ('crisismerge', 1000)",
     # The last request that is in the index.
     "CREATE TABLE IF NOT EXISTS request_ids_end (number INTEGER NOT NULL)",
     "INSERT INTO request_ids_end SELECT 0 WHERE NOT EXISTS (SELECT 1 FROM request_ids_end)",
 )
 INDEXED_AT_ONCE = 2_000
 """Requests that are added to the index together."""
+_MERGED_PAGES = 50
+"""Pages of the index that are merged at a time."""
 _END = "(SELECT number FROM request_ids_end)"
 SLACK = 5_000
 """Requests are numbered as they arrive, but listed by their start. A request may have started before this many others that
@@ -66,6 +71,14 @@ def index(db: sqlite3.Connection, *, some: bool) -> bool:
     )
     db.execute("UPDATE request_ids_end SET number = ?", (last,))
     return True
+
+
+def merge(db: sqlite3.Connection) -> bool:
+    """Merge some parts of the index, within the open transaction; returns whether there was anything to merge."""
+    before = db.total_changes
+    db.execute("INSERT INTO request_ids (request_ids, rank) VALUES ('merge', ?)", (_MERGED_PAGES,))
+    # https://sqlite.org/fts5.html#the_merge_command: fewer than two changes mean that nothing was done.
+    return db.total_changes - before >= 2
 
 
 def shorten(db: sqlite3.Connection) -> None:

@@ -39,7 +39,7 @@ from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
 
-PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 200, 1_000
+PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
 VACUUMED_PAGES = 500
 _CACHE_KIB = 32 * 1024
@@ -152,7 +152,7 @@ class SqliteWriter:
             if fresh >= log.FOLDED_SPANS or (fresh and some):
                 self._log.fold()
                 return True
-            return ids.index(self._db, some=some)
+            return ids.index(self._db, some=some) or ids.merge(self._db)
 
     def prune(self, *, before_ns: int, most_bytes: int | None = None) -> Iterator[int]:
         before_ns = max(0, before_ns)
