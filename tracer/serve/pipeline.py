@@ -171,7 +171,9 @@ class Pipeline:
             arrived = self._arrivals.compare(came.events)
             if not self._is_behind:
                 self._judge(arrived)
-            chunk, engines = came.chunk(latest_ns=latest_ns), self._reception.engines(came)
+            # A recorder that only asks who listens sends no span.
+            chunk = came.chunk(latest_ns=latest_ns) if came.spans else None
+            engines = self._reception.engines(came)
             found = self._commit(chunk, digest, arrived, engines, rows=self._rows_are_due())
             if self.forwarder is not None:
                 with self.errors.caught(Where.FORWARD, "a batch is not forwarded"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from history import START_NS, history
 from msgspec.structs import replace
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from wire import encoded
 
 from kvtrail.tracer.ingest import otlp_json
@@ -79,6 +80,31 @@ def test_a_batch_that_comes_twice_is_stored_once(tmp_path: Path) -> None:
     before = (reader.totals(), reader.last_number(), reader.findings())
     pipeline.ingest(encoded(history(STORY, request="r-0-0123abcd", recorder="rec-0")), transport="http")
     assert (reader.totals(), reader.last_number(), reader.findings()) == before
+
+
+def test_a_request_without_spans_takes_no_number(tmp_path: Path) -> None:
+    """A recorder that only asks who listens sends one."""
+    _, reader, pipeline = filled(tmp_path / "s.db")
+    empty = ExportTraceServiceRequest.FromString(encoded(history(STORY)))
+    del empty.resource_spans[0].scope_spans[0].spans[:]
+    for _ in range(2):
+        pipeline.ingest(empty.SerializeToString(), transport="grpc")
+    assert reader.last_number() == 0
+    pipeline.ingest(encoded(history(STORY)), transport="grpc")
+    (account,) = reader.requests()
+    assert len(reader.spans_of(account)) == reader.last_number() == len(history(STORY))
+
+
+def test_spans_that_cannot_be_appended_are_not_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader, pipeline = filled(tmp_path / "s.db", STORY)
+    monkeypatch.setattr(writer._log, "append", lambda chunk: [][0])
+    with pytest.raises(IndexError):
+        pipeline.ingest(encoded(history(STORY, request="other", recorder="other")), transport="grpc")
+    monkeypatch.undo()
+    writer._db.execute("UPDATE log_end SET number = 0")  # that number is taken
+    with pytest.raises(sqlite3.IntegrityError):
+        pipeline.ingest(encoded(history(STORY, request="other", recorder="other")[:1]), transport="grpc")
+    assert len(reader.requests()) == 1
 
 
 def test_a_span_that_is_twice_in_one_batch_is_stored_once(tmp_path: Path) -> None:

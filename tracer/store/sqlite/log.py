@@ -81,7 +81,9 @@ class Log:
         self._compress = zstandard.ZstdCompressor(level=_COMPRESSION, write_checksum=True).compress
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk."""
+        """Append a chunk. Raises ValueError if it has no span: it would have no number of its own."""
+        if not chunk.spans:
+            raise ValueError("a chunk without a span")
         keys = {request_key(*request) for request in chunk.requests}
         keys.update(map(trace_key, chunk.traces))
         keys.update(map(name_key, chunk.named))

@@ -82,7 +82,6 @@ class SqliteWriter:
 
     def write(self, batch: Batch) -> Sequence[Exception]:
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
-            (self._append, [] if batch.chunk is None else [batch]),
             (lambda told: engines.put(self._db, dict(told)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
@@ -92,15 +91,17 @@ class SqliteWriter:
         ]
         try:
             with self._transaction():
+                self._append(batch)
                 for put, rows in parts:
                     put(rows)
                 self._settle(batch)
                 self._put_out(batch)
-                if not any(rows for _, rows in parts):
+                if batch.chunk is None and not any(rows for _, rows in parts):
                     self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")  # a page is written all the same
             return ()
         except _UNFIT:
             with self._transaction():
+                self._append(batch)
                 alone = ((put, row) for put, rows in parts for row in rows)
                 errors = [error for put, row in alone if (error := self._put_alone(put, row)) is not None]
                 self._settle(batch)
@@ -185,9 +186,9 @@ class SqliteWriter:
         if self._outbox is not None:
             self._outbox.put(self._db, batch)
 
-    def _append(self, batches: Sequence[Batch]) -> None:
-        for batch in batches:
-            assert batch.chunk is not None
+    def _append(self, batch: Batch) -> None:
+        """Append the spans. Where that fails nothing is stored: what is acknowledged is in the log."""
+        if batch.chunk is not None:
             self._log.append(batch.chunk)
             arrivals.put(self._db, batch.digest, batch.seen)
 
