@@ -299,10 +299,13 @@ class Pipeline:
         To be called every second or so.
         """
         now_ns = time.time_ns()
-        with self._lock, self.errors.caught(Where.TIDY):
-            self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
         before_ns = now_ns - FORGET_FINISHED_NS
-        if self._rows_are_due() or not self._dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns)):
+        with self._lock:
+            with self.errors.caught(Where.TIDY):
+                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
+            # What is forgotten below has no row any more.
+            is_last_time = not self._dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns))
+        if is_last_time or self._rows_are_due():
             self.write_rows()
         elif self._changed or self.trouble is not None:
             self._write(rows=False)
