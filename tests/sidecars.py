@@ -6,6 +6,7 @@ Each takes a `Delivery` and gives what was found, and how often each rule gave w
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def stored(delivery: Delivery, folder: Path) -> Judged:
     with _clock() as clock:
         for batches in _lives_of_sidecar(delivery):
             pipeline = pipelines.Pipeline(SqliteWriter(folder / "kvtrail.db"), Metrics())
+            pipeline.resume()
             for moment_ns, batch in moments(batches):
                 clock.now_ns = moment_ns
                 if batch is not None:
@@ -165,6 +167,6 @@ def _lives_of_sidecar(delivery: Delivery) -> list[list[Batch]]:
 def _clock() -> Iterator[SimpleNamespace]:
     """The pipeline's clock, to be set."""
     clock = SimpleNamespace(now_ns=0)
-    told = SimpleNamespace(time_ns=lambda: clock.now_ns, perf_counter=lambda: 0.0, monotonic_ns=lambda: clock.now_ns)
+    told = SimpleNamespace(**vars(time) | {"time_ns": lambda: clock.now_ns, "monotonic_ns": lambda: clock.now_ns})
     with patch.object(pipelines, "time", told):
         yield clock

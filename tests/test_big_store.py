@@ -58,7 +58,7 @@ def test_the_log_is_not_read_to_find_a_request(path: Path) -> None:
     store = SqliteReader(path)
     asked: list[str] = []
     store.connection().set_trace_callback(asked.append)
-    assert log.numbers_with(store.query, [log.request_key("engine-0", "nobody")]) == []
+    assert log.places_of(store.query, [log.request_key("engine-0", "nobody")]) == {}
     store.connection().set_trace_callback(None)
     steps = [detail for query in asked for *_, detail in store.query(f"EXPLAIN QUERY PLAN {query}")]
     assert len(steps) > len(asked) == 2

@@ -517,6 +517,15 @@ def prefill_rates(rows: Iterable[SavingsRow]) -> dict[str, float]:
     return {engine: tokens[engine] / took_ns[engine] * 1e9 for engine in tokens if tokens[engine] and took_ns[engine]}
 
 
+def by_step(cells: Iterable[tuple[Cell, int]]) -> Counter[tuple[int | str, ...]]:
+    """The sums of minutes, and of their hours: a range of a week reads hours. A key is the step's seconds, and a cell."""
+    sums: Counter[tuple[int | str, ...]] = Counter()
+    for cell, value in cells:
+        for step_s in (MINUTE_S, HOUR_S):
+            sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
+    return sums
+
+
 def interval_s(since_ns: int, until_ns: int) -> int:
     """Seconds of the intervals into which a range of time is split: hours if it is longer than six, else minutes."""
     return MINUTE_S if until_ns - since_ns <= BY_MINUTE_UP_TO_NS else HOUR_S

@@ -46,6 +46,16 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         with _refusal():
             return super().spans(data)
 
+    def numbered(self, data: bytes, *, first: int, count: int) -> Iterator[tuple[int, Span]]:
+        """What `spans` gives of a request with so many spans, each with its number; the first has the number `first`. A step
+        has one number, and so have all its rows."""
+        spans = self.spans(data)
+        if len(spans) == count:
+            yield from enumerate(spans, first)
+            return
+        for number, alone in enumerate(each(data), first):
+            yield from ((number, span) for span in self.spans(alone))
+
     def decoded(self, data: bytes) -> Decoded:
         with _refusal():
             return super().decoded(data)

@@ -74,3 +74,12 @@ def names(known: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         often = Counter(apart.values())
         apart = {e: f"{plain[e]} ({e[:length]})" if often[name] > 1 else name for e, name in apart.items()}
     return apart
+
+
+def listed(known: Mapping[str, Mapping[str, str]], open_requests: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """The engines by id, each with its `name`, the fields of its description, and how many of its requests are `open`. One
+    that has open requests is listed even if nothing is known of it."""
+    listed = {engine: {"name": name, **known[engine], "open": 0} for engine, name in names(known).items()}
+    for engine, count in open_requests.items():
+        listed.setdefault(engine, {"name": engine, **described({}), "open": 0})["open"] = count
+    return listed

@@ -14,9 +14,8 @@ from operator import attrgetter
 
 from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.store import MOST_RECEIPTS
 
-MOST_RECEIPTS = 65_536
-"""Requests that are remembered. Senders give up after minutes."""
 MOST_RECORDERS = 100_000
 """Recorders whose numbers are remembered; the longest silent are forgotten first."""
 

@@ -170,6 +170,15 @@ class RecorderState:
         """Service and model: an engine that has the same may come in the place of this one's."""
         return self.description["service"], self.description["model"]
 
+    @property
+    def info(self) -> tuple[str, ...]:
+        """What it says of its engine: the values of the labels `INFO`."""
+        about = self.description
+        return (
+            shown_name(self.engine, about), self.served or about["model"], about["service"], about["instance"], about["pod"],
+            about["host"], about["version"], about["kvtrail"],
+        )  # fmt: skip
+
 
 class Recorders:
     """The recorders that were heard from and are not forgotten, by id."""
@@ -289,21 +298,13 @@ class EngineState:
     kept_oldest_ns: int = 0
 
 
-def _info(recorder: RecorderState) -> tuple[str, ...]:
-    about = recorder.description
-    return (
-        shown_name(recorder.engine, about), recorder.served or about["model"], about["service"],
-        about["instance"], about["pod"], about["host"], about["version"], about["kvtrail"],
-    )  # fmt: skip
-
-
 def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineState]:
     """The state of every engine that has a recorder."""
     states: dict[str, EngineState] = {}
     for recorder in recorders:
         state = states.setdefault(recorder.engine, EngineState(engine=recorder.engine))
         state.heard_ns = max(state.heard_ns, recorder.heard_ns)
-        state.info = _info(recorder)  # of the one that was met last, as in the store
+        state.info = recorder.info  # of the one that was met last, as in the store
         state.recorders += recorder.status in (Status.RUNNING, Status.SILENT)
         state.outstanding += recorder.missing
         state.untold += sum(recorder.untold.values())

@@ -401,18 +401,23 @@ class Metrics:
         for histogram, durations in counts.durations.items():
             self._series.at(histogram, engine, label).observe(durations)
 
-    def show(self, state: EngineState) -> None:
-        """Set the gauges of an engine. An engine that shares the label `other` has none."""
-        engine = state.engine
+    def describe(self, engine: str, info: tuple[str, ...]) -> None:
+        """Show how an engine describes itself, with the labels `INFO`. An engine that shares the label `other` does not."""
         if not self._series.has_own(engine):
             return
         shown = self._info_shown.get(engine)
-        if shown is not None and shown != state.info:
+        if shown is not None and shown != info:
             self._series.remove(self._info, engine, *shown)
-        self._info_shown[engine] = state.info
-        self._series.at(self._info, engine, *state.info).set(1)
+        self._info_shown[engine] = info
+        self._series.at(self._info, engine, *info).set(1)
+
+    def show(self, state: EngineState) -> None:
+        """Set the gauges of an engine. An engine that shares the label `other` has none."""
+        if not self._series.has_own(state.engine):
+            return
+        self.describe(state.engine, state.info)
         for gauge, read in self._states:
-            self._series.at(gauge, engine).set(read(state))
+            self._series.at(gauge, state.engine).set(read(state))
 
     def retire(self, engine: str) -> None:
         """Remove the series of an engine that has been silent for long."""

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
@@ -23,6 +23,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.lanes import lane_of
 from kvtrail.tracer.detect.savings import SavingsCounter
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
@@ -43,8 +44,6 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 
 logger = logging.getLogger("kvtrail")
 
-Whose = tuple[str, str]
-"""A request, by engine and id."""
 FORGET_FINISHED_NS = 60 * 10**9
 """How long a finished request stays in memory for events that arrive late."""
 FOLD_NS = 60 * 10**9
@@ -106,9 +105,9 @@ class Pipeline:
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self._reception = Reception(metrics, self.recorders)
         # What the next commit writes: requests whose accounts changed, and findings.
-        self._dirty: dict[Whose, None] = {}
+        self._dirty: dict[Key, None] = {}
         self._changed: dict[str, Finding] = {}
-        self._due: dict[Whose, None] = {}
+        self._due: dict[Key, None] = {}
         """Those whose rows are being written: the changed ones of a moment ago."""
         self._due_number = self._last_number = writer.last_number()
         """The last span that the due rows know of, and that is stored."""
@@ -188,8 +187,8 @@ class Pipeline:
     def resume(self) -> None:
         """Read the unfinished requests back from the store, so that a restart does not look like a gap. What comes
         meanwhile is stored, and judged after them."""
-        unsettled: set[Whose] = set()
-        unfinished: set[Whose] = set()
+        unsettled: set[Key] = set()
+        unfinished: set[Key] = set()
         with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
             unsettled = self._writer.unsettled(until=self._judged)
             unfinished = self._writer.open_requests() | unsettled
@@ -234,19 +233,19 @@ class Pipeline:
         with self._lock:
             if following is not None:
                 number, events = following
-                latest_ns = time.time_ns() + AHEAD_NS
-                self._judge(Arrived([event for event in events if event.end_ns <= latest_ns]))
+                self._judge(Arrived(_of_this_time(events)))
                 self._judged = number
             self._is_behind = self._judged < self._last_number
             self._write(rows=True)
 
     def write_rows(self) -> None:
         """Write the rows of the requests that have changed until now."""
-        first = not self._is_behind
-        while first or self._due:
-            first = False
-            if self._due or self._dirty or self.savings.cells or self.trouble is not None:
-                self._write(rows=True)
+        if self._is_behind:
+            return
+        if self._due or self._dirty or self.savings.cells or self.trouble is not None:
+            self._write(rows=True)
+        while self._due:
+            self._write(rows=True)
 
     def _rows_are_due(self) -> bool:
         return time.monotonic_ns() - self._rows_at >= self._rows_every_ns or len(self._dirty) >= self._most_dirty
@@ -273,12 +272,7 @@ class Pipeline:
         if self._is_behind:  # the chunks are being read
             return
         some = time.monotonic_ns() - self._folded_at > FOLD_NS
-        while True:
-            began_s = time.monotonic()
-            with self._lock:
-                if not self._writer.fold(some=some):
-                    break
-            time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
+        self._in_steps(lambda: self._writer.fold(some=some))
         if some:
             self._folded_at = time.monotonic_ns()
 
@@ -286,10 +280,14 @@ class Pipeline:
         """Drop from the store what is older than `retain_ns`, and the oldest where it takes more than `most_bytes`. Batches
         come in between."""
         steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
+        self._in_steps(lambda: next(steps, None) is not None)
+
+    def _in_steps(self, step: Callable[[], bool]) -> None:
+        """Do something that takes long, until a step says that there was nothing left to do."""
         while True:
             began_s = time.monotonic()
             with self._lock:
-                if next(steps, None) is None:
+                if not step():
                     return
             time.sleep(time.monotonic() - began_s)  # as long as it took: ingest has its turn
 
@@ -362,14 +360,13 @@ class Pipeline:
             findings |= self.detector.findings.get((event.engine, event.request or ""), {})
         return list(findings.values())
 
-    def _read_back(self, requests: Collection[Whose]) -> None:
+    def _read_back(self, requests: Collection[Key]) -> None:
         """Feed the stored events of requests to the detector again. Their findings were reported before."""
-        latest_ns = time.time_ns() + AHEAD_NS
         with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
             for stored in self._writer.events_of(requests, until=self._judged) if requests else ():
                 if self._is_closing:
                     return
-                events = [event for event in stored if event.end_ns <= latest_ns]
+                events = _of_this_time(stored)
                 with self._lock:
                     self._read_back_ids.update((event.recorder, event.sequence) for event in events)
                     self._reported.update(finding.id for finding in self._feed(events))
@@ -447,7 +444,7 @@ class Pipeline:
             self.tail.publish(number, chunk.spans, chunk.payload)
         return batch.findings
 
-    def _next_rows(self, number: int, *, due: bool) -> tuple[dict[Whose, None], int | None]:
+    def _next_rows(self, number: int, *, due: bool) -> tuple[dict[Key, None], int | None]:
         """The requests whose rows are written next; and the number of the span that all rows know of then, if it changes.
         Where none are due, those with new findings."""
         if not due:
@@ -460,7 +457,7 @@ class Pipeline:
             del self._due[key]
         return rows, None if self._due else self._due_number
 
-    def _add_row(self, batch: Batch, key: Whose) -> None:
+    def _add_row(self, batch: Batch, key: Key) -> None:
         account = self.detector.accounts.get(key)
         if account is None:
             return
@@ -502,3 +499,9 @@ class Pipeline:
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)
+
+
+def _of_this_time(events: Iterable[Event]) -> list[Event]:
+    """The stored events that are judged: those whose time a clock may have given them."""
+    latest_ns = time.time_ns() + AHEAD_NS
+    return [event for event in events if event.end_ns <= latest_ns]

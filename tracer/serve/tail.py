@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.limits import MIB
@@ -125,7 +124,8 @@ class Tail:
             skipped += arrival.first - expected
             expected = arrival.first + arrival.spans
             shown = 0
-            for number, span in () if is_enough else spans_of(arrival, decoder):
+            numbered_spans = decoder.numbered(arrival.payload, first=arrival.first, count=arrival.spans)
+            for number, span in () if is_enough else numbered_spans:
                 texts.append(told(number, span))
                 length += len(texts[-1])
                 shown = number + 1 - arrival.first
@@ -137,16 +137,6 @@ class Tail:
             self._on_skip(skipped)
             texts.append(skip(skipped))
         return _Part("".join(texts), begin, expected)
-
-
-def spans_of(arrival: _Arrival, decoder: ProtobufDecoder) -> Iterator[tuple[int, Span]]:
-    """The spans of a request with their numbers. A step has one number, and is several of the spans that are shown."""
-    spans = decoder.spans(arrival.payload)
-    if len(spans) == arrival.spans:
-        yield from enumerate(spans, arrival.first)
-        return
-    for number, alone in enumerate(protobuf.each(arrival.payload), arrival.first):
-        yield from ((number, span) for span in decoder.spans(alone))
 
 
 class Reader:

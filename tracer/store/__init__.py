@@ -15,6 +15,11 @@ from kvtrail.tracer.detect.savings import Cell, SavingsRow
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.spans import Span
 
+MOST_RECEIPTS = 65_536
+"""Requests of senders that are remembered, to know one that is sent again. Senders give up after minutes."""
+LARGEST = 2**62
+"""A sum grows no further: two of them still fit into the 64 bits that a database has for one."""
+
 
 class StoreError(RuntimeError):
     """The store refused; the text names the file and the reason."""

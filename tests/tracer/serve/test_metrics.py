@@ -93,6 +93,14 @@ def test_an_admission_is_counted_once_and_by_its_epoch(sidecar: Sidecar) -> None
     assert sidecar.value("kvtrail_requests_total", outcome="stopped") == 1
 
 
+def test_an_engine_has_its_name_with_its_first_number(sidecar: Sidecar) -> None:
+    """An alert that joins them would be another alert once the name came."""
+    sidecar.pipeline.ingest(as_request(history("L 256 c0 h256 -> 255")).SerializeToString(), transport="grpc")
+    assert sidecar.value("kvtrail_events_received_total") == 2
+    page, _ = sidecar.metrics.expose("")
+    assert b'kvtrail_engine_info{engine="engine",engine_name="engine",' in page
+
+
 def test_a_full_hit_leaves_the_last_token_to_be_computed(sidecar: Sidecar) -> None:
     sidecar.hear(history("L 256 c0 h256 -> 255\nA 255\nS 255+1\nend"))
     assert sidecar.value("kvtrail_recomputed_tokens_total", epoch="first") == 0

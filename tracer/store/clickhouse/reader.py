@@ -19,13 +19,10 @@ class EngineReader(Database):
         return engines.names(self._descriptions())
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        descriptions = self._descriptions()
-        names = engines.names(descriptions)
-        known = {engine: {"name": names[engine], **each, "open": 0} for engine, each in descriptions.items()}
-        open_requests = "SELECT engine, count() FROM kvtrail_requests FINAL WHERE ended_ns IS NULL GROUP BY engine"
-        for engine, count in self.query(open_requests):
-            known.setdefault(engine, {"name": engine, **engines.described({}), "open": 0})["open"] = count
-        return known
+        open_requests = self.query(
+            "SELECT engine, count() FROM kvtrail_requests FINAL WHERE ended_ns IS NULL GROUP BY engine"
+        )
+        return engines.listed(self._descriptions(), dict(open_requests))
 
     def ping(self) -> None:
         """Raises StoreError if nothing can be read now."""

@@ -11,11 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.clickhouse.connection import Connection
 from kvtrail.tracer.store.clickhouse.schema import DIMENSIONS
 
-LARGEST = 2**62
-"""A sum grows no further: two of them still fit into 64 bits."""
 _MOST_STRETCHES = 500
 """Stretches of time whose sums are held in memory; those of another are read when it is needed."""
 

@@ -7,20 +7,19 @@ written again as a whole, which changes nothing where they were written before (
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.lanes import Lane
-from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell
+from kvtrail.tracer.detect.savings import by_step
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.store import Activity, Amounts, Batch
+from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import lanes, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
-from kvtrail.tracer.store.clickhouse.sums import LARGEST, Sums
+from kvtrail.tracer.store.clickhouse.sums import Sums
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -85,7 +84,7 @@ class ClickHouseWriter:
         self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
-        self._add(self._savings, [(number, _by_step(batch.savings)) for number, batch in batches])
+        self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
         return unfit
 
@@ -160,10 +159,5 @@ def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Excepti
     return rows
 
 
-def _by_step(savings: Mapping[Cell, int]) -> Mapping[Any, tuple[int, ...]]:
-    """The sums of minutes, and of their hours: a range of a week reads hours."""
-    sums: Counter[tuple[int | str, ...]] = Counter()
-    for cell, value in savings.items():
-        for step_s in (MINUTE_S, HOUR_S):
-            sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
-    return {key: (value,) for key, value in sums.items()}
+def _savings(batch: Batch) -> dict[Any, tuple[int, ...]]:
+    return {key: (value,) for key, value in by_step(batch.savings.items()).items()}

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Mapping
 
+from kvtrail.tracer.store import MOST_RECEIPTS
 from kvtrail.tracer.store.sqlite.database import Query
 
 SCHEMA = (
@@ -18,8 +19,6 @@ SCHEMA = (
     recorder TEXT PRIMARY KEY, seen TEXT NOT NULL, last_ns INTEGER NOT NULL
 ) WITHOUT ROWID""",
 )
-MOST_RECEIPTS = 65_536
-"""Requests that are remembered. Senders give up after minutes."""
 
 
 def put(db: sqlite3.Connection, digest: bytes, seen: Mapping[str, str]) -> None:

@@ -13,9 +13,6 @@ import msgspec
 Query = Callable[..., list[Any]]
 """`Database.query`."""
 
-LARGEST = 2**62
-"""Sums grow no further: two of them still fit into SQLite's 64 bits."""
-
 _encode = msgspec.json.Encoder().encode
 from_text = msgspec.json.Decoder().decode
 """The data of a JSON text. Raises ValueError if it is not JSON."""
@@ -54,5 +51,12 @@ class Database:
     def query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
         """The rows of a SELECT that meet all conditions of `where`. `values` are those of its parameters, and `tail`
         follows the conditions."""
-        clause = f" WHERE {' AND '.join(where)}" if where else ""
-        return self.connection().execute(f"{select}{clause} {tail}", values).fetchall()
+        return rows_of(self.connection(), select, where, values, tail)
+
+
+def rows_of(
+    db: sqlite3.Connection, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = ""
+) -> list[Any]:
+    """As `Database.query`, over this connection."""
+    clause = f" WHERE {' AND '.join(where)}" if where else ""
+    return db.execute(f"{select}{clause} {tail}", values).fetchall()

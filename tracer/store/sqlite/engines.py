@@ -43,13 +43,9 @@ class EngineReader(Database):
         return engines.names(self._descriptions())
 
     def engines(self) -> dict[str, dict[str, Any]]:
-        descriptions = self._descriptions()
-        names = engines.names(descriptions)
-        known = {engine: {"name": names[engine], **each, "open": 0} for engine, each in descriptions.items()}
         query = "SELECT engine, count(*) FROM requests INDEXED BY requests_open"
-        for engine, count in self.query(query, ["ended_ns IS NULL"], (), "GROUP BY engine"):
-            known.setdefault(engine, {"name": engine, **engines.described({}), "open": 0})["open"] = count
-        return known
+        open_requests = self.query(query, ["ended_ns IS NULL"], (), "GROUP BY engine")
+        return engines.listed(self._descriptions(), dict(open_requests))
 
     def _descriptions(self) -> dict[str, dict[str, str]]:
         rows = self.query("SELECT engine, about FROM engines ORDER BY number")

@@ -54,7 +54,7 @@ def request_key(engine: str, request: str) -> bytes:
 
 
 def trace_key(trace_id: str) -> bytes:
-    """What those spans of a trace are found by that belong to no request."""
+    """What the spans of a trace are found by."""
     return _key("t", trace_id)
 
 
@@ -153,9 +153,9 @@ def last_number(query: Query) -> int:
     return int(query("SELECT number FROM log_end")[0][0])
 
 
-def numbers_with(query: Query, keys: Collection[bytes]) -> list[int]:
-    """The numbers of the chunks in which there may be spans with any of these keys, the latest first."""
-    return sorted(places_of(query, keys), reverse=True)
+def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:
+    """The chunks in which there may be spans with any of these keys, the latest first, each as `payload_at` gives it."""
+    return (payload_at(query, number) for number in sorted(places_of(query, keys), reverse=True))
 
 
 def places_of(query: Query, keys: Collection[bytes], *, from_stretch: int = 0) -> dict[int, set[bytes] | None]:
@@ -194,23 +194,25 @@ def _sought(keys: Collection[bytes]) -> list[bytes]:
     return [*keys] if len(keys) <= _MOST_SOUGHT else []
 
 
-def parts(query: Query, *, after: int, limit: int = -1, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
+def payload_at(query: Query, number: int) -> bytes:
+    """The chunk that has the span of this number, as an `ExportTraceServiceRequest`; if it is gone, the next one or
+    nothing."""
+    return next((payload for _, _, payload in parts(query, after=number - 1)), b"")
+
+
+def parts(query: Query, *, after: int, since_ns: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Chunks in order, from the one with the span that follows `after`: the number of its first span, how many it has, and
     these as an `ExportTraceServiceRequest`. Those whose spans all ended before `since_ns` are passed over."""
     begin = "number >= coalesce((SELECT max(number) FROM chunks WHERE number <= ?), 0)"
-    while limit:
-        rows = query(
-            "SELECT number, spans, body FROM chunks",
-            [begin, "number + spans - 1 > ?", "last_ns >= ?"],
-            [after + 1, after, since_ns],
-            "ORDER BY number LIMIT 1",
-        )
-        if not rows:
-            return
+    while rows := query(
+        "SELECT number, spans, body FROM chunks",
+        [begin, "number + spans - 1 > ?", "last_ns >= ?"],
+        [after + 1, after, since_ns],
+        "ORDER BY number LIMIT 1",
+    ):
         ((number, spans, body),) = rows
         yield number, spans, _decompressed(number, body)
         after = number + spans - 1
-        limit -= 1
 
 
 def _decompressed(number: int, body: bytes) -> bytes:

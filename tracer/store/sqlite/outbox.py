@@ -9,7 +9,6 @@ dropped, and counted.
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 import zstandard
 
 from kvtrail.tracer.store import Batch, Chunk
+from kvtrail.tracer.store.sqlite.database import Database
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS outbox (
@@ -59,9 +59,8 @@ class Outbox:
     """The outbox of one store. `put` and `sweep` belong to the store's writer, and all else to whoever sends."""
 
     def __init__(self, path: Path, *, most_bytes: int) -> None:
-        self._uri = f"{path.resolve().as_uri()}?mode=ro"
+        self._database = Database(path)
         self._most_bytes = most_bytes
-        self._local = threading.local()
         self._confirmed = 0
         self._compress = zstandard.ZstdCompressor(_LEVEL).compress
 
@@ -83,17 +82,18 @@ class Outbox:
 
     def tracer(self) -> str:
         """An id of this outbox, which its numbers belong to."""
-        return str(self._db().execute("SELECT tracer FROM outbox_state").fetchone()[0])
+        return str(self._database.query("SELECT tracer FROM outbox_state")[0][0])
 
     def last_number(self) -> int:
         """The number of the batch that was put in last, if it is still there."""
-        return int(self._db().execute("SELECT coalesce(max(number), 0) FROM outbox").fetchone()[0])
+        return int(self._database.query("SELECT coalesce(max(number), 0) FROM outbox")[0][0])
 
     def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
         """The first batches after this number, as they come, up to so many compressed bytes, but one at least."""
         batches: list[tuple[int, Batch]] = []
         size = 0
-        rows = self._db().execute("SELECT number, bytes, body FROM outbox WHERE number > ? ORDER BY number", (after,))
+        query = "SELECT number, bytes, body FROM outbox WHERE number > ? ORDER BY number"
+        rows = self._database.connection().execute(query, (after,))
         for number, bytes_, body in rows:
             size += bytes_
             if batches and size > most_bytes:
@@ -108,11 +108,10 @@ class Outbox:
 
     def waiting(self) -> Waiting:
         """What waits, without what was sent and not dropped yet."""
-        db = self._db()
-        sizes = "FROM outbox INDEXED BY outbox_sizes WHERE number > ?"
-        count = f"SELECT count(*), coalesce(sum(bytes), 0), coalesce(min(at_ns), 0) {sizes}"
-        dropped = "SELECT dropped_batches, dropped_spans FROM outbox_state"
-        return Waiting(*db.execute(count, (self._confirmed,)).fetchone(), *db.execute(dropped).fetchone())
+        count = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(min(at_ns), 0) FROM outbox INDEXED BY outbox_sizes"
+        (waiting,) = self._database.query(count, ["number > ?"], [self._confirmed])
+        (dropped,) = self._database.query("SELECT dropped_batches, dropped_spans FROM outbox_state")
+        return Waiting(*waiting, *dropped)
 
     def _make_room(self, db: sqlite3.Connection) -> None:
         (surplus,) = db.execute("SELECT bytes - ? FROM outbox_state", (self._most_bytes,)).fetchone()
@@ -130,13 +129,6 @@ class Outbox:
             (batches, spans),
         )
 
-    def _db(self) -> sqlite3.Connection:
-        """This thread's own connection."""
-        db: sqlite3.Connection | None = getattr(self._local, "db", None)
-        if db is None:
-            db = self._local.db = sqlite3.connect(self._uri, uri=True, isolation_level=None)
-        return db
-
 
 def _drop(db: sqlite3.Connection, number: int) -> None:
     """Drop the batches up to this number."""
@@ -149,7 +141,7 @@ def _drop(db: sqlite3.Connection, number: int) -> None:
 def _to_send(batch: Batch) -> Batch:
     """The batch without what only its own store asks for."""
     chunk = batch.chunk and Chunk(payload=batch.chunk.payload, spans=batch.chunk.spans, last_ns=batch.chunk.last_ns)
-    return replace(batch, chunk=chunk, digest=b"", seen={}, settled=None)
+    return replace(batch, chunk=chunk, digest=b"", seen={}, settled=None, judged=None)
 
 
 def _encode_what_can_be(batch: Batch) -> bytes:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.sqlite import ids, traces
-from kvtrail.tracer.store.sqlite.database import LARGEST, Database, Query, from_text, to_text, whole_sum
+from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, to_text, whole_sum
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",

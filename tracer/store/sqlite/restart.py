@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.events import Event
@@ -15,8 +16,6 @@ SCHEMA = (
     # The last span that was judged: only while a tracer that has just started is behind.
     "CREATE TABLE IF NOT EXISTS judged (number INTEGER NOT NULL)",
 )
-Whose = tuple[str, str]
-"""A request, by engine and id."""
 _FEW = 20
 """So many requests of a chunk are looked for in its bytes; for more, all of it is decoded."""
 
@@ -34,12 +33,12 @@ def judged(query: Query) -> int:
     return int(rows[0][0]) if rows else log.last_number(query)
 
 
-def open_requests(query: Query) -> set[Whose]:
+def open_requests(query: Query) -> set[Key]:
     """The requests that have not ended, as far as their accounts know."""
     return set(query("SELECT engine, request FROM requests INDEXED BY requests_open", ["ended_ns IS NULL"]))
 
 
-def unsettled(query: Query, *, until: int) -> set[Whose]:
+def unsettled(query: Query, *, until: int) -> set[Key]:
     """The requests that have spans which their accounts are not up to date with, though they were judged: those up to number
     `until`."""
     ((settled,),) = query("SELECT settled FROM log_end")
@@ -49,13 +48,14 @@ def unsettled(query: Query, *, until: int) -> set[Whose]:
 
 def following(query: Query, *, after: int) -> tuple[int, list[Event]] | None:
     """The events of the chunk after a span, and the number of its last span; None if there is none."""
-    for number, spans, payload in log.parts(query, after=after, limit=1):
-        ((events),) = _decoded([payload])
-        return number + spans - 1, events
-    return None
+    part = next(log.parts(query, after=after), None)
+    if part is None:
+        return None
+    number, spans, payload = part
+    return number + spans - 1, ProtobufDecoder().decoded(payload).events
 
 
-def events_of(query: Query, requests: Collection[Whose], *, until: int) -> Iterator[list[Event]]:
+def events_of(query: Query, requests: Collection[Key], *, until: int) -> Iterator[list[Event]]:
     """The events of these requests up to span `until`, in the order of their arrival, some at a time."""
     # Before the spans of a request come those that the accounts were up to date with when its row was made.
     begins = {
@@ -68,7 +68,7 @@ def events_of(query: Query, requests: Collection[Whose], *, until: int) -> Itera
         )
     }
     by_stretch: dict[int, list[bytes]] = {}
-    by_key: dict[bytes, list[Whose]] = {}
+    by_key: dict[bytes, list[Key]] = {}
     for whose in requests:
         key = log.request_key(*whose)
         by_key.setdefault(key, []).append(whose)
@@ -86,9 +86,9 @@ def events_of(query: Query, requests: Collection[Whose], *, until: int) -> Itera
         yield [event for event in events if (event.engine, event.request) in requests]
 
 
-def _payload(query: Query, number: int, requests: Collection[Whose]) -> bytes:
+def _payload(query: Query, number: int, requests: Collection[Key]) -> bytes:
     """The spans of a chunk, or of a few requests in it."""
-    payload = b"".join(payload for _, _, payload in log.parts(query, after=number - 1, limit=1))
+    payload = log.payload_at(query, number)
     if len(requests) > _FEW:
         return payload
     return protobuf.cut(payload, [request.encode(errors="replace") for _, request in requests])

@@ -6,11 +6,11 @@ Both are written with the batch that they sum up. A range of a week therefore re
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable
 
-from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, interval_s
-from kvtrail.tracer.store.sqlite.database import LARGEST, Database, from_text, whole_sum
+from kvtrail.tracer.detect.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, by_step, interval_s
+from kvtrail.tracer.store import LARGEST
+from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS efficiency (
@@ -23,14 +23,10 @@ SCHEMA = (
 
 def add(db: sqlite3.Connection, cells: Iterable[tuple[Cell, int]]) -> None:
     """Add to the sums, within the open transaction."""
-    sums: Counter[tuple[int | str, ...]] = Counter()
-    for cell, value in cells:
-        for step_s in (MINUTE_S, HOUR_S):
-            sums[step_s, cell.at_s // step_s * step_s, *cell[1:]] += value
     db.executemany(
         "INSERT INTO efficiency (step_s, at_s, engine, connector, epoch, measure, value) VALUES (?,?,?,?,?,?,?)"
         f" ON CONFLICT DO UPDATE SET value = min(value + excluded.value, {LARGEST})",
-        ((*cell, min(value, LARGEST)) for cell, value in sums.items()),
+        ((*key, min(value, LARGEST)) for key, value in by_step(cells).items()),
     )
 
 

@@ -24,16 +24,15 @@ class SpanReader(Database):
         marks += [bytes.fromhex(trace_id)] if trace_id else []
         decoder = ProtobufDecoder()
         found: dict[tuple[str, str], Span] = {}
-        for number in log.numbers_with(self.query, keys):
-            for _, _, payload in log.parts(self.query, after=number - 1, limit=1):
-                for span in decoder.spans(protobuf.cut(payload, marks)):
-                    whose = span.attributes.get(semconv.REQUEST_ID.key) if decode.is_ours(span) else None
-                    if whose is not None:
-                        belongs = whose == request and span.resource.get(semconv.ENGINE_ID.key) == engine
-                    else:
-                        belongs = trace_id == span.trace_id or external == span.attributes.get(semconv.CALLERS_ID.key)
-                    if belongs:
-                        found.setdefault((span.trace_id, span.span_id), span)
+        for payload in log.payloads_with(self.query, keys):
+            for span in decoder.spans(protobuf.cut(payload, marks)):
+                whose = span.attributes.get(semconv.REQUEST_ID.key) if decode.is_ours(span) else None
+                if whose is not None:
+                    belongs = whose == request and span.resource.get(semconv.ENGINE_ID.key) == engine
+                else:
+                    belongs = trace_id == span.trace_id or external == span.attributes.get(semconv.CALLERS_ID.key)
+                if belongs:
+                    found.setdefault((span.trace_id, span.span_id), span)
             if len(found) >= limit:
                 break
         return sorted(found.values(), key=lambda span: span.end_ns)[-limit:]
@@ -47,12 +46,12 @@ class SpanReader(Database):
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         decoder = ProtobufDecoder()
         found: list[tuple[int, Span]] = []
-        for first, _, payload in log.parts(self.query, after=after):
-            for number, alone in enumerate(protobuf.each(payload), first):
+        for first, spans, payload in log.parts(self.query, after=after):
+            for number, span in decoder.numbered(payload, first=first, count=spans):
+                if len(found) >= limit and number > found[-1][0]:
+                    return found
                 if number > after:
-                    if len(found) >= limit:
-                        return found
-                    found += ((number, span) for span in decoder.spans(alone))
+                    found.append((number, span))
         return found
 
     def last_number(self) -> int:

@@ -34,7 +34,7 @@ from kvtrail.tracer.store.sqlite import (
     savings,
     spans,
 )
-from kvtrail.tracer.store.sqlite.database import Database
+from kvtrail.tracer.store.sqlite.database import Database, rows_of
 from kvtrail.tracer.store.sqlite.outbox import Outbox
 
 logger = logging.getLogger("kvtrail")
@@ -307,9 +307,8 @@ class SqliteWriter:
             raise StoreError(f"cannot {what} the store {self.path}: {error}") from error
 
     def _query(self, select: str, where: Sequence[str] = (), values: Sequence[Any] = (), tail: str = "") -> list[Any]:
-        clause = f" WHERE {' AND '.join(where)}" if where else ""
         with self._told("read"):
-            return self._db.execute(f"{select}{clause} {tail}", values).fetchall()
+            return rows_of(self._db, select, where, values, tail)
 
     def _pragma(self, name: str) -> int:
         (value,) = self._db.execute(f"PRAGMA {name}").fetchone()

@@ -18,10 +18,9 @@ def requests_in(query: Query, trace_id: str) -> list[int]:
         return []
     decoder = ProtobufDecoder()
     found: set[tuple[str, str]] = set()
-    for number in log.numbers_with(query, [log.trace_key(trace_id)]):
-        for _, _, payload in log.parts(query, after=number - 1, limit=1):
-            events = decoder.decoded(protobuf.cut(payload, [bytes.fromhex(trace_id)])).events
-            found.update((event.engine, event.request) for event in events if event.request is not None)
+    for payload in log.payloads_with(query, [log.trace_key(trace_id)]):
+        events = decoder.decoded(protobuf.cut(payload, [bytes.fromhex(trace_id)])).events
+        found.update((event.engine, event.request) for event in events if event.request is not None)
     rows = query(
         "SELECT number FROM json_each(?) AS r CROSS JOIN requests ON request = r.value ->> 1 AND engine = r.value ->> 0",
         ["trace_id = ?"],
