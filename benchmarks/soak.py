@@ -77,7 +77,7 @@ def plot(table: Path, picture: Path) -> None:
     base = alt.Chart(alt.InlineData.from_dict(data), width=WIDTH, height=HEIGHT)
     panels = [
         base.mark_line().encode(
-            alt.X("minutes:Q", title="minutes" if name == "disk" else None),
+            alt.X("minutes:Q", title="minutes" if name == "disk" else None).scale(nice=False),
             alt.Y(f"{name}:Q", title=unit, scale=alt.Scale(zero=True)),
         )
         for name, unit in PANELS.items()
