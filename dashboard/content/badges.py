@@ -1,31 +1,13 @@
-"""Statuses, verdicts and severities in their order, and the colours of their badges."""
+"""Statuses, verdicts and severities in their order."""
 
-STATUSES = ("queued", "admitted", "loading", "running", "preempted", "finished", "failed")
+from kvtrail.dashboard.content import palette
+
+ABANDONED = "abandoned"
+"""The status shown for a request that never ended and whose engine is gone."""
+STATUSES = tuple(name for name in palette.STATUS if name != ABANDONED)
 """In the order of a request's life."""
 ACTIVE = STATUSES[:5]
 """Neither finished nor failed."""
-ABANDONED = "abandoned"
-"""The status shown for a request that never ended and whose engine is gone."""
-VERDICTS = ("ok", "drift", "unknown")
-
-SEVERITY_COLORS = {
-    "crash": "red",
-    "wrong output": "red",
-    "hang": "orange",
-    "leak": "orange",
-    "wasted work": "yellow",
-    "wrong metrics": "gray",
-}
-SEVERITIES = list(SEVERITY_COLORS)
+VERDICTS = tuple(palette.VERDICT)
+SEVERITIES = list(palette.SEVERITY)
 """Worst first."""
-COLORS = {
-    **SEVERITY_COLORS,
-    "running": "blue",
-    "loading": "blue",
-    "preempted": "orange",
-    "failed": "red",
-    "ok": "green",
-    "drift": "red",
-    "unknown": "gray",
-}
-"""Every badge's colour; grey is the default."""

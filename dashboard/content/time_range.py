@@ -1,23 +1,43 @@
-"""The time range that a page shows, and how it is written in the page's address."""
+"""The time range that a page shows: as its address has it, as a person types it, and as words.
+
+In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`). A person
+may type the same, and times of a day (`14:59`). All times are UTC.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-from kvtrail.dashboard.content import text
+from kvtrail.tracer.model.findings import clock, day
 
-RANGES = {"15 min": 15 * 60, "1 h": 3600, "6 h": 6 * 3600, "24 h": 24 * 3600, "7 d": 7 * 24 * 3600}
-"""The choices, in seconds back from now."""
-DEFAULT = "1 h"
+RANGES = {"15 min": "15m", "1 h": "1h", "6 h": "6h", "24 h": "24h", "7 d": "7d"}
+"""The quick choices, and how long each is."""
+DEFAULT = "now-1h"
+NOW = "now"
+LATEST_NS = 4_102_444_800 * 10**9
+"""The year 2100; later moments are no moments."""
+LEAST_NS = 10**9
+"""A shorter range shows nothing."""
+_S = 10**9
+_UNITS = {"s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
+_RELATIVE = re.compile(r"now(?:\s*-\s*(\d{1,6})\s*([smhd]))?")
+_LENGTH = re.compile(r"(?:last\s+)?(\d{1,6})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)")
+_OF_DAY = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?")
+_BETWEEN = re.compile(r"\s+(?:to|-|–|until)\s+")  # noqa: RUF001 - people paste dashes
+EXAMPLES = "14:59, 14:20 to 14:59, 2026-11-20 14:59, now-2h, or 90m"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """From `since_ns` to `until_ns`, Unix nanoseconds; `pinned` if the address names both."""
+    """From `since_ns` to `until_ns`, Unix nanoseconds. `relative` has both ends as they were written, `now-1h to now`, if the range
+    moves with the clock."""
 
     since_ns: int
     until_ns: int
-    pinned: bool = False
+    relative: str | None = None
 
     @property
     def query(self) -> dict[str, int]:
@@ -26,18 +46,135 @@ class TimeRange:
 
     @property
     def address(self) -> dict[str, str]:
-        """The parameters of a page's address: Unix milliseconds."""
-        return {"since": str(self.since_ns // 10**6), "until": str(self.until_ns // 10**6)}
+        """The parameters of a page's address."""
+        begin, end = self.relative.split(" to ") if self.relative else map(_written, (self.since_ns, self.until_ns))
+        return {"from": begin, "to": end}
+
+    @property
+    def fixed(self) -> TimeRange:
+        """The same range, as it is now."""
+        return TimeRange(self.since_ns, self.until_ns)
+
+    @property
+    def choice(self) -> str | None:
+        """The quick choice that this is, if it is one."""
+        if not (self.relative and self.relative.endswith(" to now")):
+            return None
+        length = self.until_ns - self.since_ns
+        return next((name for name, choice in RANGES.items() if length == int(choice[:-1]) * _UNITS[choice[-1]]), None)
+
+    def field(self) -> str:
+        """As a person would type it: `now-1h to now`, or `2026-11-20 20:11:25 to 2026-11-21 20:11:25`."""
+        return self.relative or " to ".join(map(_moment, (self.since_ns, self.until_ns)))
 
     def text(self, *, now_ns: int) -> str:
-        """In words: 12:00:01 to 13:00:01 UTC."""
-        ends = (text.clock(ns, now_ns=now_ns).rpartition(".")[0] for ns in (self.since_ns, self.until_ns))
-        return f"{' to '.join(ends)} UTC"
+        """Both ends in words: 12:00:01 to 13:00:01 UTC. Each has its date, unless both are today."""
+        ends = (self.since_ns, self.until_ns)
+        is_today = {day(end) for end in ends} == {day(now_ns)}
+        return (
+            " to ".join(clock(end).partition(".")[0] if is_today else _moment(end, fine=False) for end in ends) + " UTC"
+        )
+
+    def shifted(self, by: float) -> TimeRange:
+        """Moved by so many of its own lengths; it then stays where it is."""
+        move = round((self.until_ns - self.since_ns) * by)
+        return _between(self.since_ns + move, self.until_ns + move) or self
+
+    def zoomed_out(self) -> TimeRange:
+        """Twice as long around the same middle; one that follows the clock still does."""
+        length = self.until_ns - self.since_ns
+        if self.relative and self.relative.endswith(" to now"):
+            return _between(self.since_ns - length, self.until_ns, f"now-{_length(2 * length)} to now") or self
+        return _between(self.since_ns - length // 2, self.until_ns + length // 2) or self
 
 
-def time_range(*, chosen: str, since: str, until: str, now_ns: int) -> TimeRange:
-    """The range of an address: a pinned one if it names both ends, else the `chosen` range back from now."""
-    ends = [int(each) for each in (since, until) if each.isdecimal() and len(each) <= 13]
-    if len(ends) == 2 and ends[0] < ends[1]:
-        return TimeRange(ends[0] * 10**6, ends[1] * 10**6, pinned=True)
-    return TimeRange(now_ns - RANGES.get(chosen, RANGES[DEFAULT]) * 10**9, now_ns)
+def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -> TimeRange:
+    """The range that an address names with `from` and `to`. Addresses are written by people too: what cannot be read is the
+    default, up to now."""
+    begin, end = (query.get(name, otherwise) for name, otherwise in (("from", default), ("to", NOW)))
+    return _of_ends(begin, end, now_ns=now_ns) or of_query({"from": default}, now_ns=now_ns)
+
+
+def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
+    """The range that a person has typed. A moment alone is the middle of a range as long as the `shown` one; a time before now
+    (`now-2h`) or a length (`90m`) goes up to now. A time of day is the latest one that has been.
+
+    Raises:
+        ValueError: it cannot be read; the text says what can be.
+    """
+    wanted = text.strip()
+    if length := _LENGTH.fullmatch(wanted.lower()):
+        wanted = f"now-{length[1]}{length[2][0]}"
+    ends = _BETWEEN.split(wanted)
+    if len(ends) == 1 and _RELATIVE.fullmatch(wanted.lower()):
+        ends = [wanted, NOW]
+    found = None
+    if len(ends) == 2:
+        found = _of_ends(*_days_given(*ends), now_ns=now_ns)
+    elif len(ends) == 1 and (at_ns := parsed(wanted, now_ns=now_ns)) is not None:
+        half = (shown.until_ns - shown.since_ns) // 2
+        found = _between(at_ns - half, at_ns + half)
+    if found is None:
+        raise ValueError(f"“{text.strip()}” is no time range. Type for example {EXAMPLES}.")
+    return found
+
+
+def parsed(text: str, *, now_ns: int) -> int | None:
+    """A moment in Unix nanoseconds: relative to now, a time of day, or a date with or without a time; None if it is none."""
+    wanted = text.strip()
+    if relative := _RELATIVE.fullmatch(wanted.lower()):
+        return now_ns - (int(relative[1]) * _UNITS[relative[2]] if relative[1] else 0)
+    if _OF_DAY.fullmatch(wanted):
+        at_ns = _iso(f"{day(now_ns)} {wanted:0>5}" if len(wanted) < 5 else f"{day(now_ns)} {wanted}")
+        return at_ns - _UNITS["d"] if at_ns is not None and at_ns > now_ns else at_ns
+    return _iso(wanted)
+
+
+def _of_ends(begin: str, end: str, *, now_ns: int) -> TimeRange | None:
+    ends = [parsed(each, now_ns=now_ns) for each in (begin, end)]
+    if ends[0] is None or ends[1] is None:
+        return None
+    # 23:50 to 00:10: the end is on the day after.
+    if ends[1] < ends[0] and _OF_DAY.fullmatch(begin.strip()) and _OF_DAY.fullmatch(end.strip()):
+        ends[0] -= _UNITS["d"]
+    is_relative = all(_RELATIVE.fullmatch(each.strip().lower()) for each in (begin, end))
+    words = " to ".join(re.sub(r"\s", "", each.lower()) for each in (begin, end))
+    return _between(ends[0], ends[1], words if is_relative else None)
+
+
+def _days_given(begin: str, end: str) -> tuple[str, str]:
+    """A time of day after a date is of that day: 2026-11-20 14:20 to 14:59."""
+    date = re.match(r"(\d{4}-\d{2}-\d{2})[ T]", begin)
+    return begin, f"{date[1]} {end}" if date and _OF_DAY.fullmatch(end) else end
+
+
+def _between(since_ns: int, until_ns: int, relative: str | None = None) -> TimeRange | None:
+    since_ns = max(0, since_ns)
+    if since_ns + LEAST_NS > until_ns or until_ns > LATEST_NS:
+        return None
+    return TimeRange(since_ns, until_ns, relative)
+
+
+def _iso(text: str) -> int | None:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    since = (at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
+    at_ns = since // timedelta(microseconds=1) * 1000
+    return at_ns if 0 <= at_ns <= LATEST_NS else None
+
+
+def _written(at_ns: int) -> str:
+    return _moment(at_ns).replace(" ", "T") + "Z"
+
+
+def _moment(at_ns: int, *, fine: bool = True) -> str:
+    """2026-11-20 20:11:25, with thousandths if `fine` and it has some."""
+    time = clock(at_ns).removesuffix(".000")
+    return f"{day(at_ns)} {time if fine else time.partition('.')[0]}"
+
+
+def _length(ns: int) -> str:
+    unit = next(unit for unit in reversed(_UNITS) if ns % _UNITS[unit] == 0 or unit == "s")
+    return f"{ns // _UNITS[unit]}{unit}"

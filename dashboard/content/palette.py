@@ -1,0 +1,198 @@
+"""Every colour that means something, in the light and in the dark theme: the one place from which pages, charts and the live
+view take them.
+
+Each has a contrast of at least 4.5 as text and 3 as a mark on the page of its theme (WCAG 2.2, 1.4.3 and 1.4.11); a test
+computes it. Red is only for what is lost or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """A colour in both themes, and the name of the one of Streamlit's colours that a badge has instead."""
+
+    light: str
+    dark: str
+    badge: str
+
+    def on(self, *, dark: bool) -> str:
+        """The colour in one of the themes."""
+        return self.dark if dark else self.light
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A colour, and what it says."""
+
+    colour: Colour
+    means: str
+
+
+RED = Colour("#c8281e", "#ff7066", "red")
+PINK = Colour("#b02a78", "#f08cc0", "violet")
+ORANGE = Colour("#b8400a", "#fb8b5a", "orange")
+YELLOW = Colour("#856100", "#e6c34a", "yellow")
+LIME = Colour("#5d6e1a", "#a3b84a", "green")
+GREEN = Colour("#0b7a55", "#3ecf9a", "green")
+CYAN = Colour("#0a7488", "#4cc9e0", "blue")
+BLUE = Colour("#1d5fd6", "#7aa7ff", "blue")
+VIOLET = Colour("#7c3aed", "#b794f6", "violet")
+GREY = Colour("#5b6472", "#a3acba", "gray")
+
+BACKGROUND = Colour("#ffffff", "#0e1117", "")
+SECONDARY = Colour("#f3f5f8", "#1b1f29", "")
+"""The background of fields and of the heads of tables."""
+TEXT = Colour("#12151c", "#f4f5f7", "")
+"""Streamlit makes captions, axes and legends of it, at six tenths of its opacity."""
+BORDER = Colour("#dfe3ea", "#2f3542", "")
+PRIMARY = Colour("#1d5fd6", "#4d86f0", "")
+"""What can be clicked, and what is chosen."""
+
+LEVEL = {
+    "lost": Meaning(RED, "something is lost: an engine, a request, a right answer"),
+    "warning": Meaning(ORANGE, "something is worse than it was, or not known"),
+    "calm": Meaning(GREEN, "nothing is wrong"),
+}
+"""Of a sentence on the first page."""
+STATE = {
+    "running": Meaning(GREEN, "it sends spans or signs of life"),
+    "silent": Meaning(ORANGE, "nothing comes from it, and it has not said goodbye"),
+    "died": Meaning(RED, "it ended of an error"),
+    "drained": Meaning(GREY, "it said goodbye and ended"),
+    "replaced": Meaning(GREY, "another engine has taken its place"),
+    "unseen": Meaning(GREY, "it has not been seen since the tracer started"),
+}
+"""Of an engine."""
+STATUS = {
+    "queued": Meaning(GREY, "arrived, and not yet processed"),
+    "admitted": Meaning(CYAN, "was given blocks"),
+    "loading": Meaning(GREEN, "waits for KV from the connector"),
+    "running": Meaning(BLUE, "is computed"),
+    "preempted": Meaning(ORANGE, "taken off the engine until its next step"),
+    "finished": Meaning(GREEN, "ended as it should"),
+    "failed": Meaning(RED, "a call about it raised"),
+    "abandoned": Meaning(RED, "never ended, and its engine is gone"),
+}
+"""Of a request, in the order of its life."""
+OUTCOME = {
+    "running": Meaning(BLUE, "has not ended"),
+    "finished": Meaning(GREEN, "ended as it should"),
+    "aborted": Meaning(GREY, "its caller gave up"),
+    "failed": Meaning(RED, "a call about it raised, or it ended in an error"),
+    "lost": Meaning(RED, "it was open when its engine ended"),
+}
+"""What became of a request."""
+VERDICT = {
+    "ok": Meaning(GREEN, "what was checked agrees, and nothing is missing"),
+    "drift": Meaning(RED, "an event contradicts another"),
+    "unknown": Meaning(GREY, "the recorded events cannot decide it"),
+}
+SEVERITY = {
+    "crash": Meaning(RED, "can kill the engine"),
+    "wrong output": Meaning(PINK, "can give a wrong answer"),
+    "hang": Meaning(ORANGE, "can keep a request waiting forever"),
+    "leak": Meaning(YELLOW, "can keep blocks or chunks that nobody uses"),
+    "wasted work": Meaning(LIME, "can compute or copy in vain"),
+    "wrong metrics": Meaning(GREY, "makes a number wrong"),
+}
+"""What a finding could do, worst first."""
+DID = {
+    "engine died": Meaning(RED, "its engine ended of an error at that moment"),
+    "request lost": Meaning(RED, "its request was open when its engine ended"),
+    "request failed": Meaning(RED, "its request ended in an error"),
+    "no harm seen": Meaning(GREY, "its request went on, as far as spans show"),
+    "healed": Meaning(GREEN, "the guard replaced the answer before it was used"),
+}
+"""What a finding did, worst first."""
+PHASE = {
+    "queued": Meaning(Colour("#8490a3", "#7d899c", ""), "arrived, and not yet processed"),
+    "lookup": Meaning(Colour("#0c8ea6", "#22b8cf", ""), "the scheduler asks the connector"),
+    "waiting for remote KV": Meaning(Colour("#b98100", "#e6b422", ""), "a load was promised, and has not arrived"),
+    "load": Meaning(Colour("#0a9168", "#20b486", ""), "KV is copied from the store"),
+    "prefill": Meaning(Colour("#1d4ed8", "#3b74f2", ""), "the prompt is computed"),
+    "decode": Meaning(Colour("#5f8ce9", "#8fb4fa", ""), "the output is computed"),
+    "preempted": Meaning(Colour("#e8590c", "#f47b3e", ""), "taken off the engine until its next step"),
+    "store": Meaning(Colour("#8b46d9", "#a877ee", ""), "KV is copied into the store"),
+    "done": Meaning(Colour("#88929f", "#66728a", ""), "it has ended"),
+    "running": Meaning(Colour("#4c7de8", "#5f8ff5", ""), "prefill or decode: which of them is not recorded"),
+    "failed": Meaning(Colour("#d92d20", "#f2594b", ""), "a call about it raised"),
+}
+"""What a request does; marks, never text."""
+SOURCE = {
+    "vLLM's own cache": Meaning(BLUE, "tokens that vLLM's prefix cache held"),
+    "connector's store": Meaning(GREEN, "tokens that the connector was to load"),
+    "computed": Meaning(GREY, "tokens that had to be computed"),
+}
+"""Where a token came from."""
+TIERS = (GREEN, VIOLET, YELLOW, PINK, CYAN, LIME)
+"""The tiers of a connector that names them, nearest first."""
+MEASURE = {
+    "total": Meaning(GREY, "tokens of the request: prompt, and its output so far"),
+    "computed": Meaning(BLUE, "tokens that vLLM has"),
+    "matched": Meaning(VIOLET, "tokens that the connector's store held"),
+    "allocated": Meaning(PINK, "tokens for which blocks were allocated to load into"),
+    "loaded": Meaning(GREEN, "tokens that were copied from the store"),
+    "stored": Meaning(ORANGE, "tokens that were copied into the store"),
+}
+"""The lines of a request's account."""
+GROUPS: dict[str, Mapping[str, Meaning]] = {
+    "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
+    "did": DID, "phase": PHASE, "source": SOURCE, "measure": MEASURE,
+}  # fmt: skip
+"""All of them by name; the marks of `phase` alone are never text."""
+BADGES = {
+    name: each.colour.badge for group in (STATUS, OUTCOME, VERDICT, SEVERITY, DID) for name, each in group.items()
+}
+"""The colour of a badge by the word on it, which means the same in every group that has it."""
+
+
+def colours(group: Mapping[str, Meaning], *, dark: bool) -> dict[str, str]:
+    """The colours of a group in one of the themes, by name."""
+    return {name: each.colour.on(dark=dark) for name, each in group.items()}
+
+
+def as_data() -> dict[str, Any]:
+    """All groups as data for scripts: theme, group, name, colour."""
+    return {
+        theme: {name: colours(group, dark=theme == "dark") for name, group in GROUPS.items()}
+        for theme in ("light", "dark")
+    }
+
+
+def streamlit_options() -> dict[str, str]:
+    """The palette as options of Streamlit's themes, so that its own badges, notes, captions and links have these colours."""
+    named = {
+        "red": RED,
+        "orange": ORANGE,
+        "yellow": YELLOW,
+        "green": GREEN,
+        "blue": BLUE,
+        "violet": VIOLET,
+        "gray": GREY,
+    }
+    options = {
+        "primaryColor": PRIMARY, "backgroundColor": BACKGROUND, "secondaryBackgroundColor": SECONDARY, "textColor": TEXT,
+        "borderColor": BORDER, "linkColor": BLUE,
+        **{f"{name}TextColor": colour for name, colour in named.items()},
+        **{f"{name}Color": colour for name, colour in named.items()},
+    }  # fmt: skip
+    return {
+        f"theme.{theme}.{option}": colour.on(dark=theme == "dark")
+        for theme in ("light", "dark")
+        for option, colour in options.items()
+    }
+
+
+def style() -> str:
+    """The groups as variables of CSS, which follow the page's theme: `--level-lost`."""
+    lines = [
+        f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: light-dark({each.colour.light}, {each.colour.dark});"
+        for group, meanings in GROUPS.items()
+        for name, each in meanings.items()
+    ]
+    return ":root {\n  " + "\n  ".join(lines) + "\n}"

@@ -1,0 +1,93 @@
+"""The palette: what it says can be read in both themes, and nobody draws with colours of his own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content.palette import BACKGROUND, GROUPS, SECONDARY, TEXT, Colour
+from kvtrail.tracer.detect.phases import WORDS
+from kvtrail.tracer.model.findings import Severity, Verdict
+
+AS_TEXT, AS_MARK = 4.5, 3.0
+FADED = 0.6
+"""The opacity of Streamlit's captions, axes and legends."""
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.2's relative luminance of #rrggbb."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's contrast ratio of two colours."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def mixed(colour: str, ground: str, *, opacity: float) -> str:
+    """A colour that lets through what is behind it."""
+    pairs = ((int(colour[at : at + 2], 16), int(ground[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(over * opacity + under * (1 - opacity)):02x}" for over, under in pairs)
+
+
+def test_the_measure_is_that_of_the_standard() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+    assert mixed("#000000", "#ffffff", opacity=0.6) == "#666666"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_has_a_meaning_can_be_seen_and_read(group: str, dark: bool) -> None:
+    least = AS_MARK if group == "phase" else AS_TEXT
+    for name, meaning in GROUPS[group].items():
+        assert meaning.means
+        shown = contrast(meaning.colour.on(dark=dark), BACKGROUND.on(dark=dark))
+        assert shown >= least, f"{group} {name}: {shown:.2f}"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_captions_axes_and_links_can_be_read_on_both_grounds(dark: bool) -> None:
+    primary = palette.PRIMARY.on(dark=dark)
+    for ground in (BACKGROUND.on(dark=dark), SECONDARY.on(dark=dark)):
+        faded = mixed(TEXT.on(dark=dark), ground, opacity=FADED)
+        assert contrast(faded, ground) >= AS_TEXT
+        assert contrast(palette.BLUE.on(dark=dark), ground) >= AS_TEXT
+        assert contrast(primary, ground) >= AS_MARK
+    for tier in palette.TIERS:
+        assert contrast(tier.on(dark=dark), BACKGROUND.on(dark=dark)) >= AS_MARK
+
+
+def test_a_group_has_all_that_the_tracer_names() -> None:
+    assert list(palette.SEVERITY) == [*Severity]
+    assert set(palette.VERDICT) == {*Verdict}
+    assert set(palette.PHASE) == set(WORDS.values())
+
+
+def test_a_word_has_one_badge() -> None:
+    badges: dict[str, set[str]] = {}
+    for group in (palette.STATUS, palette.OUTCOME, palette.VERDICT, palette.SEVERITY, palette.DID):
+        for name, meaning in group.items():
+            badges.setdefault(name, set()).add(meaning.colour.badge)
+    assert all(len(each) == 1 for each in badges.values()), badges
+    assert {name: each.pop() for name, each in badges.items()} == palette.BADGES
+
+
+def test_streamlit_and_css_have_the_same_colours() -> None:
+    options = palette.streamlit_options()
+    assert options["theme.dark.redTextColor"] == palette.RED.dark
+    assert {option.split(".")[1] for option in options} == {"light", "dark"}
+    assert f"--level-lost: light-dark({palette.RED.light}, {palette.RED.dark});" in palette.style()
+    assert re.findall(r"--source-([\w-]+):", palette.style()) == ["vLLMs-own-cache", "connectors-store", "computed"]
+    assert palette.as_data()["light"]["phase"]["prefill"] == palette.PHASE["prefill"].colour.light
+
+
+def test_colours_are_written_in_one_way() -> None:
+    every = [value for value in vars(palette).values() if isinstance(value, Colour)]
+    every += [meaning.colour for group in GROUPS.values() for meaning in group.values()]
+    assert all(re.fullmatch(r"#[0-9a-f]{6}", each) for colour in every for each in (colour.light, colour.dark))
