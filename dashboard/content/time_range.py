@@ -1,7 +1,7 @@
 """The time range that a page shows: as its address has it, as a person types it, and as words.
 
-In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`). A person
-may type the same, and times of a day (`14:59`). All times are UTC.
+In an address it is `from` and `to`, as in Grafana: relative to now (`now-1h`, `now`) or moments (`2026-11-21T14:59:00Z`). A
+person may type the same, and times of a day (`14:59`). All times are UTC.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ LEAST_NS = 10**9
 """A shorter range shows nothing."""
 _S = 10**9
 _UNITS = {"s": _S, "m": 60 * _S, "h": 3600 * _S, "d": 86_400 * _S}
-_RELATIVE = re.compile(r"now(?:\s*-\s*(\d{1,6})\s*([smhd]))?")
+_RELATIVE = re.compile(r"now(?:-(\d{1,6})([smhd]))?")
 _LENGTH = re.compile(r"(?:last\s+)?(\d{1,6})\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)")
 _OF_DAY = re.compile(r"\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?")
-_BETWEEN = re.compile(r"\s+(?:to|-|–|until)\s+")  # noqa: RUF001 - people paste dashes
+_BETWEEN = re.compile(r"\s+(?:to|until|-)\s+|\s*–\s*")  # noqa: RUF001 - people paste dashes
 EXAMPLES = "14:59, 14:20 to 14:59, 2026-11-20 14:59, now-2h, or 90m"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:
-    """From `since_ns` to `until_ns`, Unix nanoseconds. `relative` has both ends as they were written, `now-1h to now`, if the range
-    moves with the clock."""
+    """From `since_ns` to `until_ns`, Unix nanoseconds. `relative` has both ends as they were written, `now-1h to now`, if the
+    range moves with the clock."""
 
     since_ns: int
     until_ns: int
@@ -96,17 +96,17 @@ def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -
 
 
 def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
-    """The range that a person has typed. A moment alone is the middle of a range as long as the `shown` one; a time before now
-    (`now-2h`) or a length (`90m`) goes up to now. A time of day is the latest one that has been.
+    """The range that a person has typed. A moment alone is the middle of a range as long as the `shown` one; a time before
+    now (`now-2h`) or a length (`90m`) goes up to now. A time of day is the latest one that has been.
 
     Raises:
         ValueError: it cannot be read; the text says what can be.
     """
-    wanted = text.strip()
-    if length := _LENGTH.fullmatch(wanted.lower()):
+    wanted = re.sub(r"\bnow\s*-\s*(?=\d)", "now-", text.strip().lower())
+    if length := _LENGTH.fullmatch(wanted):
         wanted = f"now-{length[1]}{length[2][0]}"
     ends = _BETWEEN.split(wanted)
-    if len(ends) == 1 and _RELATIVE.fullmatch(wanted.lower()):
+    if len(ends) == 1 and _RELATIVE.fullmatch(wanted):
         ends = [wanted, NOW]
     found = None
     if len(ends) == 2:
@@ -121,8 +121,8 @@ def typed(text: str, *, now_ns: int, shown: TimeRange) -> TimeRange:
 
 def parsed(text: str, *, now_ns: int) -> int | None:
     """A moment in Unix nanoseconds: relative to now, a time of day, or a date with or without a time; None if it is none."""
-    wanted = text.strip()
-    if relative := _RELATIVE.fullmatch(wanted.lower()):
+    wanted = text.strip().lower()
+    if relative := _RELATIVE.fullmatch(wanted):
         return now_ns - (int(relative[1]) * _UNITS[relative[2]] if relative[1] else 0)
     if _OF_DAY.fullmatch(wanted):
         at_ns = _iso(f"{day(now_ns)} {wanted:0>5}" if len(wanted) < 5 else f"{day(now_ns)} {wanted}")
@@ -138,13 +138,13 @@ def _of_ends(begin: str, end: str, *, now_ns: int) -> TimeRange | None:
     if ends[1] < ends[0] and _OF_DAY.fullmatch(begin.strip()) and _OF_DAY.fullmatch(end.strip()):
         ends[0] -= _UNITS["d"]
     is_relative = all(_RELATIVE.fullmatch(each.strip().lower()) for each in (begin, end))
-    words = " to ".join(re.sub(r"\s", "", each.lower()) for each in (begin, end))
+    words = " to ".join(each.strip().lower() for each in (begin, end))
     return _between(ends[0], ends[1], words if is_relative else None)
 
 
 def _days_given(begin: str, end: str) -> tuple[str, str]:
     """A time of day after a date is of that day: 2026-11-20 14:20 to 14:59."""
-    date = re.match(r"(\d{4}-\d{2}-\d{2})[ T]", begin)
+    date = re.match(r"(\d{4}-\d{2}-\d{2})[ t]", begin)
     return begin, f"{date[1]} {end}" if date and _OF_DAY.fullmatch(end) else end
 
 
