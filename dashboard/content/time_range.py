@@ -125,9 +125,9 @@ def parsed(text: str, *, now_ns: int) -> int | None:
     if relative := _RELATIVE.fullmatch(wanted):
         return now_ns - (int(relative[1]) * _UNITS[relative[2]] if relative[1] else 0)
     if _OF_DAY.fullmatch(wanted):
-        at_ns = _iso(f"{day(now_ns)} {wanted:0>5}" if len(wanted) < 5 else f"{day(now_ns)} {wanted}")
+        at_ns = _iso(f"{day(now_ns)} {wanted if wanted[1:2].isdecimal() else f'0{wanted}'}")
         return at_ns - _UNITS["d"] if at_ns is not None and at_ns > now_ns else at_ns
-    return _iso(wanted)
+    return _iso(wanted.upper())
 
 
 def _of_ends(begin: str, end: str, *, now_ns: int) -> TimeRange | None:
