@@ -1,0 +1,24 @@
+"""Cards with a number, and badges."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import streamlit as st
+
+from kvtrail.dashboard.content.palette import BADGES
+
+
+def cards(size: Literal["small", "middle", "large"]) -> Any:
+    """A container for a row of cards; style.css makes them equally wide, from edge to edge."""
+    return st.container(horizontal=True, gap="small", key=f"cards-{size}")
+
+
+def card(name: str, value: str, note: str | None = None, **options: Any) -> None:
+    """A number with its name, and a grey note below it."""
+    st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True, **options)
+
+
+def badge(name: str, *, label: str | None = None) -> None:
+    """A status, verdict or severity in its colour."""
+    st.badge(label or name, color=BADGES.get(name, "gray"))  # type: ignore[arg-type]

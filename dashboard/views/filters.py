@@ -1,0 +1,41 @@
+"""Filters, whose choices are in the page's address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import streamlit as st
+
+ANY = "any"
+
+
+def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
+    """A filter's choice, empty for any. What the address names is a choice even if nothing in the range has it. `shown` has
+    the texts of choices that are not shown as they are."""
+    texts = shown or {}
+    options = list(dict.fromkeys([ANY, *choices, st.query_params.get(name, ANY)]))
+    key = follow(name, options, default=ANY)
+    st.selectbox(
+        label, options, key=key, on_change=write, args=(name, key, ANY), format_func=lambda text: texts.get(text, text)
+    )
+    chosen = st.session_state[key]
+    return "" if chosen in (None, ANY) else str(chosen)
+
+
+def follow(name: str, options: Sequence[str], *, default: str) -> str:
+    """Set a widget to what the address says, and return its key.
+
+    Streamlit's own `bind` would forbid links from this page to another whose address has the same name in it.
+    """
+    key, named = f"filter_{name}", st.query_params.get(name, default)
+    st.session_state[key] = named if named in options else default
+    return key
+
+
+def write(name: str, key: str, default: str) -> None:
+    """Write the choice into the address; the default is left out."""
+    chosen = st.session_state[key]
+    if chosen in (None, default):
+        st.query_params.pop(name, None)
+    else:
+        st.query_params[name] = chosen
