@@ -11,3 +11,8 @@ ACTIVE = STATUSES[:5]
 VERDICTS = tuple(palette.VERDICT)
 SEVERITIES = list(palette.SEVERITY)
 """Worst first."""
+SEVERITY_COLORS = {
+    name: each.colour.badge.replace("violet", "red").replace("green", "yellow")
+    for name, each in palette.SEVERITY.items()
+}
+COLORS = palette.BADGES

@@ -87,6 +87,11 @@ class TimeRange:
             return _between(self.since_ns - length, self.until_ns, f"now-{_length(2 * length)} to now") or self
         return _between(self.since_ns - length // 2, self.until_ns + length // 2) or self
 
+    def narrowed(self, begin_ms: float, end_ms: float) -> TimeRange | None:
+        """What is drawn on a chart of it, from and to Unix milliseconds; None if that is too short to show anything."""
+        begin_ns, end_ns = sorted(round(at_ms) * 10**6 for at_ms in (begin_ms, end_ms))
+        return _between(max(begin_ns, self.since_ns), min(end_ns, self.until_ns))
+
 
 def of_query(query: Mapping[str, str], *, now_ns: int, default: str = DEFAULT) -> TimeRange:
     """The range that an address names with `from` and `to`. Addresses are written by people too: what cannot be read is the

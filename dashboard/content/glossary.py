@@ -1,0 +1,60 @@
+"""The words on the pages and what they mean: the one place behind every help text.
+
+`docs/concepts.md` lists the same; `python -m kvtrail.dashboard.content.glossary` prints that list.
+"""
+
+from __future__ import annotations
+
+TERMS = {
+    # What a request's tokens are.
+    "total": "Tokens of the request: its prompt, and its output so far.",
+    "computed tokens": "Tokens that vLLM has KV for when it asks the connector, from its own prefix cache or from earlier steps.",
+    "matched tokens": "Tokens of the prefix that the connector's store held, by the last lookup.",
+    "returned tokens": "Tokens that the connector said it could load, by the last lookup.",
+    "allocated tokens": "Tokens for which the scheduler gave the request blocks to load into.",
+    "loaded tokens": "Tokens copied from the connector's store, over all epochs.",
+    "stored tokens": "Tokens copied into the connector's store, over all epochs.",
+    "lookup": "The scheduler's question to the connector, before it admits a request: how many more tokens can you load?",
+    "epoch": "How often the request has been preempted: its first run is epoch 0.",
+    "preemption": "The scheduler took a request off the engine; what was computed of it is void.",
+    "witness": "An event that proves a finding.",
+    # What was found.
+    "finding": "One contradiction between what the connector and vLLM said, however often it was repeated.",
+    "could": "What a finding of this rule can do at worst.",
+    "did": "What became of the requests that had the finding, as far as spans show.",
+    "healed": "The guard replaced a wrong answer before the scheduler used it.",
+    "verdict": "ok: what was checked agrees and nothing is missing. drift: an event contradicts another. unknown: it cannot be"
+    " decided.",
+    "trend": "Findings over the range that the page shows, in equal steps; the newest are at the right.",
+    "outcome": "What became of the request: finished, failed, lost with its engine, or still running.",
+    # What the offload is worth.
+    "prefill saved": "Time that prefill would have taken for the tokens spared, at the engine's own measured rate.",
+    "net of waiting": "Prefill saved, less the time that requests waited for loads and for 'ask me later'.",
+    "hit rate": "The share of the tokens of admitted requests that the connector was to provide.",
+    "vLLM's own hit rate": "The share of the same tokens that vLLM's prefix cache held; it is asked first.",
+    "spared tokens": "Tokens that were loaded and therefore not computed.",
+    "held, yet computed": "Tokens that the store held and that were computed all the same.",
+    "unused lookups": "Lookups that promised tokens which no allocation took.",
+    "waited for KV": "Time from the allocation to the end of an asynchronous load, and time lost to 'ask me later'.",
+    "memory": "What the connector's own memory holds, of how much it may hold, where it reports that.",
+    "bandwidth": "Bytes that one rank copies in a second, while it copies.",
+    # Who sends what.
+    "engine": "One vLLM engine, by the name that people know: its pod, its instance, or its service and host.",
+    "service": "The `service.name` that the engine's recorders send.",
+    "state": "running: it sends. silent: nothing comes, and it has not said goodbye. died: it ended of an error. drained: it said"
+    " goodbye.",
+    "recorder": "What records in one process of an engine and sends spans.",
+    "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
+    "dropped": "Events that a recorder had no room for.",
+    "gaps": "Events that have not arrived, by their numbers.",
+    "open requests": "Requests that have begun and not ended.",
+}
+
+
+def as_markdown() -> str:
+    """The list as docs/concepts.md has it."""
+    return "\n".join(["| term | meaning |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in TERMS.items())])
+
+
+if __name__ == "__main__":
+    print(as_markdown())

@@ -1,0 +1,127 @@
+"""Charts of a range of time: findings and sources of tokens over it, requests by what became of them, epochs.
+
+The same data gives the same chart, and every dataset is named here: Altair would number its own names on. Times are UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import efficiency, findings, palette
+from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
+from kvtrail.tracer.model.words import count
+
+Chart = alt.Chart
+BRUSH, MOMENT = "range", "at"
+"""The selection along the axis of time, and the field that it is made of."""
+HEIGHT = 150
+_EPOCH_LABELS = 130
+_OUTCOME_LABELS = 70
+_TWO_DAYS_MS = 2 * 24 * 3600 * 1000
+_LEGEND = alt.Legend(orient="top", symbolType="square", labelLimit=220, columns=4)
+
+
+def findings_over_time(trend: Row, *, dark: bool) -> Chart:
+    """Findings, stacked by severity with the worst at the bottom."""
+    present = {each["severity"] for each in trend["counts"]}
+    shown = {name: colour for name, colour in palette.colours(SEVERITY, dark=dark).items() if name in present}
+    return _over_time(
+        findings.trend_rows(trend),
+        (trend["since_ns"], trend["until_ns"], trend["step_ns"]),
+        _color("severity:N", shown, legend=_LEGEND),
+        alt.Y(
+            "findings:Q", stack="zero", title=None, axis=alt.Axis(minExtent=40, format=",d", tickMinStep=1, tickCount=3)
+        ),
+        [*_tooltip("time", "severity"), alt.Tooltip("findings:Q")],
+    )
+
+
+def sources_over_time(answer: Row, *, dark: bool) -> Chart:
+    """Where the tokens of admitted requests came from."""
+    return _over_time(
+        efficiency.time_rows(answer),
+        (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
+        _color("source:N", source_colours(answer, dark=dark), legend=_LEGEND),
+        alt.Y("tokens:Q", stack="zero", title=None, axis=alt.Axis(minExtent=40, format=".3~s", tickCount=3)),
+        [*_tooltip("time", "source"), alt.Tooltip("share:N", title="tokens")],
+    )
+
+
+def by_epoch(answer: Row, *, dark: bool) -> Chart:
+    """The shares of the same sources by preemption epoch, a bar each."""
+    rows = efficiency.epoch_rows(answer)
+    present = {row["epoch"] for row in rows}
+    epochs = [name for name in efficiency.EPOCHS.values() if name in present]
+    axis = _labels(_EPOCH_LABELS, labelLimit=_EPOCH_LABELS)
+    bars = alt.Chart(_data(rows, "epochs")).mark_bar(height=18)
+    return bars.encode(
+        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5)),
+        y=alt.Y("epoch:N", sort=epochs, title=None, axis=axis),
+        color=_color("source:N", source_colours(answer, dark=dark), legend=None),
+        order="order:Q",
+        tooltip=[*_tooltip("epoch", "source"), alt.Tooltip("share:N", title="tokens")],
+    ).properties(height=30 * max(1, len(epochs)) + 34)
+
+
+def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart:
+    """Requests by what became of them; each has its place, so that nothing moves."""
+    colours = palette.colours(palette.OUTCOME, dark=dark)
+    rows = [{"outcome": name, "requests": counts.get(name, 0), "label": count(counts.get(name, 0))} for name in colours]
+    # Room at the right for the number behind the longest bar.
+    x = alt.X("requests:Q", axis=None, scale=alt.Scale(domain=[0, max(1, *counts.values(), 0) * 1.25]))
+    y = alt.Y("outcome:N", sort=[*colours], title=None, axis=_labels(_OUTCOME_LABELS))
+    base = alt.Chart(_data(rows, "outcomes")).encode(x=x, y=y)
+    bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours, legend=None))
+    labels = base.mark_text(align="left", dx=6, color=GREY.on(dark=dark)).encode(text="label:N")
+    return alt.layer(bars, labels).properties(height=22 * len(rows))
+
+
+def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
+    """The colours of the sources that the answer has: tiers have theirs in turn."""
+    names = list(efficiency.sources(answer["worth"]))
+    tiers = iter(TIERS)
+    return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
+
+
+def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
+    """A chart's description and its rows."""
+    spec = chart.to_dict()
+    return spec, spec.pop("data")["values"]
+
+
+def _over_time(
+    rows: Sequence[Row], extent: tuple[int, int, int], color: alt.Color, y: alt.Y, tooltip: list[alt.Tooltip]
+) -> Chart:
+    """Stacked bars over a range of whole steps: while the clock goes on within a step, the axis stays. `extent` has the
+    range's ends and the length of a step, in nanoseconds."""
+    since_ns, until_ns, step_ns = extent
+    domain = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
+    shown = "%b %d" if domain[1] - domain[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
+    axis = alt.Axis(format=shown, tickCount=6, grid=False)
+    x = alt.X(f"{MOMENT}:T", title=None, scale=alt.Scale(type="utc", domain=domain), axis=axis)
+    bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
+    brush = alt.selection_interval(name=BRUSH, encodings=["x"])
+    drawn = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
+    return drawn.add_params(brush).properties(height=HEIGHT)
+
+
+def _labels(width: int, **options: Any) -> alt.Axis:
+    """A y axis whose labels take exactly this width."""
+    return alt.Axis(minExtent=width, maxExtent=width, **options)
+
+
+def _color(field: str, colours: Mapping[str, str], *, legend: alt.Legend | None) -> alt.Color:
+    scale = alt.Scale(domain=[*colours], range=[*colours.values()])
+    return alt.Color(field, title=None, sort=[*colours], scale=scale, legend=legend)
+
+
+def _tooltip(*fields: str) -> list[alt.Tooltip]:
+    return [alt.Tooltip(f"{field}:N") for field in fields]
+
+
+def _data(rows: Sequence[Row], name: str) -> Any:
+    return alt.InlineData(values=list(rows), name=name)

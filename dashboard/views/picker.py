@@ -1,0 +1,127 @@
+"""The one time picker of all pages, and charts on which a range can be drawn.
+
+The range is in the page's address, so the browser's way back undoes each choice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+from streamlit.components.v2.types import ComponentRenderer
+
+from kvtrail.dashboard.content import text, trends
+from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
+
+CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
+"""The session's names for the quick choice, the field, and what was typed there and could not be read."""
+
+
+def heading(title: str) -> None:
+    """The page's title, and the picker beside it."""
+    shown, wrong = current(), st.session_state.pop(WRONG, {})
+    with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
+        st.header(title, width="content", anchor=False)
+        with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
+            _quick_choices(shown)
+            _field(shown, wrong)
+            _ways(shown)
+    if wrong:
+        st.error(text.plain(wrong["why"]))
+
+
+def current() -> TimeRange:
+    """The range that the address names."""
+    return of_query(st.query_params, now_ns=time.time_ns())
+
+
+def show(chosen: TimeRange) -> None:
+    """Make this the page's range."""
+    st.query_params.update(chosen.address)  # one message, and so one step of the browser's history
+
+
+def chart_over_time(chart: trends.Chart, *, key: str) -> None:
+    """A chart whose axis is time. What is drawn along it becomes the page's range.
+
+    The rows are sent beside the chart, so that a refresh with other rows does not draw it anew under the pointer.
+    """
+    if (drawn := st.session_state.pop(f"{key}_drawn", None)) is not None:
+        show(drawn)
+        st.rerun()
+    shown = current()
+    # A range that was drawn is over when it is shown: the chart of the next range is another one.
+    chart_key = f"{key} {shown.field()}"
+
+    def draw() -> None:
+        ends = st.session_state[chart_key]["selection"].get(trends.BRUSH, {}).get(trends.MOMENT)
+        if ends and (narrowed := current().narrowed(*ends)) is not None:
+            st.session_state[f"{key}_drawn"] = narrowed
+
+    spec, rows = trends.apart(chart)
+    st.vega_lite_chart(rows, spec, key=chart_key, on_select=draw, selection_mode=trends.BRUSH)
+
+
+def _quick_choices(shown: TimeRange) -> None:
+    st.session_state[CHOICE] = shown.choice
+
+    def choose() -> None:
+        if chosen := st.session_state[CHOICE]:
+            show(of_query({"from": f"now-{RANGES[chosen]}"}, now_ns=time.time_ns()))
+
+    st.segmented_control("Last", [*RANGES], key=CHOICE, on_change=choose, label_visibility="collapsed")
+
+
+def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
+    st.session_state[FIELD] = wrong.get("typed", shown.field())
+
+    def read() -> None:
+        wanted = st.session_state[FIELD]
+        try:
+            show(typed(wanted, now_ns=time.time_ns(), shown=shown))
+        except ValueError as error:
+            st.session_state[WRONG] = {"typed": wanted, "why": str(error)}
+
+    st.text_input(
+        "Time range (UTC)",
+        key=FIELD,
+        on_change=read,
+        icon=":material/schedule:",
+        help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's way back undoes it.",
+        label_visibility="collapsed",
+        width=330,
+    )
+
+
+def _ways(shown: TimeRange) -> None:
+    """Earlier, later, further away; and the link."""
+
+    def button(name: str, icon: str, hint: str, to: Callable[[], TimeRange]) -> None:
+        st.button(
+            "", key=f"time_{name}", icon=f":material/{icon}:", type="tertiary", help=hint, on_click=lambda: show(to())
+        )
+
+    button("earlier", "chevron_left", "Half a range earlier", lambda: current().shifted(-0.5))
+    button("later", "chevron_right", "Half a range later", lambda: current().shifted(0.5))
+    button("zoom_out", "zoom_out", "Twice as long a range", lambda: current().zoomed_out())
+    copy_link(shown)
+
+
+def copy_link(shown: TimeRange) -> None:
+    """A button that copies the page's address; a range that moves with the clock is fixed in it."""
+    now_ns = time.time_ns()
+    ends = {"from": shown.since_ns, "to": shown.until_ns} if shown.relative else {}
+    data: dict[str, Any] = {"ago_ms": {name: (now_ns - at_ns) / 1e6 for name, at_ns in ends.items()}}
+    _link_copier()(key="copy_link", data=data)
+
+
+@cache
+def _link_copier() -> ComponentRenderer:
+    """The component, registered once."""
+    script, style = (Path(__file__).with_name(f"copy_link.{kind}").read_text() for kind in ("js", "css"))
+    return st.components.v2.component(
+        "kvtrail_copy_link", js=script, css=style, html='<button type="button">Copy link</button>'
+    )
