@@ -8,7 +8,7 @@ from __future__ import annotations
 TERMS = {
     # What a request's tokens are.
     "total": "Tokens of the request: its prompt, and its output so far.",
-    "computed tokens": "Tokens that vLLM has KV for when it asks the connector, from its own prefix cache or from earlier steps.",
+    "computed tokens": "Tokens that vLLM has KV for, from its own prefix cache, from earlier steps, or loaded.",
     "matched tokens": "Tokens of the prefix that the connector's store held, by the last lookup.",
     "returned tokens": "Tokens that the connector said it could load, by the last lookup.",
     "allocated tokens": "Tokens for which the scheduler gave the request blocks to load into.",
@@ -23,8 +23,7 @@ TERMS = {
     "could": "What a finding of this rule can do at worst.",
     "did": "What became of the requests that had the finding, as far as spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it.",
-    "verdict": "ok: what was checked agrees and nothing is missing. drift: an event contradicts another. unknown: it cannot be"
-    " decided.",
+    "verdict": "ok: what was checked agrees, nothing is missing. drift: an event contradicts another. unknown: neither is known.",
     "trend": "Findings over the range that the page shows, in equal steps; the newest are at the right.",
     "outcome": "What became of the request: finished, failed, lost with its engine, or still running.",
     # What the offload is worth.
@@ -41,8 +40,7 @@ TERMS = {
     # Who sends what.
     "engine": "One vLLM engine, by the name that people know: its pod, its instance, or its service and host.",
     "service": "The `service.name` that the engine's recorders send.",
-    "state": "running: it sends. silent: nothing comes, and it has not said goodbye. died: it ended of an error. drained: it said"
-    " goodbye.",
+    "state": "running: it sends. silent: nothing comes, without a goodbye. died: it ended of an error. drained: it said goodbye.",
     "recorder": "What records in one process of an engine and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "dropped": "Events that a recorder had no room for.",
