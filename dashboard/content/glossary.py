@@ -23,7 +23,7 @@ TERMS = {
     "could": "What a finding of this rule can do at worst.",
     "did": "What became of the requests that had the finding, as far as spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it.",
-    "verdict": "ok: what was checked agrees, nothing is missing. drift: an event contradicts another. unknown: neither is known.",
+    "verdict": "ok: what was checked agrees. drift: an event contradicts another. unknown: neither can be said.",
     "trend": "Findings over the range that the page shows, in equal steps; the newest are at the right.",
     "outcome": "What became of the request: finished, failed, lost with its engine, or still running.",
     # What the offload is worth.
@@ -40,7 +40,7 @@ TERMS = {
     # Who sends what.
     "engine": "One vLLM engine, by the name that people know: its pod, its instance, or its service and host.",
     "service": "The `service.name` that the engine's recorders send.",
-    "state": "running: it sends. silent: nothing comes, without a goodbye. died: it ended of an error. drained: it said goodbye.",
+    "state": "running: it sends. silent: nothing comes. died: it ended of an error. drained: it ended with a goodbye.",
     "recorder": "What records in one process of an engine and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
     "dropped": "Events that a recorder had no room for.",
