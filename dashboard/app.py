@@ -1,24 +1,39 @@
-"""The Streamlit entry: the pages, of which it runs the one that the address names."""
+"""The Streamlit entry: the pages, of which it runs the one that the address names, and the way from one to another."""
 
 from pathlib import Path
 
 import streamlit as st
 
+from kvtrail.dashboard.content import palette
+
+SHOWN = {
+    "Overview": st.Page("views/overview.py", title="Overview", default=True),
+    "Live": st.Page("views/live.py", title="Live", url_path="live"),
+    "Requests": st.Page("views/requests.py", title="Requests", url_path="requests"),
+    "Findings": st.Page("views/findings.py", title="Findings", url_path="findings"),
+    "Efficiency": st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
+    "Fleet": st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
+}
+# Reached by links only: without an id in the address they have nothing to show.
+REACHED = [
+    st.Page(f"views/{name}.py", title=name.capitalize(), url_path=name)
+    for name in ("request", "compare", "replay", "runbook")
+]
+EVERY_S = 2
+
+
+@st.fragment(run_every=EVERY_S)
+def ways() -> None:
+    """Links to the pages. Streamlit's own would forget the range of time that one looks at, which may change without a run
+    of the whole page."""
+    timed = {name: st.query_params[name] for name in ("from", "to") if name in st.query_params}
+    with st.container(key="nav", horizontal=True, gap="small", vertical_alignment="center"):
+        for title, page in SHOWN.items():
+            st.page_link(page, label=title, query_params=timed)
+
+
 st.set_page_config(page_title="kvtrail", layout="wide")
-st.html(Path(__file__).with_name("style.css"))
-st.navigation(
-    [
-        st.Page("views/live.py", title="Live", default=True),
-        st.Page("views/overview.py", title="Overview", url_path="overview"),
-        st.Page("views/requests.py", title="Requests", url_path="requests"),
-        st.Page("views/findings.py", title="Findings", url_path="findings"),
-        st.Page("views/efficiency.py", title="Efficiency", url_path="efficiency"),
-        st.Page("views/fleet.py", title="Fleet", url_path="fleet"),
-        # Reached by links only: without an id in the address they have nothing to show.
-        st.Page("views/request.py", title="Request", url_path="request", visibility="hidden"),
-        st.Page("views/compare.py", title="Compare", url_path="compare", visibility="hidden"),
-        st.Page("views/replay.py", title="Replay", url_path="replay", visibility="hidden"),
-        st.Page("views/runbook.py", title="Runbook", url_path="runbook", visibility="hidden"),
-    ],
-    position="top",
-).run()
+st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
+chosen = st.navigation([*SHOWN.values(), *REACHED], position="hidden")
+ways()
+chosen.run()

@@ -51,6 +51,10 @@ class Tracer:
         """The tracer's state, and the recorders that send to it."""
         return self._object("/api/health")
 
+    def status(self, **filters: str | int) -> Row:
+        """What is wrong in a time range, in sentences, worst first; and its rules that have findings."""
+        return self._object("/api/status", **filters)
+
     def overview(self, *, window_s: int) -> Row:
         """What happened within the last `window_s` seconds, and in total."""
         return self._object("/api/overview", window_s=window_s)

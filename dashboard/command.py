@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from kvtrail.dashboard.client import DEFAULT_URL
+from kvtrail.dashboard.content import palette
 from kvtrail.tracer.serve.exposure import is_local
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
@@ -90,9 +91,9 @@ def arguments(host: str, port: int) -> list[str]:
         "logger.hideWelcomeMessage": "true",
         # Otherwise every bare string in a page, such as a constant's docstring, would be printed on it.
         "runner.magicEnabled": "false",
-        # Red is only for what is wrong. Set for both themes: one colour for all would switch the dark theme off.
-        "theme.light.primaryColor": "#2563eb",
-        "theme.dark.primaryColor": "#3b82f6",
+        "theme.paddingTop": "0",
+        # For both themes: one colour for all would switch the dark theme off.
+        **palette.streamlit_options(),
     }
     app = Path(__file__).with_name("app.py")
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]

@@ -28,7 +28,7 @@ ROOMS = {
         "settings", "recording", "offload", "known", "vllm_version", "tracing", "faults", "registration", "simulate", "demo",
         "commands",
     ],
-    "dashboard": ["client", "command", "content", "live", "views"],
+    "dashboard": ["client", "content", "command", "live", "views"],
 }  # fmt: skip
 """A room may import those before it. The OffloadConnector (`offload`) knows nothing of how it is traced."""
 PURE = ["model", "detect"]

@@ -42,19 +42,72 @@ def epoch_rows(efficiency: Row) -> list[Row]:
     ]
 
 
-def cards(sums: Row) -> list[tuple[str, str, str]]:
-    """The cards at the top of the page: name, value, note."""
+def saved_share(sums: Row) -> float | None:
+    """The share of the tokens to prefill that was spared; what vLLM's own cache held needed no prefill."""
+    return _share(sums["spared"], sums["asked"] - sums["local"])
+
+
+def costs_s(sums: Row) -> tuple[float, float]:
+    """Seconds in loads and in stores. Requests wait while asynchronous loads are copied: the longer of both counts, once."""
+    return max(sums["waited_s"] + sums["postponed_s"], sums["load_s"]), sums["store_s"]
+
+
+def is_it_worth_it(sums: Row) -> tuple[str, str]:
+    """The page's first line: the level, as the palette has them, and whether the offload is worth its memory."""
+    share, saved_s = saved_share(sums), sums["prefill_saved_s"]
+    if not sums["spared"] or share is None:
+        return "warning", "Not worth its memory in this range: nothing was loaded in place of being computed."
+    if saved_s is None:
+        return "calm", (
+            f"It spared {text.percent(share)} of prefill: {count(sums['spared'])} of"
+            f" {some(sums['asked'] - sums['local'], 'token')}. How many seconds that is, nobody measured."
+        )
+    loads_s, stores_s = costs_s(sums)
+    net_s = saved_s - loads_s - stores_s
+    of = f"{text.seconds(saved_s)} of {text.seconds(saved_s / share)} of prefill saved"
+    cost = f"{text.seconds(loads_s)} in loads, {text.seconds(stores_s)} in stores"
+    if net_s <= 0:
+        return "warning", f"Not worth its memory in this range: {of}, and {cost}."
+    return "calm", f"Worth it: {text.percent(share * net_s / saved_s)} of prefill saved, net. {of}; {cost}."
+
+
+def memory(sums: Row) -> str:
+    """What the connectors' own memory holds and may hold, where they report it."""
+    pools = sums.get("memory") or []
+    if not pools:
+        return "How much memory it holds is not known: the connector does not report it."
+    parts = [f"{size(pool['used'])} of {size(pool['total'])} in {pool['tier']}" for pool in pools]
+    return f"It holds {', '.join(parts)}."
+
+
+def cards(sums: Row) -> list[tuple[str, str, str, str]]:
+    """The cards at the top of the page: name, value, note, and the glossary's term."""
     unused = sums["lookups_unused"]
-    share = f"{text.percent(_share(unused, sums['lookups']))} of {some(sums['lookups'], 'lookup')}"
-    waited_s = sums["waited_s"] + sums["postponed_s"]
+    share = f"{text.percent(_share(unused, sums['lookups']))} of {text.short(sums['lookups'])} lookups"
+    loads_s, stores_s = costs_s(sums)
+    saved_s = sums["prefill_saved_s"]
+    net = text.seconds(max(0.0, saved_s - loads_s - stores_s)) if saved_s is not None else NOTHING
     return [
-        ("Prefill saved", text.seconds(sums["prefill_saved_s"]), f"{some(sums['spared'], 'token')} spared"),
-        ("Offload hit rate", text.percent(sums["hit_share"]), f"of {some(sums['asked'], 'token')}"),
-        ("vLLM's own hit rate", text.percent(sums["local_share"]), "its prefix cache"),
-        ("Held, yet computed", count(sums["recomputed"]), "tokens that the store had"),
-        ("Unused lookups", count(unused), share),
-        ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}"),
+        (
+            "Prefill saved",
+            text.percent(saved_share(sums)),
+            f"{text.short(sums['spared'])} tokens spared",
+            "prefill saved",
+        ),
+        ("Net time", net, f"{text.seconds(saved_s)} less copies", "net time"),
+        ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
+        ("vLLM's own", text.percent(sums["local_share"]), "its prefix cache", "vLLM's own hit rate"),
+        ("Held, yet computed", text.short(sums["recomputed"]), "tokens the store had", "held, yet computed"),
+        ("Unused lookups", count(unused), share, "unused lookups"),
+        ("Waited for KV", text.seconds(sums["waited_s"] + sums["postponed_s"]), waits(sums), "waited for KV"),
     ]
+
+
+def waits(sums: Row) -> str:
+    """In how many loads requests waited. Only asynchronous loads are waited for; the others are part of a step."""
+    if sums["load_tokens"] and not sums["waits"]:
+        return "no asynchronous load"
+    return f"in {some(sums['waits'], 'load')}"
 
 
 def source_of_savings(sums: Row) -> str:

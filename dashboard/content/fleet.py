@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvtrail.dashboard.client import Row
@@ -12,18 +13,9 @@ LIVE_NS = 30 * 10**9
 """What was heard of later than this is taken to go on, where no recorder says."""
 
 
-_UNSEEN = {True: "live", False: "not seen since the tracer started"}
-"""The state of an engine without recorders."""
-
-
 def is_live(recorder: Row) -> bool:
     """Whether the recorder's process is expected to send more."""
     return bool(recorder["status"] == "running")
-
-
-def is_up(engine: Row) -> bool:
-    """Whether the engine is expected to send more: as its recorders say, or another process that hears them."""
-    return any(map(is_live, engine["recorders"])) if engine["recorders"] else bool(engine["is_heard"])
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
@@ -63,52 +55,101 @@ def quiet_engines(recorders: Iterable[Row]) -> str:
     )
 
 
-def counts(fleet: Row, *, now_ns: int) -> list[tuple[str, str, str]]:
-    """The cards at the top of the page: name, value, note."""
+def counts(fleet: Row) -> list[tuple[str, str, str, str]]:
+    """The cards at the top of the page: name, value, note, and the glossary's term."""
     engines = fleet["engines"]
     recorders = [recorder for engine in engines for recorder in engine["recorders"]]
     live = [recorder for recorder in recorders if is_live(recorder)]
     lag_ns = max((recorder["lag_ns"] for recorder in live), default=None)
     dropped, missing = (sum(recorder[name] for recorder in recorders) for name in ("dropped", "missing"))
+    states = Counter(engine["state"] for engine in engines)
+    lost = sum(engine["lost"] or 0 for engine in engines)
     return [
-        ("Engines live", count(sum(map(is_up, engines))), f"of {some(len(engines), 'engine')} ever seen"),
-        ("Recorders live", count(len(live)), f"of {some(len(recorders), 'recorder')} seen"),
-        ("Open requests", count(fleet["tracer"]["open"]), "begun and not ended"),
-        ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "of the latest events"),
-        ("Dropped", count(dropped), "by the recorders"),
-        ("Gaps", count(missing), "events not yet arrived"),
+        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} ever seen", "state"),
+        ("Silent", count(states["silent"]), "without a goodbye", "state"),
+        ("Died", count(states["died"]), f"{some(lost, 'request')} lost", "state"),
+        ("Drained", count(states["drained"]), "said goodbye", "state"),
+        ("Open requests", count(fleet["tracer"]["open"]), "begun and not ended", "open requests"),
+        ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "of the latest events", "lag"),
+        ("Dropped", count(dropped), "by the recorders", "dropped"),
+        ("Gaps", count(missing), "events not yet arrived", "gaps"),
     ]
+
+
+_ORDER = ("died", "silent", "running", "drained", "replaced", "unseen")
+"""Engines that need somebody first, and then those that serve."""
+
+
+def in_order(engines: Iterable[Row]) -> list[Row]:
+    """The engines: those that died or went silent first, then by service and name."""
+
+    def order(engine: Row) -> tuple[int, int, str, str]:
+        state = engine["state"]
+        rank = _ORDER.index(state) if state in _ORDER else len(_ORDER)
+        ended_ns = -(engine["ended_ns"] or 0) if state in ("died", "drained", "replaced") else 0
+        return rank, ended_ns, engine["service"] or "", engine["name"]
+
+    return sorted(engines, key=order)
 
 
 def engine_rows(engines: Iterable[Row], *, now_ns: int) -> list[Row]:
-    """The engines: live ones first, then by when they were last seen; those this tracer never saw come last."""
-
-    def newest(engine: Row) -> Row | None:
-        """An engine is as live as its liveliest recorder."""
-        recorders = engine["recorders"]
-        return max(recorders, key=lambda r: (is_live(r), r["last_ns"])) if recorders else None
-
-    def order(pair: tuple[Row, Row | None]) -> tuple[bool, int, str]:
-        engine, _ = pair
-        return not is_up(engine), -max((r["last_ns"] for r in engine["recorders"]), default=0), engine["engine"]
-
-    ordered = sorted(((engine, newest(engine)) for engine in engines), key=order)
+    """The engines by the names that people know, in the order given."""
     return [
         {
+            "Service": engine["service"] or None,
             "Engine": engine["name"],
-            "State": recorder_state(recorder, now_ns=now_ns) if recorder else _UNSEEN[is_up(engine)],
+            "State": [engine["state"]],
+            "Ended of": _end(engine, now_ns=now_ns),
+            "Open": engine["open"],
+            "Lost": engine["lost"] or None,
             "Model": engine["model"] or None,
             "vLLM": engine["version"] or None,
             "kvtrail": engine["kvtrail"] or None,
-            "Connectors": ", ".join(sorted({c for r in engine["recorders"] for c in r["connectors"]})) or None,
+            "Connectors": _connectors(engine) or None,
             "Host": engine["host"] or None,
-            "Open requests": engine["open"],
-            "Recorders": len(engine["recorders"]),
-            "Last seen": text.clock(max((r["last_ns"] for r in engine["recorders"]), default=0), now_ns=now_ns),
-            "Id": engine["engine"],
+            "Last seen": text.clock(last_seen_ns(engine), now_ns=now_ns).partition(".")[0],
         }
-        for engine, recorder in ordered
+        for engine in engines
     ]
+
+
+def last_seen_ns(engine: Row) -> int:
+    """When anything last came of it, or it ended; 0 if that is not known."""
+    return max((r["last_ns"] for r in engine["recorders"]), default=0) or engine["ended_ns"] or 0
+
+
+def version_rows(engines: Iterable[Row]) -> list[Row]:
+    """Which versions run side by side: a row for each mixture that some engine has, the most frequent first."""
+    mixtures: dict[tuple[str, str, str, str], list[Row]] = {}
+    for engine in engines:
+        mixture = (engine["version"] or "", engine["kvtrail"] or "", _connectors(engine), engine["model"] or "")
+        mixtures.setdefault(mixture, []).append(engine)
+    return [
+        {
+            "vLLM": vllm or None,
+            "kvtrail": recorder or None,
+            "Connectors": connectors or None,
+            "Model": model or None,
+            "Engines": len(some_engines),
+            "Running": sum(each["state"] == "running" for each in some_engines),
+            "Died": sum(each["state"] == "died" for each in some_engines),
+        }
+        for (vllm, recorder, connectors, model), some_engines in sorted(
+            mixtures.items(), key=lambda pair: -len(pair[1])
+        )
+    ]
+
+
+def _end(engine: Row, *, now_ns: int) -> str | None:
+    """When and of what an engine ended, as far as it is known."""
+    if engine["state"] not in ("died", "drained", "silent"):
+        return None
+    at = text.clock(engine["ended_ns"], now_ns=now_ns).partition(".")[0] if engine["ended_ns"] else ""
+    return ": ".join(filter(None, (at, engine["ended_by"]))) or None
+
+
+def _connectors(engine: Row) -> str:
+    return ", ".join(sorted({name for recorder in engine["recorders"] for name in recorder["connectors"]}))
 
 
 def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:

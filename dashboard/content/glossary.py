@@ -20,6 +20,7 @@ TERMS = {
     "witness": "An event that proves a finding.",
     # What was found.
     "finding": "One contradiction between what the connector and vLLM said, however often it was repeated.",
+    "requests with it": "How many requests had a finding of the rule.",
     "could": "What a finding of this rule can do at worst.",
     "did": "What became of the requests that had the finding, as far as spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it.",
@@ -28,7 +29,7 @@ TERMS = {
     "outcome": "What became of the request: finished, failed, lost with its engine, or still running.",
     # What the offload is worth.
     "prefill saved": "Time that prefill would have taken for the tokens spared, at the engine's own measured rate.",
-    "net of waiting": "Prefill saved, less the time that requests waited for loads and for 'ask me later'.",
+    "net time": "Prefill saved, less the time in loads (or waiting for them, if that was longer) and in stores.",
     "hit rate": "The share of the tokens of admitted requests that the connector was to provide.",
     "vLLM's own hit rate": "The share of the same tokens that vLLM's prefix cache held; it is asked first.",
     "spared tokens": "Tokens that were loaded and therefore not computed.",
@@ -43,8 +44,11 @@ TERMS = {
     "state": "running: it sends. silent: nothing comes. died: it ended of an error. drained: it ended with a goodbye.",
     "recorder": "What records in one process of an engine and sends spans.",
     "lag": "From the end of the latest event, by the recorder's clock, to its arrival, by the tracer's.",
+    "received": "Events that have arrived since the tracer started.",
+    "lost requests": "Requests that were open when the engine ended.",
     "dropped": "Events that a recorder had no room for.",
     "gaps": "Events that have not arrived, by their numbers.",
+    "admitted": "Requests that were given blocks; one that comes back after a preemption counts again.",
     "open requests": "Requests that have begun and not ended.",
 }
 

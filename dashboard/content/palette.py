@@ -85,6 +85,7 @@ OUTCOME = {
     "aborted": Meaning(GREY, "its caller gave up"),
     "failed": Meaning(RED, "a call about it raised, or it ended in an error"),
     "lost": Meaning(RED, "it was open when its engine ended"),
+    "unheard": Meaning(ORANGE, "nothing more was heard of its engine"),
 }
 """What became of a request."""
 VERDICT = {

@@ -29,6 +29,15 @@ def rate(per_second: float) -> str:
     return f"{per_second:,.1f}" if 0 < per_second < 100 else f"{per_second:,.0f}"
 
 
+def short(number: float) -> str:
+    """A large count: 940, 12.3 k, 4.56 M."""
+    for unit in ("", " k", " M", " G"):
+        if number < 1000:
+            return f"{number:,.0f}" if not unit else f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.1f} T"
+
+
 def percent(share: float | None) -> str:
     """A share: 34.1 %; 0 % and 100 % without a digit."""
     if share is None:

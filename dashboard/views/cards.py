@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import streamlit as st
 
+from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.palette import BADGES
 
 
@@ -14,9 +15,11 @@ def cards(size: Literal["small", "middle", "large"]) -> Any:
     return st.container(horizontal=True, gap="small", key=f"cards-{size}")
 
 
-def card(name: str, value: str, note: str | None = None, **options: Any) -> None:
-    """A number with its name, and a grey note below it."""
-    st.metric(name, value, note, delta_color="off", delta_arrow="off", border=True, **options)
+def card(name: str, value: str, note: str | None = None, term: str = "", **options: Any) -> None:
+    """A number with its name, and a grey note below it; the glossary explains its `term`."""
+    st.metric(
+        name, value, note, delta_color="off", delta_arrow="off", border=True, help=TERMS.get(term) or None, **options
+    )
 
 
 def badge(name: str, *, label: str | None = None) -> None:

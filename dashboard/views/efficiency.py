@@ -1,81 +1,89 @@
-"""What the offload saves: hits by tier and epoch, tokens computed in vain, copies, and waits."""
+"""Whether the offload is worth its memory: prefill saved, net of copies; hits by tier and epoch, and waits."""
 
 from __future__ import annotations
+
+import time
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import efficiency, fleet
-from kvtrail.dashboard.content.charts import epochs_chart, sources_chart
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.content import efficiency, fleet, trends
+from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.time_range import of_query
+from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
+from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.columns import number
+from kvtrail.dashboard.views.filters import choose
+from kvtrail.dashboard.views.tables import table
+from kvtrail.dashboard.views.theme import is_dark
 
 
-def filters() -> tuple[str, str, str]:
-    """The range, the engine and the connector; the choices are those of a week."""
+def filters() -> tuple[str, str]:
+    """The engine and the connector; the choices are those of a week."""
     try:
-        week = shared.tracer().efficiency(**shared.current_range("7 d").query)
+        week = tracer().efficiency(**of_query({"from": "now-7d"}, now_ns=time.time_ns()).query)
     except TracerAway:
         week = {"choices": {"engines": [], "connectors": []}, "engine_names": {}}  # the page below says so
     choices = week["choices"]
-    left, middle, right = st.columns([3, 2, 2])
+    left, right, _ = st.columns([2, 2, 3])
     with left:
-        chosen = shared.choose_range()
-    with middle:
-        engine = shared.choose("Engine", choices["engines"], name="engine", shown=week["engine_names"])
+        engine = choose("Engine", choices["engines"], name="engine", shown=week["engine_names"])
     with right:
-        connector = shared.choose("Connector", choices["connectors"], name="connector")
-    return chosen, engine, connector
+        connector = choose("Connector", choices["connectors"], name="connector")
+    return engine, connector
 
 
-@st.fragment(run_every=shared.SLOW_S)
-def page(chosen: str, engine: str, connector: str) -> None:
+@st.fragment(run_every=SLOW_S)
+def page(engine: str, connector: str) -> None:
     """Draw the page, again at each refresh."""
-    shown = shared.current_range(chosen)
+    shown = picker.current()
 
     def ask() -> tuple[Row, list[Row]]:
-        source = shared.tracer()
+        source = tracer()
         return source.efficiency(engine=engine, connector=connector, **shown.query), source.fleet()["engines"]
 
-    answer = shared.read(ask, key=f"efficiency {chosen} {engine} {connector} {shown.pinned and shown}")
+    answer = read(ask, key=f"efficiency {shown.field()} {engine} {connector}")
     if answer is None:
         return
     savings, engines = answer
-    shared.pin_control(shown)
-    if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
-        st.warning(f"{sentence} The sums below lack what those spans would have added.")
     sums = savings["worth"]
     if not sums["lookups"] and not sums["asked"]:
         st.info(
-            "No lookup was traced in this window. Widen it, or remove a filter; the overview shows whether any engine sends"
-            " spans at all."
+            f"No lookup was traced from {shown.text(now_ns=time.time_ns())}. Choose a longer range, or remove a filter; the"
+            " fleet shows whether any engine sends spans at all."
         )
         return
-    summary(sums)
+    summary(savings)
+    if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
+        st.warning(f"{sentence} The sums below lack what those spans would have added.")
     token_sources(savings)
     copies(sums)
     places(savings, {each["engine"]: each["model"] for each in engines})
 
 
-def summary(sums: Row) -> None:
-    """The numbers that matter most, how they were calculated, and what they cannot show."""
-    with shared.cards("large"):
+def summary(savings: Row) -> None:
+    """Whether it is worth it, the numbers that say so, how they were calculated, and what they cannot show."""
+    sums = savings["worth"]
+    level, sentence = efficiency.is_it_worth_it(sums)
+    with st.container(key=f"say-{level}-worth"):
+        st.markdown(f"**{sentence}** {efficiency.memory(savings)}")
+    with cards("small"):
         for each in efficiency.cards(sums):
-            shared.card(*each)
-    st.caption(efficiency.source_of_savings(sums))
-    if sentence := efficiency.limits(sums):
-        st.caption(sentence)
+            card(*each)
+    st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
 
 
 def token_sources(savings: Row) -> None:
     """Tokens by tier, over time and by epoch."""
-    st.subheader("Where the tokens of admitted requests came from", anchor=False)
-    st.altair_chart(sources_chart(savings), key="sources")
-    st.markdown("**By epoch**")
-    st.altair_chart(epochs_chart(savings), key="epochs")
-    st.caption(
-        "A preempted request is admitted again, as a new epoch. vLLM's own metrics count external hits of the first run"
-        " only."
-    )
+    left, right = st.columns([2, 1], gap="medium")
+    with left:
+        st.subheader("Where the tokens of admitted requests came from", anchor=False)
+        picker.chart_over_time(trends.sources_over_time(savings, dark=is_dark()), key="sources")
+    with right:
+        st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
+        st.altair_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
+        st.caption("vLLM's own metrics count external hits of the first run only.")
 
 
 def copies(sums: Row) -> None:
@@ -93,21 +101,22 @@ def copies(sums: Row) -> None:
 def places(savings: Row, models: dict[str, str]) -> None:
     """Engines and connectors side by side."""
     st.subheader("By engine and connector", anchor=False)
-    number = st.column_config.NumberColumn
     formats = {
-        "Hit rate": number(format="%.1f %%", help="The share of requested tokens that the connector was to provide."),
-        "vLLM's own": number(format="%.1f %%", help="The share of the same that vLLM's own prefix cache held."),
-        "Spared": number(format="localized", help="Tokens that were loaded and not computed."),
-        "Saved": number(format="%.2f s", help="Seconds of prefill, at this engine's measured rate."),
-        "Waited": number(format="%.2f s"),
+        "Hit rate": number("hit rate", format="%.1f %%"),
+        "vLLM's own": number("vLLM's own hit rate", format="%.1f %%"),
+        "Spared": number("spared tokens"),
+        "Saved": number("prefill saved", format="%.2f s"),
+        "Held, yet computed": number("held, yet computed"),
+        "Unused lookups": number("unused lookups"),
+        "Waited": number("waited for KV", format="%.2f s"),
+        "Preemptions": number("preemption"),
     }
-    rows = efficiency.place_rows(savings, models)
-    shared.table(rows, key="places", numbers=("Held, yet computed", "Unused lookups", "Preemptions"), formats=formats)
+    table(efficiency.place_rows(savings, models), key="places", formats=formats)
     st.caption(
         "The children of a MultiConnector are asked one after the other, and each counts what it was asked. If the"
         " MultiConnector is traced as well, it alone counts."
     )
 
 
-st.header("Efficiency", anchor=False)
+picker.heading("Efficiency")
 page(*filters())

@@ -1,14 +1,24 @@
-"""Findings: by rule, over time, and one by one; a click on a finding opens its request."""
+"""Findings: over time, by rule, and one by one; a click on a finding opens its request."""
 
 from __future__ import annotations
+
+import time
+from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import fleet, text
-from kvtrail.dashboard.content.charts import findings_chart
-from kvtrail.dashboard.content.findings import finding_rows, rule_rows, total
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.content import findings as of_findings
+from kvtrail.dashboard.content import fleet, palette, text, trends
+from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
+from kvtrail.dashboard.views.cards import badge
+from kvtrail.dashboard.views.columns import labels, number, rule_columns
+from kvtrail.dashboard.views.filters import choose
+from kvtrail.dashboard.views.links import request_query, runbook_link
+from kvtrail.dashboard.views.of_requests import finding_card
+from kvtrail.dashboard.views.tables import table
+from kvtrail.dashboard.views.theme import is_dark
 from kvtrail.tracer.model.words import some
 
 MOST = 200
@@ -17,85 +27,93 @@ FILTERS = {"rule": "rules", "severity": "severities", "connector": "connectors",
 """The filters, and the api's names of their choices."""
 
 
-def filters() -> tuple[str, dict[str, str]]:
-    """The range and the filters that are set; their choices are what ever had a finding."""
+class Answer(NamedTuple):
+    """All that the page shows, asked for at once."""
+
+    trend: Row
+    findings: list[Row]
+    rules: list[Row]
+    recorders: list[Row]
+
+
+def filters() -> dict[str, str]:
+    """The filters that are set; their choices are what ever had a finding."""
     try:
-        every = shared.tracer().findings_trend()
+        every = tracer().findings_trend()
     except TracerAway:
         every = {"choices": {}, "engine_names": {}}  # the page below says so
-    chosen = shared.choose_range()
     given = {}
     for column, (name, plural) in zip(st.columns([3, 2, 3, 2, 2]), FILTERS.items(), strict=True):
         with column:
             shown = every["engine_names"] if name == "engine" else {}
-            given[name] = shared.choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
-    return chosen, {name: value for name, value in given.items() if value}
+            given[name] = choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
+    return {name: value for name, value in given.items() if value}
 
 
-@st.fragment(run_every=shared.SLOW_S)
-def page(chosen: str, given: dict[str, str]) -> None:
+@st.fragment(run_every=SLOW_S)
+def page(given: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
-    shown = shared.current_range(chosen)
+    shown = picker.current()
 
-    def ask() -> tuple[Row, list[Row], list[Row], list[Row]]:
-        source = shared.tracer()
-        return (
-            source.findings_trend(**given, **shown.query),
-            source.findings(limit=MOST, **given, **shown.query),
-            source.rules(),
-            source.health()["recorders"],
+    def ask() -> Answer:
+        source = tracer()
+        return Answer(
+            trend=source.findings_trend(**given, **shown.query),
+            findings=source.findings(limit=MOST, **given, **shown.query),
+            rules=source.rules(),
+            recorders=source.health()["recorders"],
         )
 
-    answer = shared.read(ask, key=f"findings {chosen} {given} {shown.pinned and shown}")
+    answer = read(ask, key=f"findings {shown.field()} {given}")
     if answer is None:
         return
-    trend, findings, rules, recorders = answer
-    shared.pin_control(shown)
-    if sentence := fleet.missing_spans(recorders):
+    if sentence := fleet.missing_spans(answer.recorders):
         st.warning(sentence)
-    for rule in rules:
+    for rule in answer.rules:
         if rule["id"] == given.get("rule"):
             rule_card(rule)
-    if not findings:
+    if not answer.findings:
+        when = shown.text(now_ns=time.time_ns())
         if given:
-            st.info("No finding matches in this window. Widen it, or remove a filter.")
+            st.info(f"No finding matches from {when}. Choose a longer range, or remove a filter.")
         else:
-            st.success("No findings in this window: no event that was judged contradicts another.")
+            st.success(f"No findings from {when}: no event that was judged contradicts another.")
         return
-    st.altair_chart(findings_chart(trend), key="findings_trend")
+    st.caption("Draw along the chart to see a part of it.")
+    picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings_trend")
     if "rule" not in given:
-        by_rule(trend, rules)
-    one_by_one(findings, matching=total(trend))
+        by_rule(answer)
+    one_by_one(answer.findings, matching=of_findings.total(answer.trend))
     st.subheader("The latest in words", anchor=False)
-    for finding in findings[:IN_WORDS]:
-        shared.finding_card(finding, linked=True)
+    for finding in of_findings.latest_of_each_rule(answer.findings, most=IN_WORDS):
+        finding_card(finding, linked=True)
 
 
 def rule_card(rule: Row) -> None:
     """What the rule says, and what to do."""
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            shared.badge(rule["severity"])
+            badge(rule["severity"], label=f"could: {rule['severity']}")
             st.markdown(f"**{text.plain(rule['title'])}**", width="content")
             st.caption(f"rule {rule['id']}", width="content")
         st.markdown(text.prose(text.paragraphs(rule["text"], without=rule["title"])))
         st.markdown(f"**What to do.** {text.prose(rule['hint'])}")
-        shared.runbook_link(rule["id"])
+        runbook_link(rule["id"])
 
 
-def by_rule(trend: Row, rules: list[Row]) -> None:
+def by_rule(answer: Answer) -> None:
     """The rules that have findings; a click narrows the page down to one."""
     st.subheader("By rule", anchor=False)
-    st.caption("Click a rule to read what it says and to see only its findings.")
-    rows = rule_rows(trend, rules)
-    shared.table(
+    rows = of_findings.rule_rows(of_findings.narrowed(answer.trend, answer.findings, answer.rules))
+    more = of_findings.total(answer.trend) > len(answer.findings)
+    latest = f" What they did, and to how many requests, is counted over the latest {MOST}." if more else ""
+    table(
         rows,
         key="by_rule",
-        links=[("findings", {**st.query_params.to_dict(), "rule": row["Rule"]}) for row in rows],
+        links=[("findings", {**st.query_params.to_dict(), "rule": str(row["Rule"])}) for row in rows],
+        note=f"Click a rule to read what it says and to see only its findings.{latest}",
         most_rows=10,
-        numbers=("Findings",),
-        widths={"Severity": 100, "Rule": 140, "Findings": 80, "Says": 480},
-        formats={"Trend": st.column_config.BarChartColumn(width=150, y_min=0)},
+        **rule_columns(rows),
     )
 
 
@@ -103,20 +121,23 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
     """The findings; a click opens the request."""
     st.subheader("One by one", anchor=False)
     scope = some(matching, "finding") if matching <= len(findings) else f"The latest {MOST} of {matching:,} findings"
-    st.caption(f"{scope}, latest first. Click one to open its request.")
     seen = st.column_config.DatetimeColumn("Last seen (UTC)", format="MM-DD HH:mm:ss", timezone="UTC", width=125)
-    shared.table(
-        finding_rows(findings),
+    table(
+        of_findings.finding_rows(findings),
         key="one_by_one",
-        links=[("request", shared.request_query(finding)) for finding in findings],
-        numbers=("Seen", "Healed"),
-        widths={
-            "Severity": 95, "Rule": 120, "Request": 110, "Explanation": 250, "Epoch": 58, "Seen": 55, "Healed": 62,
-            "Connector": 135, "Engine": 175, "Model": 90,
+        links=[("request", request_query(finding)) for finding in findings],
+        ids=[finding["id"] for finding in findings],
+        note=f"{scope}, latest first. Click one to open its request.",
+        widths={"Rule": 120, "Request": 110, "Explanation": 270, "Connector": 135, "Engine": 175, "Model": 90},
+        formats={
+            "Last seen": seen,
+            "Could": labels(palette.SEVERITY, term="could", width=105),
+            "Did": labels(palette.DID, term="did", width=115),
+            "Epoch": number("epoch", width=58),
+            "Seen": number("finding", width=55),
         },
-        formats={"Last seen": seen},
-    )  # fmt: skip
+    )
 
 
-st.header("Findings", anchor=False)
-page(*filters())
+picker.heading("Findings")
+page(filters())

@@ -1,124 +1,150 @@
-"""What happens now: rates, requests by status, the latest findings, and the recorders."""
+"""The first page: whether something is wrong, in sentences that lead on; how much there was; and the findings by rule."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from typing import NamedTuple
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import fleet, text, unknown
-from kvtrail.dashboard.content.badges import ABANDONED, ACTIVE
-from kvtrail.dashboard.content.charts import status_chart
-from kvtrail.dashboard.content.requests import status_counts
-from kvtrail.dashboard.views import shared
-from kvtrail.tracer.model.words import count, some
+from kvtrail.dashboard.content import findings as of_findings
+from kvtrail.dashboard.content import fleet, overview, text, trends, unknown
+from kvtrail.dashboard.content.time_range import TimeRange
+from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.columns import rule_columns
+from kvtrail.dashboard.views.links import link
+from kvtrail.dashboard.views.tables import table
+from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.welcome import welcome
+from kvtrail.tracer.model.words import count
 
-# Rates are averages over this time: short enough to be current, long enough not to jump with every batch.
-RATE_S = 10
-SHOWN_FINDINGS = 5
-SHOWN_RECORDERS = 10
+SENTENCES = 6
 COUNTED_REQUESTS = 1000
-HISTORY = 90
 
 
-def ask() -> tuple[Row, Row, list[Row], list[Row]]:
-    """All that the page shows, at once: either all of it is current, or nothing is."""
-    source = shared.tracer()
-    return (
-        source.health(),
-        source.overview(window_s=RATE_S),
-        source.requests(limit=COUNTED_REQUESTS),
-        source.findings(limit=SHOWN_FINDINGS),
+class Answer(NamedTuple):
+    """All that the page shows, asked for at once: either all of it is current, or nothing is."""
+
+    status: Row
+    health: Row
+    totals: Row
+    savings: Row
+    trend: Row
+    requests: list[Row]
+    open_requests: int
+
+
+def ask(shown: TimeRange) -> Answer:
+    """Ask the tracer about the range."""
+    source = tracer()
+    return Answer(
+        status=source.status(**shown.query),
+        health=source.health(),
+        totals=source.overview(window_s=60),
+        savings=source.efficiency(**shown.query),
+        trend=source.findings_trend(**shown.query),
+        requests=source.requests(limit=COUNTED_REQUESTS),
+        open_requests=source.fleet()["tracer"]["open"],
     )
 
 
-@st.fragment(run_every=shared.EVERY_S)
+@st.fragment(run_every=EVERY_S)
 def page() -> None:
     """Draw the page, again at each refresh."""
-    answer = shared.read(ask, key="overview")
+    shown = picker.current()
+    answer = read(lambda: ask(shown), key=f"overview {shown.field()}")
     if answer is None:
         return
-    health, overview, requests, findings = answer
-    now_ns = time.time_ns()
-    st.caption(fleet.tracer_status(health, url=shared.tracer().url, now_ns=now_ns))
-    warning = st.empty()
-    if sentence := fleet.missing_spans(health["recorders"]):
-        warning.warning(sentence)
-    if not requests:
-        st.subheader("No requests yet", anchor=False)
-        st.markdown(
-            "The tracer is up and listening. Serve a model with the traced connector, or run `kvtrail demo`, which drives a"
-            " real engine on the CPU. The first request shows here within seconds."
-        )
+    if not answer.totals["totals"]["requests"]:
+        welcome(answer.health)
         return
-    counts = status_counts(requests, health["recorders"], now_ns=now_ns)
-    rates(overview, counts)
-    left, right = st.columns([2, 1], gap="large")
+    statements(answer.status, shown)
+    numbers(answer, shown)
+    over_time(answer)
+    left, right = st.columns([3, 1], gap="medium")
     with left:
-        latest_findings(findings, overview["totals"])
+        by_rule(answer.status["rules"], shown)
     with right:
-        by_status(counts, known=overview["totals"]["requests"])
-    if line := unknown.share(overview):
+        by_outcome(answer, shown)
+    foot(answer)
+
+
+def statements(status: Row, shown: TimeRange) -> None:
+    """The sentences, each a link to what it is about."""
+    every = overview.statements(status, shown)
+    with st.container(key="statements", gap=None):
+        for number, each in enumerate(every[:SENTENCES]):
+            say(each, key=f"say-{each.level}-{number}")
+        if rest := every[SENTENCES:]:
+            with st.expander(f"{count(len(rest))} more"):
+                for number, each in enumerate(rest, SENTENCES):
+                    say(each, key=f"say-{each.level}-{number}")
+
+
+def say(statement: overview.Statement, *, key: str) -> None:
+    """One of the sentences; style.css gives it the colour of its level."""
+    with st.container(key=key):
+        link(
+            statement.page,
+            f"{text.plain(statement.text)} →",
+            icon=overview.ICONS[statement.level],
+            query=statement.query,
+        )
+
+
+def numbers(answer: Answer, shown: TimeRange) -> None:
+    """How much there was in the range."""
+    length_s = (shown.until_ns - shown.since_ns) / 1e9
+    found = of_findings.total(answer.trend)
+    with cards("small"):
+        for each in overview.cards(
+            answer.savings["worth"], findings=found, open_requests=answer.open_requests, length_s=length_s
+        ):
+            card(*each)
+
+
+def over_time(answer: Answer) -> None:
+    """The two series beside each other; a range that is drawn on one becomes the page's."""
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.caption("**Tokens of admitted requests, by where they came from**")
+        picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), key="sources")
+    with right:
+        st.caption("**Findings, by what they could do**")
+        picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings")
+
+
+def by_rule(rules: list[Row], shown: TimeRange) -> None:
+    """The findings, grouped; a click shows those of a rule."""
+    st.subheader("Findings by rule", anchor=False)
+    if not rules:
+        st.success("None: no event in this range that was judged contradicts another.")
+        return
+    rows = of_findings.rule_rows(rules)
+    links = [("findings", {**shown.address, "rule": str(row["Rule"])}) for row in rows]
+    table(rows, key="by_rule", links=links, most_rows=8, **rule_columns(rows))
+
+
+def by_outcome(answer: Answer, shown: TimeRange) -> None:
+    """What became of the requests."""
+    st.subheader("Requests", anchor=False)
+    counts = overview.outcomes(answer.requests, shown)
+    st.altair_chart(trends.by_outcome(counts, dark=is_dark()), key="outcomes")
+    known = answer.totals["totals"]["requests"]
+    latest = f", of the latest {count(len(answer.requests))}" if known > len(answer.requests) else ""
+    st.caption(f"{count(counts.total())} that began in this range{latest}.")
+
+
+def foot(answer: Answer) -> None:
+    """What could not be judged, and the tracer itself."""
+    if line := unknown.share(answer.totals):
         with st.expander(f"{line}, since the tracer started"):
-            st.table(unknown.rows(overview), border="horizontal", hide_index=True)
-    shared.recorder_table(health["recorders"], now_ns=now_ns, most=SHOWN_RECORDERS)
+            st.table(unknown.rows(answer.totals), border="horizontal", hide_index=True)
+    st.caption(fleet.tracer_status(answer.health, url=tracer().url, now_ns=time.time_ns()))
 
 
-def rates(overview: Row, counts: Counter[str]) -> None:
-    """A row of cards, each with its last minutes as a line."""
-    totals, activity = overview["totals"], overview["activity"]
-
-    def per_second(kind: str, field: str, total: str = "") -> tuple[float, str, str]:
-        value = float(activity.get(kind, {}).get(field, 0)) / overview["window_s"]
-        return value, text.rate(value), f"{count(totals[total])} in all" if total else "by lookups"
-
-    active = sum(counts[status] for status in ACTIVE)
-    values = {
-        "Requests now": (active, count(active), f"{count(totals['requests'])} in all"),
-        "Lookups/s": per_second("kv.lookup", "count", "lookups"),
-        "Returned tokens/s": per_second("kv.lookup", "returned"),
-        "Loaded tokens/s": per_second("kv.load", "count_tokens", "loaded"),
-        "Stored tokens/s": per_second("kv.store", "count_tokens", "stored"),
-        "Preemptions/s": per_second("kv.preempt", "count", "preemptions"),
-        "Findings": (totals["findings"], count(totals["findings"]), f"in {some(totals['drifting'], 'request')}"),
-    }
-    history: list[dict[str, float]] = st.session_state.setdefault("history", [])
-    # While the tracer does not answer, its last answer stays on the page; that is no new point of the line.
-    if overview is not st.session_state.get("counted"):
-        st.session_state["counted"] = overview
-        history.append({name: value for name, (value, _, _) in values.items()})
-        del history[:-HISTORY]
-    # A line needs two points; without it the cards would grow at the second refresh.
-    past = history if len(history) > 1 else history * 2
-    with shared.cards("middle"):
-        for name, (_, value, note) in values.items():
-            shared.card(name, value, note, chart_data=[point[name] for point in past], chart_type="line")
-
-
-def latest_findings(findings: list[Row], totals: Row) -> None:
-    """The newest findings, in words."""
-    st.subheader("Latest findings", anchor=False)
-    if not findings:
-        st.success(f"No findings: no event of {some(totals['requests'], 'request')} contradicts another.")
-    for finding in findings:
-        shared.finding_card(finding, linked=True)
-    if totals["findings"] > len(findings) > 0:
-        with st.container(horizontal=True):
-            shared.link("findings", "All findings", query={"range": "7 d"})
-            shared.link("requests", "All requests with drift", query={"verdict": "drift"})
-
-
-def by_status(counts: Counter[str], *, known: int) -> None:
-    """How many requests there are in each status."""
-    st.subheader("Requests by status", anchor=False)
-    st.altair_chart(status_chart(counts), key="statuses")
-    counted = counts.total()
-    scope = f"the latest {count(counted)} of {count(known)}" if known > counted else "all requests"
-    gone = " Abandoned: never ended, and the engine is gone." if counts[ABANDONED] else ""
-    st.caption(f"Counted over {scope}.{gone}")
-
-
-st.header("Overview", anchor=False)
+picker.heading("Overview")
 page()

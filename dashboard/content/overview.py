@@ -1,0 +1,80 @@
+"""The first page: whether something is wrong, in sentences that lead on; and how much there was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import efficiency, text
+from kvtrail.dashboard.content.time_range import TimeRange
+from kvtrail.tracer.model.words import count, some
+
+TIMED = ("findings", "efficiency", "live", "requests")
+"""The pages that a sentence's range of time goes along to."""
+ICONS = {"lost": "error", "warning": "warning", "calm": "check_circle"}
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A sentence on the first page: its `level` (`lost`, `warning` or `calm`), and the page and query to which it leads."""
+
+    level: str
+    text: str
+    page: str
+    query: Mapping[str, str]
+
+
+def statements(status: Row, shown: TimeRange) -> list[Statement]:
+    """The tracer's sentences, worst first. A newer tracer may have other levels: what is not known is a warning."""
+    return [
+        Statement(
+            level=each["level"] if each["level"] in ICONS else "warning",
+            text=each["text"],
+            page=each["page"],
+            query={
+                **(shown.address if each["page"] in TIMED else {}),
+                **{name: str(value) for name, value in (each.get("query") or {}).items()},
+            },
+        )
+        for each in status["statements"]
+    ]
+
+
+def cards(sums: Row, *, findings: int, open_requests: int, length_s: float) -> list[tuple[str, str, str, str]]:
+    """How much there was in the range: name, value, note, and the glossary's term. `sums` are the efficiency's."""
+    minutes = length_s / 60
+    share = efficiency.saved_share(sums)
+    seconds = sums["prefill_saved_s"]
+    spared = f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
+    waited_s = sums["waited_s"] + sums["postponed_s"]
+    return [
+        ("Admitted", count(sums["admissions"]), f"{text.rate(sums['admissions'] / minutes)} a minute", "admitted"),
+        ("Open now", count(open_requests), "begun, not ended", "open requests"),
+        ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
+        ("Prefill saved", text.percent(share), spared, "prefill saved"),
+        ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}", "waited for KV"),
+        ("Preemptions", count(sums["preemptions"]), f"{text.rate(sums['preemptions'] / minutes)} a minute", "preemption"),
+        ("Findings", count(findings), "contradictions", "finding"),
+    ]  # fmt: skip
+
+
+def outcomes(requests: Iterable[Row], shown: TimeRange) -> Counter[str]:
+    """What became of the requests that began in the range."""
+    return Counter(
+        request["outcome"] for request in requests if shown.since_ns <= request["started_ns"] < shown.until_ns
+    )
+
+
+def engine_settings(url: str, *, wants_token: bool) -> str:
+    """The shell's line that starts a traced engine whose spans come here. One may copy it as it is, but for the model."""
+    settings = ["KVTRAIL_TRACE=1", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", f"OTEL_EXPORTER_OTLP_ENDPOINT={url}"]
+    if wants_token:
+        settings.append("OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN'")
+    connector = '\'{"kv_connector": "OffloadConnector", "kv_role": "kv_both"}\''
+    return " \\\n".join([*settings, f"vllm serve MODEL --kv-transfer-config {connector}"])
+
+
+DEMO = "kvtrail demo --folder .demo-beside --grpc-port 14317 --http-port 14318 --dashboard-port 18501"
+"""A demo that can run beside the tracer and the dashboard that are there: it has a folder and ports of its own."""

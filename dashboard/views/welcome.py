@@ -1,0 +1,37 @@
+"""What a page shows while the tracer has seen nothing: where spans go, and lines to copy that send some."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import streamlit as st
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.command import TOKEN_VARIABLE
+from kvtrail.dashboard.content import fleet, overview
+from kvtrail.dashboard.views.answers import tracer
+
+
+def welcome(health: Row) -> None:
+    """The tracer listens; how to begin."""
+    url = tracer().url
+    st.subheader("No requests yet: the tracer listens", anchor=False)
+    st.caption(fleet.tracer_status(health, url=url, now_ns=time.time_ns()))
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.markdown("**Trace an engine.** Spans go to this address, over HTTP:")
+        st.code(url, language=None)
+        st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
+        wants_token = bool(os.environ.get(TOKEN_VARIABLE))
+        st.code(overview.engine_settings(url, wants_token=wants_token), language="bash", wrap_lines=True)
+        st.caption(
+            "From another machine, put this one's name into the address (`kvtrail serve --host` lets others in). The first"
+            " request shows here within seconds, without a reload."
+        )
+    with right:
+        st.markdown(
+            "**No GPU at hand?** A demo drives a real engine on the CPU, with a tracer and a dashboard of its own:"
+        )
+        st.code(overview.DEMO, language="bash", wrap_lines=True)
+        st.caption("Its ports are others than those here. It prints its dashboard's address.")
