@@ -9,7 +9,7 @@ from kvtrail.dashboard.content.charts import account_chart, highest, timeline_ch
 from kvtrail.dashboard.content.compare import first_difference, first_other_call, step_rows
 from kvtrail.dashboard.content.request import account_rows
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.views import shared, tables
 
 OFFERED = 50
 
@@ -97,7 +97,7 @@ def steps(a: Row, b: Row) -> None:
         " it."
     )
     rows = step_rows(a, b)
-    shared.table(
+    tables.table(
         rows,
         key="compare_steps",
         links=[("replay", shared.request_query(a["request"], step=row["A step"] or 1)) for row in rows],

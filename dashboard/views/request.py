@@ -16,7 +16,7 @@ from kvtrail.dashboard.content.request import findings_by_step, missing_events, 
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.views import shared, tables
 from kvtrail.tracer.model.words import count, duration, some
 
 BY_TIME, BY_STEP = "time", "steps"
@@ -54,7 +54,7 @@ def choose(requests: list[Row], trace_id: str) -> None:
     st.header("Requests of one trace", anchor=False)
     st.caption(f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.")
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
-    shared.table(
+    tables.table(
         [{name: row[name] for name in shown} for row in request_rows(requests, now_ns=time.time_ns())],
         key="of_trace",
         links=[("request", shared.request_query(request)) for request in requests],
@@ -86,7 +86,7 @@ def show(timeline: Row, engines: list[Row]) -> None:
         "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
     )
     rows = step_rows(timeline)
-    shared.table(
+    tables.table(
         rows,
         key="steps",
         links=[("replay", shared.request_query(request, step=row["Step"])) for row in rows],

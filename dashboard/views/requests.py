@@ -11,7 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.badges import STATUSES, VERDICTS
 from kvtrail.dashboard.content.requests import request_rows
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.views import shared, tables
 from kvtrail.tracer.model.words import some
 
 MOST = 200
@@ -46,7 +46,7 @@ def page(search: str, status: str, verdict: str) -> None:
         if len(requests) == MOST
         else f"{some(len(requests), 'request')}, latest first. Click a row to open it."
     )
-    shared.table(
+    tables.table(
         request_rows(requests, now_ns=now_ns),
         key="requests_table",
         links=[("request", shared.request_query(request)) for request in requests],
