@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from history import START_NS, history
 
-from kvtrail.dashboard.content import charts, findings, fleet, text
 from kvtrail.dashboard.content import efficiency as savings
-from kvtrail.dashboard.content.time_range import RANGES, TimeRange, time_range
+from kvtrail.dashboard.content import findings, fleet, palette, text, trends
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.savings import SavingsCounter, SavingsRow
 from kvtrail.tracer.model.words import NOTHING
@@ -50,7 +49,7 @@ def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
 
 
 def gauge(answer: dict[str, Any], name: str) -> str:
-    return {each: value for each, value, _ in savings.cards(answer)}[name]
+    return {each: value for each, value, _, _ in savings.cards(answer)}[name]
 
 
 def test_the_parts_are_all_of_the_tokens() -> None:
@@ -73,13 +72,58 @@ def test_each_epoch_has_its_shares() -> None:
 def test_seconds_saved_are_shown_with_where_they_come_from() -> None:
     answer = efficiency(PREEMPTED)["worth"]
     assert answer["prefill_saved_s"] == pytest.approx(1952 / (3072 / 2.002))
-    assert gauge(answer, "Prefill saved") == "1.27 s"
+    assert gauge(answer, "Prefill saved") == "24.1 %"
+    assert gauge(answer, "Net time") == "1.27 s"
     assert "(here 1,534 tokens/s)" in savings.source_of_savings(answer)
+
+
+def worth(**changes: Any) -> dict[str, Any]:
+    """Sums of which 40 of 80 tokens to prefill were spared, 8 s of 16."""
+    sums = {
+        "asked": 100, "local": 20, "spared": 40, "prefill_saved_s": 8.0, "waited_s": 1.0, "postponed_s": 0.5, "load_s": 0.25,
+        "store_s": 0.5,
+    }  # fmt: skip
+    return {**sums, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "sentence"),
+    [
+        (
+            {},
+            "calm",
+            "Worth it: 37.5 % of prefill saved, net. 8.00 s of 16.00 s of prefill saved; 1.50 s in loads, 500 ms",
+        ),
+        ({"load_s": 3.5}, "calm", "Worth it: 25.0 % of prefill saved, net."),
+        (
+            {"store_s": 7.0},
+            "warning",
+            "Not worth its memory in this range: 8.00 s of 16.00 s of prefill saved, and",
+        ),
+        ({"spared": 0, "prefill_saved_s": None}, "warning", "Not worth its memory in this range: nothing was loaded"),
+        (
+            {"prefill_saved_s": None},
+            "calm",
+            "It spared 50.0 % of prefill: 40 of 80 tokens. How many seconds that is, nobody",
+        ),
+    ],
+)
+def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], level: str, sentence: str) -> None:
+    shown = savings.is_it_worth_it(worth(**changes))
+    assert shown[0] == level
+    assert shown[1].startswith(sentence)
+
+
+def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
+    """`Waited for KV 0 s in 0 loads` beside 141,054 loaded tokens."""
+    assert savings.waits({"load_tokens": 141_054, "waits": 0}) == "no asynchronous load"
+    assert savings.waits({"load_tokens": 512, "waits": 2}) == "in 2 loads"
+    assert savings.waits({"load_tokens": 0, "waits": 0}) == "in 0 loads"
 
 
 def test_nothing_is_guessed_where_no_rate_was_measured() -> None:
     answer = efficiency("L 749 c0 h512 -> 512\nA 512\nS 512+237\nend")["worth"]
-    assert gauge(answer, "Prefill saved") == NOTHING
+    assert gauge(answer, "Net time") == NOTHING
     assert "is not known" in savings.source_of_savings(answer)
     assert "level `detailed`" in savings.source_of_savings(answer)
     nothing = efficiency("L 749 c0 h0 -> 0\nA 0\nS 0+749\nend")["worth"]
@@ -131,41 +175,78 @@ def trend() -> dict[str, Any]:
     return {"since_ns": 60 * 60 * 10**9, "until_ns": 63 * 60 * 10**9, "step_ns": 60 * 10**9, "counts": counts}
 
 
-def test_rules_are_listed_the_worst_first_with_their_trend() -> None:
-    rows = findings.rule_rows(trend(), [{"id": "full-hit", "title": "All of it"}])
-    assert [(row["Rule"], row["Findings"], row["Trend"], row["Says"]) for row in rows] == [
-        ("full-hit", 3, [1, 0, 2], "All of it"),
-        ("lock-leak", 9, [0, 9, 0], "lock-leak"),
+def finding(rule: str, did: str, request: str = "r") -> dict[str, Any]:
+    return {"rule": rule, "did": did, "engine": "e", "request": request}
+
+
+def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
+    """`crash … healed by the guard` was one word for both."""
+    listed = [
+        finding("full-hit", "healed"), finding("full-hit", "healed"), finding("full-hit", "engine died", "other"),
+        finding("lock-leak", "no harm seen"),
+    ]  # fmt: skip
+    rows = findings.rule_rows(findings.narrowed(trend(), listed, [{"id": "full-hit", "title": "All of it"}]))
+    assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
+        ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
+        ("lock-leak", ["leak"], "no harm seen", 9, 1),
     ]
+    assert [(row["Says"], row["Trend"]) for row in rows] == [("All of it", [1, 0, 2]), ("lock-leak", [0, 9, 0])]
     assert findings.total(trend()) == 12
 
 
-def test_the_same_data_draws_the_same_charts() -> None:
+def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
+    mild = {
+        "rule": "a",
+        "title": "A",
+        "severity": "leak",
+        "findings": 9,
+        "requests": 9,
+        "healed": 0,
+        "harmed": 1,
+        "trend": [],
+    }
+    severe = {**mild, "rule": "b", "severity": "crash", "harmed": 0, "healed": 3}
+    assert [row["Rule"] for row in findings.rule_rows([severe, mild])] == ["a", "b"]
+    assert findings.did(harmed=2, healed=3, findings=9) == "2 did harm, 3 healed, 4 without harm seen"
+
+
+def test_in_words_each_rule_is_told_once() -> None:
+    """Five equal cards of one rule."""
+    listed = [finding("a", "healed", str(n)) for n in range(5)] + [finding("b", "healed"), finding("c", "healed")]
+    assert [(f["rule"], f["request"]) for f in findings.latest_of_each_rule(listed, most=2)] == [("a", "0"), ("b", "r")]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_same_data_draws_the_same_charts(dark: bool) -> None:
     answer = efficiency(PREEMPTED)
     for chart, data in (
-        (charts.findings_chart, trend()),
-        (charts.sources_chart, answer),
-        (charts.epochs_chart, answer),
+        (trends.findings_over_time, trend()),
+        (trends.sources_over_time, answer),
+        (trends.by_epoch, answer),
+        (trends.by_outcome, {"lost": 3}),
     ):
-        assert chart(data).to_json() == chart(json.loads(json.dumps(data))).to_json()
-    drawn = charts.findings_chart(trend()).to_dict()
-    assert [row["severity"] for row in drawn["data"]["values"]] == ["crash", "leak", "crash"]
-    assert drawn["layer"][0]["encoding"]["x"]["scale"]["domain"] == [3_600_000, 3_780_000]
+        assert chart(data, dark=dark).to_json() == chart(json.loads(json.dumps(data)), dark=dark).to_json()
+    spec, rows = trends.apart(trends.findings_over_time(trend(), dark=dark))
+    assert [row["severity"] for row in rows] == ["crash", "leak", "crash"]
+    assert "data" not in spec
+    assert spec["encoding"]["color"]["scale"]["domain"] == ["crash", "leak"]
 
 
-def test_an_address_names_a_window_or_a_range() -> None:
-    def seconds(held: TimeRange) -> float:
-        return (held.until_ns - held.since_ns) / 1e9
+def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
+    later = {**trend(), "since_ns": trend()["since_ns"] + 10**9, "until_ns": trend()["until_ns"] - 10**9}
+    domains = [
+        trends.findings_over_time(each, dark=False).to_dict()["encoding"]["x"]["scale"]["domain"]
+        for each in (trend(), later)
+    ]
+    assert domains[0] == domains[1] == [3_600_000, 3_780_000]
 
-    usual = time_range(chosen="?", since="", until="", now_ns=NOW_NS)
-    assert (seconds(usual), usual.until_ns, usual.pinned) == (RANGES["1 h"], NOW_NS, False)
-    assert seconds(time_range(chosen="6 h", since="5", until="", now_ns=NOW_NS)) == RANGES["6 h"]
-    pinned = time_range(chosen="6 h", since="1764725076000", until="1764728676000", now_ns=NOW_NS)
-    assert (pinned.pinned, seconds(pinned)) == (True, 3600)
-    assert time_range(chosen="6 h", **pinned.address, now_ns=NOW_NS) == pinned
-    assert pinned.text(now_ns=NOW_NS) == "01:24:36 to 02:24:36 UTC"
-    for since, until in (("2", "1"), ("x", "9"), ("1" * 400, "2" * 400), ("-1", "5")):
-        assert not time_range(chosen="1 h", since=since, until=until, now_ns=NOW_NS).pinned
+
+def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
+    answer = {"worth": {"tiers": {"near": 1, "store": 2, "far": 3}, "local": 1, "asked": 9}}
+    shown = trends.source_colours(answer, dark=True)
+    assert list(shown) == ["vLLM's own cache", "near", "connector's store", "far", "computed"]
+    assert shown["connector's store"] == palette.GREEN.dark
+    assert len(set(shown.values())) == 5
 
 
 def recorder(**changes: Any) -> dict[str, Any]:
@@ -188,7 +269,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
     return {**base, "last_ns": NOW_NS, "heard_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
 
 
-def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
+def engine(name: str, *recorders: dict[str, Any], **changes: Any) -> dict[str, Any]:
     said = {
         "model": "opt",
         "version": "0.32.0",
@@ -196,25 +277,48 @@ def engine(name: str, *recorders: dict[str, Any]) -> dict[str, Any]:
         "service": "vllm",
         "host": "gpu-7",
         "open": 2,
-        "is_heard": False,
+        "state": "running",
+        "ended_ns": None,
+        "ended_by": None,
+        "lost": 0,
+        "cause": None,
     }
-    return {"engine": name * 36, "name": f"pod-{name}", **said, "recorders": list(recorders)}
+    return {"engine": name * 36, "name": f"pod-{name}", **said, "recorders": list(recorders), **changes}
 
 
-def test_an_engine_is_as_alive_as_its_liveliest_recorder() -> None:
-    gone = engine("b", recorder(status="closed", last_ns=START_NS))
-    listed = [engine("c"), gone, engine("a", recorder(status="closed"), recorder())]
-    rows = fleet.engine_rows(listed, now_ns=NOW_NS)
-    assert [(row["Engine"], row["State"]) for row in rows] == [
-        ("pod-a", "live"), ("pod-b", "closed"), ("pod-c", "not seen since the tracer started"),
-    ]  # fmt: skip
-    elsewhere = {**engine("d"), "is_heard": True}
-    (row,) = fleet.engine_rows([elsewhere], now_ns=NOW_NS)
-    assert (row["State"], row["Recorders"]) == ("live", 0), "another process hears its recorders"
-    assert ("Engines live", "1", "of 1 engine ever seen") in fleet.counts(
-        {"engines": [elsewhere], "tracer": {"open": 2}}, now_ns=NOW_NS
+def test_died_drained_and_silent_are_three_things() -> None:
+    """A dead engine was `closed`."""
+    died = engine("a", state="died", ended_ns=NOW_NS, ended_by="AssertionError: 256", lost=8)
+    silent = engine("b", recorder(last_ns=START_NS), state="silent", ended_ns=START_NS)
+    drained = engine("c", state="drained", ended_ns=START_NS)
+    ordered = fleet.in_order([drained, engine("e"), silent, died, engine("d", service="another")])
+    rows = fleet.engine_rows(ordered, now_ns=NOW_NS)
+    assert [(row["Engine"], row["State"], row["Ended of"], row["Lost"]) for row in rows] == [
+        ("pod-a", ["died"], "02:24:36: AssertionError: 256", 8),
+        ("pod-b", ["silent"], "01:24:36", None),
+        ("pod-d", ["running"], None, None),
+        ("pod-e", ["running"], None, None),
+        ("pod-c", ["drained"], "01:24:36", None),
+    ]
+    assert not [value for row in rows for value in row.values() if value == "a" * 36], "no UUID"
+    numbers = {
+        name: (value, note) for name, value, note, _ in fleet.counts({"engines": ordered, "tracer": {"open": 2}})
+    }
+    assert numbers["Died"] == ("1", "8 requests lost")
+    assert (numbers["Silent"][0], numbers["Drained"][0], numbers["Running"]) == (
+        "1",
+        "1",
+        ("2", "of 5 engines ever seen"),
     )
-    assert (rows[0]["Host"], rows[0]["kvtrail"], rows[0]["Id"]) == ("gpu-7", "0.1.0", "a" * 36)
+
+
+def test_a_mixture_of_versions_is_a_row() -> None:
+    newer = engine("c", recorder(connectors=["D"]), version="0.33.0", state="died")
+    rows = fleet.version_rows([newer, engine("a", recorder()), engine("b", recorder())])
+    assert [(row["vLLM"], row["Connectors"], row["Engines"], row["Running"], row["Died"]) for row in rows] == [
+        ("0.32.0", "C", 2, 2, 0),
+        ("0.33.0", "D", 1, 0, 1),
+    ]
 
 
 def test_whoever_loses_something_is_on_top() -> None:
@@ -224,11 +328,13 @@ def test_whoever_loses_something_is_on_top() -> None:
         ("loses", 3, "12.00 s"),
         ("fine", 0, "3 ms"),
     ]
-    numbers = fleet.counts({"engines": listed, "tracer": {"open": 2}}, now_ns=NOW_NS)
-    assert {name: value for name, value, _ in numbers} == {
-        "Engines live": "1", "Recorders live": "2", "Open requests": "2", "Longest lag": "12.00 s", "Dropped": "0",
-        "Gaps": "3",
-    }  # fmt: skip
+    numbers = {name: value for name, value, _, _ in fleet.counts({"engines": listed, "tracer": {"open": 2}})}
+    assert (numbers["Open requests"], numbers["Longest lag"], numbers["Dropped"], numbers["Gaps"]) == (
+        "2",
+        "12.00 s",
+        "0",
+        "3",
+    )
 
 
 def test_what_a_recorder_could_not_tell_is_shown() -> None:

@@ -1,0 +1,83 @@
+"""The first page: sentences that lead on, how much there was, and how to begin."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from history import START_NS
+
+from kvtrail.__main__ import main
+from kvtrail.connector.recording import environment
+from kvtrail.dashboard.client import DEFAULT_URL
+from kvtrail.dashboard.content import overview, text
+from kvtrail.dashboard.content.time_range import TimeRange
+
+HOUR_NS = 3600 * 10**9
+SHOWN = TimeRange(START_NS, START_NS + HOUR_NS)
+
+
+def said(**changes: Any) -> dict[str, Any]:
+    return {"kind": "findings", "level": "warning", "text": "13 findings", "page": "findings", "query": {}, **changes}
+
+
+def test_a_sentence_leads_to_its_page_in_the_range_that_is_shown() -> None:
+    request = said(level="lost", text="Engine a died", page="request", query={"id": "r-1", "engine": "a"})
+    rule = said(query={"rule": "full-hit", "from": "now-2h"})
+    first, second = overview.statements({"statements": [request, rule]}, SHOWN)
+    assert (first.level, first.page, dict(first.query)) == ("lost", "request", {"id": "r-1", "engine": "a"})
+    assert second.query == {"from": "now-2h", "to": SHOWN.address["to"], "rule": "full-hit"}
+
+
+def test_a_level_of_a_newer_tracer_is_a_warning() -> None:
+    (statement,) = overview.statements({"statements": [said(level="odd", query=None)]}, SHOWN)
+    assert (statement.level, statement.query) == ("warning", SHOWN.address)
+
+
+def test_how_much_there_was_is_that_of_the_range() -> None:
+    sums = {
+        "admissions": 120, "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4,
+        "waited_s": 1.0, "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
+    }  # fmt: skip
+    cards = {
+        name: (value, note) for name, value, note, _ in overview.cards(sums, findings=7, open_requests=2, length_s=3600)
+    }
+    assert cards["Admitted"] == ("120", "2.0 a minute")
+    assert cards["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
+    assert cards["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
+    assert cards["Waited for KV"] == ("1.50 s", "in 2 loads")
+    assert (cards["Findings"][0], cards["Open now"][0]) == ("7", "2")
+
+
+def test_requests_that_began_in_the_range_are_counted_by_what_became_of_them() -> None:
+    requests = [
+        {"outcome": "lost", "started_ns": START_NS}, {"outcome": "lost", "started_ns": START_NS + HOUR_NS},
+        {"outcome": "finished", "started_ns": START_NS + 1}, {"outcome": "finished", "started_ns": START_NS - 1},
+    ]  # fmt: skip
+    assert overview.outcomes(requests, SHOWN) == {"lost": 1, "finished": 1}
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, "0"), (999, "999"), (12_345, "12.3 k"), (4_560_000, "4.56 M")])
+def test_large_counts_are_short(number: int, shown: str) -> None:
+    assert text.short(number) == shown
+
+
+@pytest.mark.parametrize("wants_token", [False, True])
+def test_the_settings_to_copy_are_those_that_a_recorder_takes(wants_token: bool) -> None:
+    words = shlex.split(overview.engine_settings("http://10.0.0.7:4318", wants_token=wants_token))
+    variables = dict(word.split("=", 1) for word in words[: words.index("vllm")])
+    taken = environment.usable(variables)
+    assert taken == variables, "none of them is refused"
+    assert environment.protocol(taken) == "http/protobuf"
+    assert ("OTEL_EXPORTER_OTLP_HEADERS" in variables) == wants_token
+
+
+def test_the_demo_to_copy_runs_beside_what_is_there() -> None:
+    program, command, *arguments = shlex.split(overview.DEMO)
+    demo = main.get_command(None, command)  # type: ignore[attr-defined,arg-type]
+    options = demo.make_context(program, arguments).params
+    usual = {parameter.name: parameter.default for parameter in demo.params}
+    ports = [name for name in options if name.endswith("_port") and usual[name]]
+    assert {options[name] for name in ports}.isdisjoint({usual[name] for name in ports} | {int(DEFAULT_URL[-4:])})
+    assert options["folder"] != usual["folder"]
