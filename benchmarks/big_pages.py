@@ -18,6 +18,7 @@ from big_endpoints import Patient, Sights, served, sights
 from playwright.sync_api import Browser, sync_playwright
 
 from kvtrail.dashboard.client import Tracer
+from kvtrail.dashboard.content.time_range import TimeRange
 from kvtrail.dashboard.live.view import as_query
 
 PORT = 18_700
@@ -34,18 +35,17 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
     of = urlencode({"id": seen.with_finding["request"], "engine": seen.with_finding["engine"]}, quote_via=quote)
 
     def live(hours: float, **filters: str) -> str:
-        return f"?{urlencode(as_query(seen.view(hours, **filters)))}"
+        return f"live?{urlencode(as_query(seen.view(hours, **filters)))}"
 
     def back(hours: float) -> str:
-        until_ms = seen.until_ns // 10**6
-        return urlencode({"since": until_ms - int(hours * 3_600_000), "until": until_ms})
+        return urlencode(TimeRange(seen.until_ns - int(hours * 3600 * 10**9), seen.until_ns).address)
 
     lanes = r"[1-9][\d,]* requests"
     return [
         ("Live, 5 min", live(1 / 12), lanes),
         ("Live, 3 days", live(72), lanes),
         ("Live, 3 days, an id", live(72, q=seen.some["request"]), r"1 request\b"),
-        ("Overview", "overview", "Requests by status"),
+        ("Overview", "", "Findings by rule"),
         ("Requests", "requests", "Click a row to open it"),
         ("Requests, a search", f"requests?search={seen.some['external'][8:16]}", "Click a row to open it"),
         ("Requests, in vain", "requests?search=nobody", "No request matches"),

@@ -21,7 +21,7 @@ def rule_rows(rules: Iterable[Row]) -> list[Row]:
     return [
         {
             "Could": [rule["severity"]],
-            "Did": did(harmed=rule["harmed"], healed=rule["healed"], findings=rule["findings"]),
+            "Did": did(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
@@ -59,6 +59,7 @@ def narrowed(trend: Row, findings: Iterable[Row], rules: Iterable[Row]) -> list[
             "title": titles.get(rule, rule),
             "severity": severity,
             "findings": by_time.total(),
+            "looked_at": len(listed.get(rule, ())),
             "requests": len({(each["engine"], each["request"]) for each in listed.get(rule, ())}),
             "harmed": sum(each["did"] in HARMED for each in listed.get(rule, ())),
             "healed": sum(each["did"] == "healed" for each in listed.get(rule, ())),

@@ -56,16 +56,17 @@ def test_from_the_overview_to_a_finding(
     tracer = start_tracer()
     url = start_dashboard(tracer.url)
 
-    page.goto(f"{url}/overview")
+    page.goto(url)
     see(page, "No requests yet")
 
     # The page is open while the spans come: it must show them without a reload.
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
     feed(tracer, HEALTHY, request="chat-8-0123abcd", engine="engine-b")
-    see(page, "A cached lookup answer was handed out without regard to the computed tokens")
-    see(page, "Open request chat-7-0123abcd")
-    see(page, "Recorders")
+    see(page, re.compile("1 finding of stale-lookup.*did harm"))
+    see(page, "Findings by rule")
     shoot(page, "overview")
+    page.get_by_role("link", name=re.compile("1 finding of stale-lookup")).click()
+    see(page, "Open request chat-7-0123abcd")
 
     page.get_by_role("link", name="Requests").click()
     see(page, "2 requests, latest first")
@@ -96,7 +97,7 @@ def test_ids_are_no_links(
     id_ = "http://evil.test/a www.evil.test b@evil.test <a href='//evil.test'>c</a> [d](//evil.test)"
     feed(tracer, STALE, request=id_, engine="http://evil.test/engine")
     url = start_dashboard(tracer.url)
-    for path in ("overview", f"request?id={quote(id_)}", f"replay?id={quote(id_)}", "findings", "fleet"):
+    for path in ("", f"request?id={quote(id_)}", f"replay?id={quote(id_)}", "findings", "fleet"):
         page.goto(f"{url}/{path}")
         playwright.expect(page.get_by_text("evil").first).to_be_attached(timeout=SLOW_MS)
         playwright.expect(page.locator("a[href*='//evil'], a[href^='mailto']")).to_have_count(0, timeout=SLOW_MS)
@@ -196,8 +197,10 @@ def test_lost_spans_are_said(
     del events[2]
     tracer.post(encoded(events))
     url = start_dashboard(tracer.url)
-    page.goto(f"{url}/overview")
+    page.goto(f"{url}/fleet")
     see(page, "Spans are missing: 1 that have not arrived")
+    page.goto(url)
+    see(page, re.compile("1 span of engine engine-b did not arrive"))
     page.goto(f"{url}/request?id=chat-8")
     see(page, "1 event of this request is missing")
     playwright.expect(page.locator("canvas").first).to_be_visible(timeout=SLOW_MS)
@@ -209,7 +212,7 @@ def test_a_tracer_that_goes_away_is_said_and_its_return_is_seen(
 ) -> None:
     tracer = start_tracer()
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
-    page.goto(f"{start_dashboard(tracer.url)}/overview")
+    page.goto(f"{start_dashboard(tracer.url)}/findings")
     see(page, "Open request chat-7-0123abcd")
 
     tracer.kill()

@@ -210,13 +210,13 @@ def test_every_view_is_looked_at_light_and_dark(page: playwright.Page, live: Dem
     request = f"id={finding['request']}&engine={finding['engine']}"
     other = next(each["request"] for each in live.get("/api/requests", verdict="ok"))
     views = {
-        "live": ("", "Drag along the time axis"),
-        "overview": ("overview", "Recorders"),
+        "live": ("live", "Drag along the time axis"),
+        "overview": ("", "Findings by rule"),
         "requests": ("requests", "Click a row to open it"),
         "findings": ("findings", "The latest in words"),
         "rule": ("findings?rule=stale-lookup", "What to do."),
         "efficiency": ("efficiency", "By engine and connector"),
-        "fleet": ("fleet", "One for each process of an engine"),
+        "fleet": ("fleet", "one for each process of an engine"),
         "request": (f"request?{request}", "Every step"),
         "compare": (f"compare?{request}&with={other}", "Step by step"),
         "runbook": ("runbook?name=KvtrailSevereDrift", "What it means."),
