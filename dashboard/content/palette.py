@@ -190,8 +190,12 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as variables of CSS, which follow the page's theme: `--level-lost`."""
+    """The groups as variables of CSS, which follow the page's theme: `--level-lost`; and `--page` and `--line`, its ground and
+    its borders."""
     lines = [
+        f"--{name}: light-dark({each.light}, {each.dark});" for name, each in (("page", BACKGROUND), ("line", BORDER))
+    ]
+    lines += [
         f"--{group}-{name.replace(' ', '-').replace(chr(39), '')}: light-dark({each.colour.light}, {each.colour.dark});"
         for group, meanings in GROUPS.items()
         for name, each in meanings.items()

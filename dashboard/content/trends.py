@@ -16,7 +16,7 @@ from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
 from kvtrail.tracer.model.words import count
 
 Chart = alt.Chart
-BRUSH, MOMENT = "range", "at"
+BRUSH, MOMENT = "drawn", "at"
 """The selection along the axis of time, and the field that it is made of."""
 HEIGHT = 150
 _EPOCH_LABELS = 130

@@ -52,12 +52,13 @@ def which_request(path: str) -> None:
 
 
 def finding_card(finding: Row, *, linked: bool, step: int | None = None, request: Row | None = None) -> None:
-    """A finding in words: what it can cause at worst, and what happened. `linked` adds a link to its request, `step` one to
+    """A finding in words: what it could do at worst, and what it did. `linked` adds a link to its request, `step` one to
     that step of its replay, `request` what became of it."""
     now_ns = time.time_ns()
     with st.container(border=True, gap="small"):
         with st.container(horizontal=True, vertical_alignment="center"):
-            badge(finding["severity"], label=f"worst case: {finding['severity']}")
+            badge(finding["severity"], label=f"could: {finding['severity']}")
+            badge(finding["did"], label=f"did: {finding['did']}")
             st.markdown(f"**{text.plain(finding['title'])}**", width="content")
         count = finding["count"]
         when = f"{text.clock(finding['first_ns'], now_ns=now_ns)} UTC"

@@ -99,14 +99,13 @@ def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
 def _ways(shown: TimeRange) -> None:
     """Earlier, later, further away; and the link."""
 
-    def button(name: str, icon: str, hint: str, to: Callable[[], TimeRange]) -> None:
-        st.button(
-            "", key=f"time_{name}", icon=f":material/{icon}:", type="tertiary", help=hint, on_click=lambda: show(to())
-        )
+    def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
+        key = f"time_{icon}"
+        st.button(name, key=key, icon=f":material/{icon}:", type="tertiary", help=name, on_click=lambda: show(to()))
 
-    button("earlier", "chevron_left", "Half a range earlier", lambda: current().shifted(-0.5))
-    button("later", "chevron_right", "Half a range later", lambda: current().shifted(0.5))
-    button("zoom_out", "zoom_out", "Twice as long a range", lambda: current().zoomed_out())
+    button("Half a range earlier", "chevron_left", lambda: current().shifted(-0.5))
+    button("Half a range later", "chevron_right", lambda: current().shifted(0.5))
+    button("Twice as long a range", "zoom_out", lambda: current().zoomed_out())
     copy_link(shown)
 
 

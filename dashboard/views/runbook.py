@@ -6,7 +6,7 @@ import streamlit as st
 
 from kvtrail.dashboard.content import runbook
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views.shared import link
+from kvtrail.dashboard.views.links import link
 
 READABLE = 860
 """Pixels: longer lines are hard to read."""
