@@ -190,8 +190,8 @@ def streamlit_options() -> dict[str, str]:
 
 
 def style() -> str:
-    """The groups as variables of CSS, which follow the page's theme: `--level-lost`; and `--page` and `--line`, its ground and
-    its borders."""
+    """The groups as variables of CSS, which follow the theme: `--level-lost`; and `--page` and `--line`, the ground and
+    the borders."""
     lines = [
         f"--{name}: light-dark({each.light}, {each.dark});" for name, each in (("page", BACKGROUND), ("line", BORDER))
     ]
