@@ -14,7 +14,7 @@ TERMS = {
     "allocated tokens": "Tokens for which the scheduler gave the request blocks to load into.",
     "loaded tokens": "Tokens copied from the connector's store, over all epochs.",
     "stored tokens": "Tokens copied into the connector's store, over all epochs.",
-    "lookup": "The scheduler's question to the connector, before it admits a request: how many more tokens can you load?",
+    "lookup": "Before it admits a request, the scheduler asks the connector how many more tokens it can load.",
     "epoch": "How often the request has been preempted: its first run is epoch 0.",
     "preemption": "The scheduler took a request off the engine; what was computed of it is void.",
     "witness": "An event that proves a finding.",

@@ -83,7 +83,8 @@ def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart:
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
     """The colours of the sources that the answer has: tiers have theirs in turn."""
     names = list(efficiency.sources(answer["worth"]))
-    tiers = iter(TIERS)
+    own = {SOURCE[name].colour for name in names if name in SOURCE}
+    tiers = (colour for colour in TIERS if colour not in own)
     return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
 
 

@@ -200,6 +200,7 @@ def test_what_did_harm_is_first_and_the_rest_is_said() -> None:
         "title": "A",
         "severity": "leak",
         "findings": 9,
+        "looked_at": 9,
         "requests": 9,
         "healed": 0,
         "harmed": 1,
