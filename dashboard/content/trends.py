@@ -58,16 +58,17 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
     axis = _labels(_EPOCH_LABELS, labelLimit=_EPOCH_LABELS)
     bars = alt.Chart(_data(rows, "epochs")).mark_bar(height=18)
-    return bars.encode(
+    chart: Chart = bars.encode(
         x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5)),
         y=alt.Y("epoch:N", sort=epochs, title=None, axis=axis),
         color=_color("source:N", source_colours(answer, dark=dark), legend=None),
         order="order:Q",
         tooltip=[*_tooltip("epoch", "source"), alt.Tooltip("share:N", title="tokens")],
     ).properties(height=30 * max(1, len(epochs)) + 34)
+    return chart
 
 
-def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart:
+def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
     """Requests by what became of them; each has its place, so that nothing moves."""
     colours = palette.colours(palette.OUTCOME, dark=dark)
     rows = [{"outcome": name, "requests": counts.get(name, 0), "label": count(counts.get(name, 0))} for name in colours]
@@ -107,7 +108,8 @@ def _over_time(
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    return drawn.add_params(brush).properties(height=HEIGHT)
+    chart: Chart = drawn.add_params(brush).properties(height=HEIGHT)
+    return chart
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import click
 import pytest
 from history import START_NS
 
@@ -76,7 +77,8 @@ def test_the_settings_to_copy_are_those_that_a_recorder_takes(wants_token: bool)
 
 def test_the_demo_to_copy_runs_beside_what_is_there() -> None:
     program, command, *arguments = shlex.split(overview.DEMO)
-    demo = main.get_command(None, command)  # type: ignore[attr-defined,arg-type]
+    demo = main.get_command(click.Context(main), command)  # type: ignore[attr-defined]
+    assert demo is not None
     options = demo.make_context(program, arguments).params
     usual = {parameter.name: parameter.default for parameter in demo.params}
     ports = [name for name in options if name.endswith("_port") and usual[name]]

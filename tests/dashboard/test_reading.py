@@ -6,7 +6,7 @@ from kvtrail.dashboard.content.reading import Reading, told_apart
 
 
 def reading(**rows: int) -> Reading[int]:
-    return Reading("", 0, dict(rows))
+    return Reading("", 0, {**rows})
 
 
 def test_values_change_in_place_and_new_rows_wait() -> None:
