@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from kvtrail.dashboard.content.reading import Reading, told_apart
 
 
 def reading(**rows: int) -> Reading[int]:
-    return Reading("", 0, {**rows})
+    held: dict[Hashable, int] = {name: value for name, value in rows.items()}  # noqa: C416 - of another type
+    return Reading("", 0, held)
 
 
 def test_values_change_in_place_and_new_rows_wait() -> None:
