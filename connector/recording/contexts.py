@@ -176,6 +176,12 @@ class Contexts:
                 if len(self.kept) > MAX_ENDED:
                     del self.kept[next(iter(self.kept))]
 
+    def told(self, error: str) -> str:
+        """The text of an error without the ids of any request, where these are hashed."""
+        for context in [*self.open.values(), *self._ended.values()]:
+            error = context.told(error)
+        return error
+
     def begun(self) -> list[RequestContext]:
         """The open requests whose start has been recorded. Asked by another thread than the scheduler's."""
         contexts = list(self.open.values())  # a copy in one go

@@ -13,7 +13,9 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import (
     CLOSED,
     CUT_OFF,
+    ENDED_BY,
     FIELDS,
+    NO_GOODBYE,
     ROOTS,
     ROW_EPOCHS,
     ROW_NUMBERS,
@@ -27,7 +29,7 @@ _BEGINNINGS = (Kind.REQUEST_START, Kind.SCHEDULE, Kind.PREEMPT)
 """An export process that was started in the place of another has not seen how the open requests began. Only the scheduler's
 side says these of them."""
 _TOTAL = FIELDS[Kind.REQUEST_START].index(semconv.TOTAL)
-_CLOSED = FIELDS[Kind.HEARTBEAT].index(CLOSED)
+_CLOSED, _ENDED_BY = (FIELDS[Kind.HEARTBEAT].index(each) for each in (CLOSED, ENDED_BY))
 _REQUESTS, _NUMBERS, _EPOCHS = map(ROWS.index, (ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS))
 
 
@@ -102,8 +104,8 @@ class LastWords:
 
     def _goodbye(self, sequence: int, at_ns: int) -> EventTuple:
         """The last heartbeat once more, if there was one, as a goodbye."""
-        number, values = 0, (sequence, 0, True, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 3))
+        number, values = 0, [sequence, 0, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 2)]
         if self._heartbeat is not None:
-            number, told = self._heartbeat[4] + 1, self._heartbeat[-1]
-            values = (*told[:_CLOSED], True, *told[_CLOSED + 1 :])
-        return (_HEARTBEAT, b"", self._nobody, sequence, number, 0, at_ns, at_ns, None, values)
+            number, values = self._heartbeat[4] + 1, [*self._heartbeat[-1]]
+        values[_CLOSED], values[_ENDED_BY] = True, NO_GOODBYE
+        return (_HEARTBEAT, b"", self._nobody, sequence, number, 0, at_ns, at_ns, None, tuple(values))

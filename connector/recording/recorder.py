@@ -32,7 +32,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import Sampler
 
 from kvtrail import __version__
-from kvtrail.connector.recording import environment, exporter
+from kvtrail.connector.recording import death, environment, exporter
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
 from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.idle import IdleRequests
@@ -111,6 +111,7 @@ class Recorder:
         self._leaving = False
         self._goodbye_at: int | None = None
         """The number after the goodbye, if one has been said."""
+        self._ended_by: str | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -210,11 +211,12 @@ class Recorder:
         """One more connector is recorded."""
         with self._counting:
             self._connectors += 1
-            self._leaving = False
+            self._leaving, self._ended_by = False, None
 
-    def leave(self, timeout_s: float) -> None:
-        """A connector has shut down: send what waits, and with the last of them the goodbye. Whatever is recorded after it is
-        sent as ever, and takes it back."""
+    def leave(self, timeout_s: float, *, ended_by: str | None = None) -> None:
+        """A connector has shut down, perhaps because of an exception: send what waits, and with the last of them the goodbye.
+        Whatever is recorded after it is sent as ever, and takes it back."""
+        self._die_of(ended_by)
         with self._counting:
             self._connectors -= 1
             self._leaving = self._connectors <= 0
@@ -224,12 +226,18 @@ class Recorder:
         """Send what is left, for `timeout_s` at most, and stop. A second call does nothing."""
         if self._closing:
             return
+        self._die_of(death.told(death.of_process()))
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
         self._exporter.close()  # what hangs in it is given up
         self._thread.join(timeout_s / 4)
         atexit.unregister(self.close)
+
+    def _die_of(self, error: str | None) -> None:
+        """Note what the goodbye says of an exception; the first one counts."""
+        if error is not None and self._ended_by is None:
+            self._ended_by = self.contexts.told(error)[: death.MOST]
 
     # Everything below runs on the recorder's own thread.
 
@@ -327,7 +335,7 @@ class Recorder:
         losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.told(self.contexts.events())
-        values = (recorded, dropped, closing, *losses, *(idle or (None, None)))
+        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), self._ended_by if closing else None)
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:

@@ -23,12 +23,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kvtrail.connector.known.probe import NO_PROBE, Moved, Planned, Probe, Seen
+from kvtrail.connector.recording import death
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.encoder import inside, of_span
+from kvtrail.connector.recording.messages import message
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.holdings import Holdings
-from kvtrail.connector.tracing.messages import message
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
@@ -361,11 +362,11 @@ class Instrumentation:
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
     @_never_breaks(Kind.HEARTBEAT)
-    def shut_down(self) -> None:
-        """After `shutdown`."""
+    def shut_down(self, error: BaseException | None = None) -> None:
+        """After `shutdown`; vLLM calls it while it handles the `error` that the engine dies of, if it does."""
         if not self._is_shut_down:
             self._is_shut_down = True
-            self._recorder.leave(FLUSH_S)
+            self._recorder.leave(FLUSH_S, ended_by=death.told(error or death.of_process()))
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
         """What the probe counts that must be 0 when no request is left."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
@@ -139,14 +140,14 @@ class Tracing:
         return succeeded
 
     def shutdown(self) -> Any:
-        start_ns = monotonic_ns()
+        start_ns, dies_of = monotonic_ns(), sys.exc_info()[1]
         try:
             return self._kvtrail_plain.shutdown(self)
         except Exception as error:
             self._kvtrail.call_failed("shutdown", start_ns, error)
             raise
         finally:
-            self._kvtrail.shut_down()
+            self._kvtrail.shut_down(dies_of)
 
     def _kvtrail_finish(self, request: Any, call: str, block_ids: Any) -> tuple[bool, Any]:
         plain: Callable[..., tuple[bool, Any]] = getattr(self._kvtrail_plain, call)
@@ -241,6 +242,8 @@ def _instrumentation(
     recorder = of_process(str(transfer.engine_id), resource)
     if recorder is not None:
         recorder.level.set(settings.level, settings.level_file)
+        if role.name == "SCHEDULER":
+            recorder.steps = recorder.steps or 0
         # vLLM makes its `llm_request` when the request has ended, in another process, by the request's headers.
         observability = getattr(vllm_config, "observability_config", None)
         recorder.contexts.invites = getattr(observability, "otlp_traces_endpoint", None) is not None

@@ -310,7 +310,7 @@ def test_the_timeline_holds_vllms_own_span(story: Story) -> None:
         "kv.request",
     ]
     assert (story.first["missing"], story.first["findings"]) == (0, [])
-    assert (story.first["request"]["stored"], story.first["request"]["outcome"]) == (HIT, "length_capped")
+    assert (story.first["request"]["stored"], story.first["request"]["reason"]) == (HIT, "length_capped")
 
 
 def test_the_second_request_is_a_hit(story: Story) -> None:

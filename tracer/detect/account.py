@@ -121,8 +121,13 @@ class Evidence:
     sent: Sent | None = None
     """The last completed asynchronous store after the end."""
 
+    reached: int = 0
+    """Tokens that had been computed when the request was last preempted, as far as that is known."""
+
     def begin_epoch(self) -> None:
         """Forget what a preemption makes void."""
+        if (last := self.schedule) is not None:
+            self.reached = max(self.reached, last.computed + last.scheduled - (last.drafted or 0))
         self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.asked = self.deferred = self.load_error = None
@@ -171,6 +176,14 @@ class Account:
     """The longest prefix that any of its lookups matched."""
     lookups: int = 0
     """Lookup calls, in all epochs."""
+    loads: int = 0
+    """How often it was given blocks to load tokens into."""
+    wait_loads: int = 0
+    """Of these, loads that held it up: asynchronous ones that it waited for, and copies within a step."""
+    waited_ns: int = 0
+    """How long it waited for KV, in all: for these loads, and after answers 'ask me later'."""
+    recomputed: int = 0
+    """Tokens that had been computed before a preemption and had to be computed again after it."""
     refused: int = 0
     """Lookup answers that the guard replaced."""
     started_ns: int = 0
@@ -299,9 +312,18 @@ class Account:
         if event.returned is not None:
             evidence.asked = evidence.asked or event
             if evidence.deferred is not None and evidence.deferred.connector_id == event.connector_id:
+                self._wait(evidence.deferred, event)
                 evidence.deferred = None
         elif evidence.deferred is None:
             evidence.deferred = event
+
+    def _count_load(self, event: Alloc) -> None:
+        """Count a load, once however many children of a MultiConnector report it."""
+        if not any(a.allocated for name, a in self.evidence.allocs.items() if name != event.connector_id):
+            self.loads += 1
+
+    def _wait(self, since: Event, until: Event) -> None:
+        self.waited_ns += max(0, until.end_ns - since.end_ns)
 
     def _enter_rank_lookup(self, event: RankLookup) -> None:
         self.evidence.rank_lookups.append(event)
@@ -313,6 +335,8 @@ class Account:
         if event.blocks_ids is not None:
             evidence.blocks = list(event.blocks_ids)
             evidence.has_groups = evidence.has_groups or (event.blocks_count or 0) > len(event.blocks_ids)
+        if event.allocated and event.error is None:
+            self._count_load(event)
         # A second, empty allocation follows an asynchronous load, and does not count.
         if event.allocated or event.connector_id not in evidence.allocs:
             evidence.allocs[event.connector_id] = event
@@ -331,6 +355,8 @@ class Account:
         last = evidence.schedule
         if last is None:
             self.begun = event.computed
+            if evidence.reached:
+                self._recompute(event)
         elif last.drafted:
             self.rejected += min(last.drafted, max(0, last.computed + last.scheduled - event.computed))
         self.computed, self.scheduled = event.computed, event.scheduled
@@ -343,12 +369,25 @@ class Account:
         evidence.schedule, evidence.short = event, None
         evidence.asked = evidence.deferred = evidence.load_error = None
 
+    def _recompute(self, first: Schedule) -> None:
+        """The request runs again after a preemption. If it had output by then, all but the last of its tokens had been
+        computed; the last one is always computed, for its logits."""
+        total, reached = self.total, self.evidence.reached
+        if total is not None:
+            has_output = self.prompt is not None and total > self.prompt
+            reached = total - 1 if has_output else min(reached, total - 1)
+        self.recomputed += max(0, reached - first.computed)
+
     def _enter_preempt(self, event: Preempt) -> None:
         self.status = "preempted"
 
     def _enter_load(self, event: Load) -> None:
         self.loaded += event.count
         self.loaded_by_rank[event.rank] = self.loaded_by_rank.get(event.rank, 0) + event.count
+        recent = self.evidence.recent_lookups
+        if event.rank == 0 and recent and not recent[-1].is_async and event.role != SCHEDULER:
+            self.wait_loads += 1
+            self.waited_ns += max(0, event.end_ns - event.start_ns)
         if event.expected is not None and event.count < event.expected:
             if event.recorder == self.recorder:
                 self.evidence.short = event
@@ -389,6 +428,9 @@ class Account:
     def _enter_received(self, event: Received) -> None:
         self.status = "admitted"
         evidence = self.evidence
+        if evidence.loading is not None:
+            self.wait_loads += 1
+            self._wait(evidence.loading, event)
         evidence.loading, evidence.received = None, event
         evidence.received_by |= {event.connector_id}
         if self.ended_ns is not None:

@@ -374,6 +374,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
     recorder_probes_off: Keys | None = None
     idle_requests: Keys | None = None
     idle_events: tuple[Number, ...] | None = None
+    recorder_ended_by: str | None = None
 
 
 UNFAMILIAR = "kv.unfamiliar"

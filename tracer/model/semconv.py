@@ -192,6 +192,12 @@ RECORDED = Attribute(
 )
 DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped because the ring was full or an export failed.")
 CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
+ENDED_BY = Attribute(
+    "kvtrail.recorder.ended_by",
+    str,
+    "With the last sign of life: the exception that ended the engine, its class and the beginning of its text; absent where"
+    " the engine ended in good order.",
+)
 CLOCK_OFFSET = Attribute(
     "kvtrail.recorder.clock.offset",
     int,
@@ -255,7 +261,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.FAILURE: (CALL,),
     Kind.HEARTBEAT: (
-        RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS,
+        RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS, ENDED_BY,
     ),
 }  # fmt: skip
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
@@ -379,6 +385,8 @@ CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""
 CUT_OFF_REASON = "the engine ended before the request did"
 """The status of its root."""
+NO_GOODBYE = "its process ended without a goodbye"
+"""`ENDED_BY` where the export process says goodbye in the engine's place: it was killed, or has crashed."""
 UNHEARD = "unheard"
 """The outcome of a request of whose engine nothing was heard for so long that it is taken for ended."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.model.launches import State
+from kvtrail.tracer.model.outcomes import Did, Outcome
 from kvtrail.tracer.model.semconv import CUT_OFF, UNHEARD, Kind
 
 MOST_RUNS = 4
@@ -21,6 +23,11 @@ def count(number: float | None) -> str:
 def some(number: int, what: str) -> str:
     """A count with its noun: 1 token, 2 tokens, 2 lookups."""
     return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
+def percent(share: float) -> str:
+    """A share without digits after the point: 38 %."""
+    return f"{share * 100:.0f} %"
 
 
 def size(number: float) -> str:
@@ -88,6 +95,45 @@ def became(status: str, outcome: str | None, error: str | None) -> str:
         case "abandoned":
             return "its engine ended before it did"
     return "the recording ends before it does"
+
+
+STATES: dict[State, str] = {
+    State.RUNNING: "It is heard.",
+    State.SILENT: "Nothing is heard of it, and nothing explains that: it was killed, or the network between is broken.",
+    State.DIED: "An exception ended it, or its process ended without a goodbye. Its open requests are lost.",
+    State.DRAINED: "It said goodbye: it was stopped in good order.",
+    State.REPLACED: "It fell silent, and another engine of its service and model came in its place.",
+    State.UNSEEN: "Nothing is heard of it, and nothing says how it ended.",
+}
+"""What each state of an engine means."""
+OUTCOMES: dict[Outcome, str] = {
+    Outcome.FINISHED: "It finished as its caller asked.",
+    Outcome.ABORTED: "Its caller, or the engine as it was stopped, gave it up.",
+    Outcome.FAILED: "A call of the connector about it raised, or vLLM finished it with an error.",
+    Outcome.LOST: "It was open when its engine ended: its caller got no end.",
+    Outcome.UNHEARD: "It was open when its engine fell silent; what became of it is not known.",
+    Outcome.RUNNING: "It has not ended.",
+}
+"""What each outcome of a request means."""
+DID: dict[Did, str] = {
+    Did.HEALED: "The guard put it right before the scheduler acted on it.",
+    Did.NO_HARM: "Its request went on as if nothing had happened, as far as kvtrail sees. Wrong output cannot be seen.",
+    Did.FAILED: "Its request failed.",
+    Did.DIED: "It came last before its engine died.",
+    Did.LOST: "Its request was lost with its engine.",
+}
+"""What it means that a finding did this."""
+
+
+def indefinite(rule: str) -> str:
+    """A rule's name in a sentence: a stale lookup, an over report."""
+    name = rule.replace("-", " ")
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def exception(error: str) -> str:
+    """The class of a recorded exception, `Class: text`."""
+    return error.partition(":")[0]
 
 
 def advice(reason: Unknown) -> str:

@@ -1,6 +1,7 @@
 """The HTTP API, which the dashboard, scripts and people read. `/docs` shows it in a browser.
 
-The routes of this file are about the tracer itself; `api_requests`, `api_ranges` and `api_lanes` have the others.
+The routes of this file are about the tracer itself; `api_requests`, `api_ranges`, `api_lanes` and `api_status` have the
+others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests
+from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests, api_status
 from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
@@ -33,6 +34,7 @@ from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tail import EVERY_S, Tail, numbered
+from kvtrail.tracer.serve.told import Told
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 
 UNAVAILABLE = 503
@@ -92,9 +94,11 @@ class Fleet(BaseModel):
     """`version`, `started_ns`, `last_received_ns`, `spans_stored` since then, `events_missing`, `open` requests."""
     engines: list[dict[str, Any]]
     """Each engine's id (`engine`), its `name` for people, `model`, vLLM `version`, `service`, `instance`, `pod`, `host`,
-    the recorder's version (`kvtrail`), `open` requests, `recorders`, and whether it is heard (`is_heard`). An engine without
-    recorders has not been heard from lately, or another process hears it. If there are very many, those with recorders, then
-    the latest."""
+    the recorder's version (`kvtrail`), `open` requests, `recorders`, whether it is heard (`is_heard`), and how it is: its
+    `state` (one of `kvtrail.tracer.model.launches.State`), and once it has ended when (`ended_ns`), of which exception
+    (`ended_by`), with how many requests open (`lost`), and the finding that came last before its death (`cause`). An engine
+    without recorders has not been heard from lately, or another process hears it. If there are very many, those with
+    recorders, then the latest."""
     known: int
     """How many engines there are."""
 
@@ -142,8 +146,9 @@ def application(
     _add_routes(api, process, shipper, reader)
     if isinstance(process, Pipeline):
         _add_tail(api, process, metrics, limits, ending or threading.Event())
-    api_requests.add_routes(api, reader)
-    api_ranges.add_routes(api, reader)
+    api_requests.add_routes(api, process, reader)
+    api_ranges.add_routes(api, process, reader)
+    api_status.add_routes(api, process, reader)
     api_lanes.add_routes(api, process, reader)
     app.include_router(api)
 
@@ -214,7 +219,8 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet(chosen: ChosenEngines) -> Fleet:
-        known = reader.engines()
+        told = Told(process, reader)
+        known = told.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
         by_engine: dict[str, list[dict[str, Any]]] = {}
@@ -226,7 +232,13 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
         return Fleet(
             tracer={**state(), "open": sum(engine["open"] for engine in known.values())},
             engines=[
-                {"engine": name, **known[name], "recorders": by_engine.get(name, []), "is_heard": name in heard}
+                {
+                    "engine": name,
+                    **known[name],
+                    **told.engine(name),
+                    "recorders": by_engine.get(name, []),
+                    "is_heard": name in heard,
+                }
                 for name in sorted(named[:MAX_ENGINES])
             ],
             known=len(known),

@@ -14,13 +14,14 @@ from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS
 from kvtrail.tracer.serve.engines import SILENT_NS
 from kvtrail.tracer.serve.live import Live
+from kvtrail.tracer.serve.told import Told, deaths
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000
 LONGEST_NS = 400 * 86_400 * 10**9
 Moment = Annotated[int, Query(ge=0, le=MAX_NS, description="Unix nanoseconds")]
 _LANE_COLUMNS = ("request", "external", "engine", "connector", "status", "verdict", "findings", "complete")
-_MARK_COLUMNS = ("rule", "title", "severity", "healed")
+_MARK_COLUMNS = ("rule", "title", "severity", "healed", "did")
 
 
 class LaneColumns(BaseModel):
@@ -39,12 +40,15 @@ class LaneColumns(BaseModel):
     segments: dict[str, list[int]]
     """Columns `lane` (an index into the requests), `phase`, `begin_us`, `end_us`."""
     marks: dict[str, list[Any]]
-    """Findings: `lane` (-1 for one that concerns no request), `at_us`, `rule`, `title`, `severity`, `healed`."""
+    """Findings: `lane` (-1 for one that concerns no request), `at_us`, `rule`, `title`, `severity`, `healed`, and what they
+    `did`."""
+    deaths: list[dict[str, Any]]
+    """Engines that died in the window: `engine`, `at_ns`, `ended_by` (the exception), `lost` (requests)."""
     gaps: dict[str, list[Any]]
     """Where spans are missing: `engine`, `begin_us`, `end_us`, `missing` (events)."""
     engines: list[str]
     connectors: list[str]
-    """The engines heard since this tracer started, and the engines and connectors of the window."""
+    """The engines heard since this tracer started, the engines of the window, and its connectors."""
     engine_names: dict[str, str]
     """Those engines' names for people, by id."""
     heard_ns: int | None
@@ -106,8 +110,10 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
         for segment in segments(lane, window=window, until_ns=end_ns, finest_us=finest_us)
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
-    findings = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
-    engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes})
+    marks = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
+    findings = Told(process, reader).findings(marks) if marks else []
+    died = deaths(reader.launches(since_ns=window.from_ns, until_ns=window.to_ns))
+    engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes} | {d["engine"] for d in died})
     names = reader.names()
     lane_numbers = {(lane.engine, lane.request): number for number, lane in enumerate(lanes)}
 
@@ -137,6 +143,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
             "at_us": [us(f["first_ns"]) for f in findings],
             **{name: [f[name] for f in findings] for name in _MARK_COLUMNS},
         },
+        deaths=[death for death in died if window.engines is None or death["engine"] in window.engines],
         gaps={
             "engine": [engine for engine, _ in gaps],
             "begin_us": [us(gap.from_ns) for _, gap in gaps],

@@ -17,6 +17,8 @@ from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefi
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
+from kvtrail.tracer.serve.live import Live
+from kvtrail.tracer.serve.told import Told
 from kvtrail.tracer.store import FindingFilter, Reader
 
 DAY_NS = 24 * 3600 * 10**9
@@ -60,7 +62,7 @@ class SavingsReport(BaseModel):
     """Those engines' names for people, by id."""
 
 
-def add_routes(api: APIRouter, reader: Reader) -> None:
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     @api.get("/findings", summary="Findings, latest first")
@@ -72,20 +74,14 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
             request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        known = reader.engines()
-
-        def told(finding: dict[str, Any]) -> dict[str, Any]:
-            engine = known.get(finding["engine"], {"name": finding["engine"], "model": ""})
-            return {**finding, "engine_name": engine["name"], "model": engine["model"]}
-
-        return [told(finding) for finding in reader.findings(asked, limit=limit)]
+        return Told(process, reader).findings(reader.findings(asked, limit=limit))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(
         chosen: ChosenEngines, rule: str = "", severity: str = "", connector: str = "", engine: str = "",
         since_ns: Moment = None, until_ns: Moment = None,
     ) -> FindingsTrend:  # fmt: skip
-        since, until = _range(since_ns, until_ns)
+        since, until = moments(since_ns, until_ns)
         step_ns = max(1, -(-(until - since) // MAX_STRETCHES))
         asked = FindingFilter(
             rule=rule,
@@ -112,7 +108,7 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     def efficiency(
         chosen: ChosenEngines, engine: str = "", connector: str = "", since_ns: Moment = None, until_ns: Moment = None
     ) -> SavingsReport:
-        since, until = _range(since_ns, until_ns)
+        since, until = moments(since_ns, until_ns)
         fine_s = interval_s(since, until)
         stretch_s = max(fine_s, -(-(until - since) // 10**9 // MAX_STRETCHES // fine_s) * fine_s)
         rows = reader.savings(since_ns=since, until_ns=until, stretch_s=stretch_s)
@@ -161,10 +157,10 @@ def savings_report(
     )
 
 
-def _range(since_ns: int | None, until_ns: int | None) -> tuple[int, int]:
-    """The range asked for; by default, the day that ends now."""
+def moments(since_ns: int | None, until_ns: int | None, *, length_ns: int = DAY_NS) -> tuple[int, int]:
+    """The range asked for; by default, the one of this length that ends now."""
     until = time.time_ns() if until_ns is None else until_ns
-    since = max(0, until - DAY_NS) if since_ns is None else since_ns
+    since = max(0, until - length_ns) if since_ns is None else since_ns
     if since >= until:
         raise HTTPException(422, f"since_ns {since} is not before until_ns {until}")
     return since, until

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -18,8 +18,11 @@ from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay import history
 from kvtrail.tracer.replay.perfetto import trace_events
+from kvtrail.tracer.serve.alike import alike
 from kvtrail.tracer.serve.api_places import ChosenEngines
-from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.serve.live import Live
+from kvtrail.tracer.serve.told import Told
+from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
@@ -49,7 +52,8 @@ class TimelineStep(BaseModel):
 
 
 class Timeline(BaseModel):
-    """A request's current account, its steps in order, and its findings."""
+    """A request's current account, its steps in order, and its findings. `outcome` is what became of it in one word of
+    `kvtrail.tracer.model.outcomes.Outcome`, and `reason` vLLM's own."""
 
     request: dict[str, Any]
     steps: list[TimelineStep]
@@ -58,7 +62,7 @@ class Timeline(BaseModel):
     """Events of this request that have not arrived, by the gaps in their numbers."""
 
 
-def add_routes(api: APIRouter, reader: Reader) -> None:
+def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     def account_of(request: str, engine: str) -> dict[str, Any]:
@@ -70,28 +74,41 @@ def add_routes(api: APIRouter, reader: Reader) -> None:
     def findings_of(account: dict[str, Any]) -> list[dict[str, Any]]:
         return reader.findings(FindingFilter(request=account["request"], engine=account["engine"]), limit=MAX_FINDINGS)
 
-    def named(account: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        return {**account, "engine_name": names.get(account["engine"], account["engine"])}
-
-    @api.get("/requests", summary="Requests, latest first")
+    @api.get("/requests", summary="Requests, latest first, or sorted otherwise, or those that are like another")
     def requests(
         chosen: ChosenEngines,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
         verdict: str = "",
+        engine: str = "",
+        since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
         before_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started before: the next page")] = None,
+        sort: Annotated[
+            Sort, Query(description="the most first; but for `latest`, of the latest 20,000")
+        ] = Sort.LATEST,
+        near: Annotated[str, Query(description="id of a request: those like it, the most alike first")] = "",
+        near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        found = reader.requests(
-            search=search, status=status, verdict=verdict, engines=chosen, before_ns=before_ns, limit=limit
-        )
-        names = reader.names()
-        return [named(account, names) for account in found]
+        told = Told(process, reader)
+        if near:
+            one = account_of(near, near_engine)
+            model = told.engines.get(one["engine"], {}).get("model", "")
+            same = [name for name, about in told.engines.items() if about["model"] == model]
+            found = alike(reader, one, engines=same, limit=limit)
+        else:
+            if engine:
+                chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
+            found = reader.requests(
+                search=search, status=status, verdict=verdict, engines=chosen, since_ns=since_ns, before_ns=before_ns,
+                sort=sort, limit=limit,
+            )  # fmt: skip
+        return [told.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
-        account = account_of(request_id, engine)
-        return timeline(named(account, reader.names()), reader.spans_of(account), findings_of(account))
+        account, told = account_of(request_id, engine), Told(process, reader)
+        return timeline(told.request(account), reader.spans_of(account), told.findings(findings_of(account)))
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:

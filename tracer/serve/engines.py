@@ -19,7 +19,8 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.ordering import Gaps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.engines import described, shown_name
-from kvtrail.tracer.model.events import Event, Heartbeat
+from kvtrail.tracer.model.events import Event, Failure, Heartbeat
+from kvtrail.tracer.model.semconv import Kind
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
@@ -39,6 +40,12 @@ OVERLAP_NS = 10 * 60 * 10**9
 MOST_RECORDERS = 10_000
 MOST_UNTOLD = 100
 """Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
+_CALLS = frozenset({Kind.LOOKUP, Kind.ALLOC, Kind.FAILURE})
+"""The kinds of events that tell of an exception."""
+_GOES_ON = frozenset({Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE})
+"""Those that only an engine records which goes on."""
+SHUTDOWN = "shutdown"
+"""The call by which a connector is told that its engine ends: what it raises ends nothing more."""
 
 
 class Status(StrEnum):
@@ -70,9 +77,15 @@ class RecorderState:
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a sign of life came.
+        launch: what it says of the launch of its engine; may be empty.
+        is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
+        ended_by: what its goodbye says the engine ended of; None for a good end.
+        raised: the number of the last event that tells of an exception of the connector, and this exception, if the engine
+            has not gone on since.
         status: what is known of it.
         gaps: the sequence numbers that have not arrived.
         connectors: names of the connectors it records.
+        first_ns: beginning of the first event of its that came, by the recorder's clock.
         last_ns: end of its latest event, by the recorder's clock.
         heard_ns: arrival of its latest span, by this machine's clock.
         lag_ns: from the end of the latest event to its arrival.
@@ -94,6 +107,11 @@ class RecorderState:
     status: Status = Status.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
+    launch: str = ""
+    is_scheduler: bool = False
+    ended_by: str | None = None
+    raised: tuple[int, str] | None = None
+    first_ns: int = 0
     last_ns: int = 0
     heard_ns: int = 0
     lag_ns: int = 0
@@ -111,6 +129,8 @@ class RecorderState:
             served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             first=event.sequence,
             highest=event.sequence,
+            launch=event.launch or "",
+            first_ns=event.start_ns,
             began_at=at_ns,
         )
 
@@ -129,10 +149,17 @@ class RecorderState:
         if (last_ns := max(ends_ns)) >= self.last_ns:
             self.last_ns, self.lag_ns = last_ns, max(0, heard_ns - last_ns)
         self.connectors |= {event.connector for event in events} - {""}
-        beats = [event for event in events if isinstance(event, Heartbeat)]
-        before = self.dropped
-        for beat in beats:
-            self._count_beat(beat)
+        before, beats = self.dropped, 0
+        for event in [event for event in events if type(event) is Heartbeat or event.error is not None]:
+            if isinstance(event, Heartbeat):
+                self._count_beat(event)
+                beats += 1
+            elif event.kind in _CALLS and not (isinstance(event, Failure) and event.call == SHUTDOWN):
+                self.raised = (event.sequence, event.error or "")
+        if self.raised is not None:
+            since, _ = self.raised
+            if any(event.kind in _GOES_ON and event.error is None and event.sequence > since for event in events):
+                self.raised = None
         return self.dropped - before if beats else None
 
     def _count_beat(self, beat: Heartbeat) -> None:
@@ -141,8 +168,9 @@ class RecorderState:
             if times.isdecimal() and (kind in self.untold or len(self.untold) < MOST_UNTOLD):
                 self.untold[kind] = max(self.untold.get(kind, 0), int(times))
         self.probes_off = beat.recorder_probes_off or self.probes_off
+        self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
         if beat.recorder_closed:
-            self.status = Status.CLOSED
+            self.status, self.ended_by = Status.CLOSED, beat.recorder_ended_by
         else:
             self.gives_signs = True
 
@@ -160,7 +188,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "unknown", "probes_off", "gives_signs",
+            "unknown", "probes_off", "gives_signs", "ended_by",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}
@@ -197,6 +225,10 @@ class Recorders:
     def values(self) -> list[RecorderState]:
         """All of them, as they are now: another thread may ask."""
         return list(self._held.values())
+
+    def is_replaced(self, engine: str) -> bool:
+        """Whether another engine came in this one's place."""
+        return engine in self._replaced_by
 
     def count_by_status(self) -> dict[str, int]:
         """How many there are of each status."""

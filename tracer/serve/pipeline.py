@@ -34,6 +34,7 @@ from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, Status, engine_states
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
+from kvtrail.tracer.serve.launches import Launches
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
 from kvtrail.tracer.serve.reception import Reception
@@ -88,6 +89,7 @@ class Pipeline:
             max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
         )
         self.recorders = Recorders()
+        self._launches = Launches(writer.launches(), writer.heard(), at_ns=time.monotonic_ns())
         self.forwarder = forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -318,11 +320,13 @@ class Pipeline:
                 self._forget_recorders(self.recorders.update(at_ns=time.monotonic_ns()))
             with self.errors.caught(Where.TIDY):
                 self._show_engines(now_ns)
+        self._note_launches()
 
     def close(self) -> None:
         """Write what is left, and close the trace file and the store."""
         with suppress(StoreError):
             self.write_rows()
+            self._note_launches()
         with self._lock:
             if self._trace_file is not None:
                 self._trace_file.close()
@@ -413,7 +417,7 @@ class Pipeline:
         keys, settled = ({}, None) if self._is_behind else self._next_rows(number, due=rows)
         judged = self._judged if self._is_behind else None
         batch = Batch(chunk, digest, savings=self.savings.cells, settled=settled, judged=judged)
-        batch.findings = list(self._changed.values())
+        batch.findings, batch.launches = list(self._changed.values()), list(self._launches.changed.values())
         if arrived is not None:
             batch.seen, batch.activity, batch.engines = arrived.seen_as_text(), summed(arrived.fresh), engines or {}
         for key in keys:
@@ -436,6 +440,7 @@ class Pipeline:
         self.savings.facts.clear()
         self.savings.cells.clear()
         self._changed.clear()
+        self._launches.changed.clear()
         self.spans_stored += number - self._last_number
         self._last_number = number
         if not self._is_behind:
@@ -496,6 +501,15 @@ class Pipeline:
             else:  # also of an engine that has ended: what it counted last is still to be read
                 self._metrics.show(state)
                 self._shown[engine] = state
+
+    def _note_launches(self) -> None:
+        """Write how the launches of engines are, where that has changed."""
+        if not self._is_behind:  # what was lost with an engine is known once its requests are
+            with self._lock:
+                with self.errors.caught(Where.TIDY):
+                    self._launches.update(self.recorders, self.detector, at_ns=time.monotonic_ns())
+                if self._launches.changed:
+                    self._write(rows=False)
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)

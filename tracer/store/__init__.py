@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
 from kvtrail.tracer.detect.savings import Cell, SavingsRow
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.model.spans import Span
 
 MOST_RECEIPTS = 65_536
@@ -86,6 +88,7 @@ class Batch:
         savings: what to add to the sums of the offload's savings.
         activity: what to add to the sums of recent activity.
         lanes: the requests of `accounts` as lanes of the live view.
+        launches: launches of engines that are new, or of which something else is known than before.
         settled: the number of the last span that accounts and lanes are now up to date with, if it has changed. Those that
             are not, a restart makes anew.
         judged: the number of the last span that was judged, where that is not the last one stored.
@@ -100,6 +103,7 @@ class Batch:
     savings: Mapping[Cell, int] = field(default_factory=dict)
     activity: Mapping[Activity, Amounts] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     settled: int | None = None
     judged: int | None = None
 
@@ -125,6 +129,17 @@ class FindingFilter:
 
 
 EVERY = FindingFilter()
+
+
+class Sort(StrEnum):
+    """What requests are sorted by, the most first."""
+
+    LATEST = "latest"
+    WAITING = "waiting"
+    RECOMPUTED = "recomputed"
+    LOADS = "loads"
+    FINDINGS = "findings"
+    DURATION = "duration"
 
 
 class Writer(Protocol):
@@ -161,13 +176,19 @@ class Reader(Protocol):
         verdict: str = "",
         engines: Sequence[str] | None = None,
         limit: int = 100,
+        since_ns: int | None = None,
         before_ns: int | None = None,
+        sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
-        """Requests, latest first; `search` is a part of either id, or a whole trace id, and `engines` are those whose
-        requests are meant; None means any."""
+        """Requests that started at or after `since_ns` and before `before_ns`; `search` is a part of either id, or a whole
+        trace id, and `engines` are those whose requests are meant; None means any. A store may sort the latest 20,000 of
+        them only."""
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         """One request by its engine's or external id; the latest one if an external id was used twice."""
+
+    def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
+        """Of these requests, by engine and id, the `status` and the `outcome` of their accounts, where they are known."""
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
@@ -195,6 +216,12 @@ class Reader(Protocol):
     def engines(self) -> dict[str, dict[str, Any]]:
         """For each engine ever heard from: its `name` for people; the fields of `model.engines.DESCRIPTION`, as its
         recorders report them; and how many of its requests are `open`."""
+
+    def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
+        """The launches of engines; with a range of time, those that ended in it, its end included."""
+
+    def heard(self) -> dict[str, int]:
+        """By engine: when it was last noted that something of it came; a minute after the first, it is noted again."""
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
         """The lanes of a window, quickly, however much is stored. `live` are the engines whose open requests go on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from processes import SLOW_S, until
 
 from kvtrail import __version__
-from kvtrail.connector.recording import contexts, environment, exporter
+from kvtrail.connector.recording import contexts, environment, exporter, hashing
 from kvtrail.connector.recording import recorder as recorder_module
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
@@ -385,6 +386,81 @@ def test_what_is_recorded_after_the_goodbye_takes_it_back() -> None:
     recorder.close(SLOW_S)
     assert goodbyes(transport)[-2:] == [True, True], "the last one comes after the last event"
     assert isinstance(transport.events()[-1], Heartbeat)
+
+
+def last_words(transport: MemoryTransport) -> list[str | None]:
+    return [event.recorder_ended_by for event in transport.events() if isinstance(event, Heartbeat)]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            AssertionError("Mismatch in tokens to load: 256 vs 256"),
+            "AssertionError: Mismatch in tokens to load: 256 vs 256",
+        ),
+        (RuntimeError("prompt [17, 25, 3, 99]"), "RuntimeError: prompt [<4 numbers>]"),
+        (ValueError("x" * 1000), "ValueError: " + "x" * 188),
+        (SystemExit("SIGTERM"), None),
+        (KeyboardInterrupt(), None),
+        (None, None),
+    ],
+)
+def test_the_goodbye_names_the_exception_that_the_engine_dies_of(error: BaseException | None, told: str | None) -> None:
+    """vLLM shuts the connector down while it handles the exception; a signal, too, ends its loop by one."""
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    record(recorder, a_request())
+    Instrumentation(recorder).shut_down(error)
+    record(recorder, a_request())
+    recorder.close(SLOW_S)
+    assert last_words(transport) == [told, told]
+
+
+@pytest.mark.parametrize(
+    ("module", "is_engines"),
+    [("vllm.v1.engine.core", True), ("vllm.v1.core.sched.scheduler", True), ("vllm.config", False)],
+)
+def test_an_exception_that_ends_the_process_is_the_engines_if_it_went_through_its_steps(
+    monkeypatch: pytest.MonkeyPatch, module: str, is_engines: bool
+) -> None:
+    """An engine in the process of its caller is shut down when the interpreter ends, after it has printed the exception."""
+    space: dict[str, Any] = {"__name__": module}
+    exec("def step():\n    raise AssertionError('it')", space)
+    with pytest.raises(AssertionError) as raised:
+        space["step"]()
+    monkeypatch.setattr(sys, "last_value", raised.value, raising=False)
+    monkeypatch.setattr(sys, "last_exc", raised.value, raising=False)
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    record(recorder, a_request())
+    recorder.close(SLOW_S)
+    assert last_words(transport) == ["AssertionError: it" if is_engines else None]
+
+
+def test_a_connector_that_is_made_anew_has_not_died() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    recorder.join()
+    Instrumentation(recorder).shut_down(ValueError("it"))
+    recorder.join()
+    record(recorder, a_request())
+    Instrumentation(recorder).shut_down()
+    recorder.close(SLOW_S)
+    assert last_words(transport) == ["ValueError: it", None]
+
+
+def test_the_goodbye_has_no_id_that_is_to_be_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(hashing.VARIABLE, "a key")
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    record(recorder, a_request("secret-0-0123abcd"))
+    Instrumentation(recorder).shut_down(KeyError("secret-0-0123abcd of secret-0"))
+    recorder.close(SLOW_S)
+    (told,) = last_words(transport)
+    assert told is not None
+    assert told.startswith("KeyError: ")
+    assert "secret" not in told
 
 
 def test_the_memory_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from memory import MemoryTransport, a_recorder, a_request
 from processes import SLOW_S
 
 from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
+from kvtrail.connector.recording.messages import message
 from kvtrail.connector.settings import Guard
 from kvtrail.connector.tracing.instrumentation import MOST_PROBE_FAILURES, ContractBreach, Instrumentation
-from kvtrail.connector.tracing.messages import message
 from kvtrail.tracer.model.events import Heartbeat, RequestEnd, Store
 from kvtrail.tracer.model.messages import MOST
 

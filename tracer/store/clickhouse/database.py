@@ -14,6 +14,15 @@ from_text = msgspec.json.Decoder().decode
 """The data of a JSON text. Raises ValueError if it is not JSON."""
 
 
+ASKED_TOGETHER = 500
+"""Requests that one query names."""
+NAMED = (
+    "request IN {requests:Array(String)}"
+    " AND (request, engine) IN arrayZip({requests:Array(String)}, {engines:Array(String)})"
+)
+"""The condition by which it names them."""
+
+
 class Database:
     """The store for readers: any thread may use it."""
 

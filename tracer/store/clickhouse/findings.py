@@ -8,11 +8,9 @@ from typing import Any
 
 from kvtrail.tracer.detect.lanes import Lane, Window
 from kvtrail.tracer.store import EVERY, FindingFilter
-from kvtrail.tracer.store.clickhouse.database import Database, from_text, where
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
 
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
-_ASKED_TOGETHER = 500
-"""Requests that one query names."""
 
 
 class FindingReader(Database):
@@ -41,11 +39,10 @@ class FindingReader(Database):
     def marks(self, window: Window, lanes: Sequence[Lane], *, limit: int) -> list[dict[str, Any]]:
         marked = sorted({(lane.request, lane.engine) for lane in lanes if lane.findings})
         found: list[dict[str, Any]] = []
-        for at in range(0, len(marked), _ASKED_TOGETHER):
-            requests, engines = zip(*islice(marked, at, at + _ASKED_TOGETHER), strict=True)
+        for at in range(0, len(marked), ASKED_TOGETHER):
+            requests, engines = zip(*islice(marked, at, at + ASKED_TOGETHER), strict=True)
             found += self._bodies(
-                "WHERE request IN {requests:Array(String)} AND (request, engine) IN"
-                " arrayZip({requests:Array(String)}, {engines:Array(String)}) LIMIT {limit:UInt32}",
+                f"WHERE {NAMED} LIMIT {{limit:UInt32}}",
                 requests=[*requests],
                 engines=[*engines],
                 limit=limit,

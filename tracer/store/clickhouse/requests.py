@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
-from kvtrail.tracer.store.clickhouse.database import Database, from_text, where
+from kvtrail.tracer.store import Sort
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER, NAMED, Database, from_text, where
 
 _COUNTED = {
     "requests": "count()",
@@ -17,6 +19,13 @@ _COUNTED = {
     "preemptions": "sum(epoch)",
     "drifting": "countIf(findings > 0)",
     "findings": "(SELECT count() FROM kvtrail_findings FINAL)",
+}
+_SORTED = {
+    Sort.WAITING: "JSONExtractInt(account, 'waited_ns')",
+    Sort.RECOMPUTED: "JSONExtractInt(account, 'recomputed')",
+    Sort.LOADS: "JSONExtractInt(account, 'loads')",
+    Sort.FINDINGS: "findings",
+    Sort.DURATION: "last_ns - started_ns",
 }
 _BY_ID = (
     "(request = {id:String} OR external = {id:String})",
@@ -42,10 +51,13 @@ class RequestReader(Database):
         verdict: str = "",
         engines: Sequence[str] | None = None,
         limit: int = 100,
+        since_ns: int | None = None,
         before_ns: int | None = None,
+        sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         conditions, values = where(
             {
+                "started_ns >= {since_ns:Int64}": since_ns,
                 "started_ns < {before_ns:Int64}": before_ns,
                 "engine IN {engines:Array(String)}": None if engines is None else [*engines],
                 "status = {status:String}": status,
@@ -54,16 +66,30 @@ class RequestReader(Database):
                 " OR trace_id = {search:String})": search,
             }
         )
-        latest = "ORDER BY started_ns DESC, request LIMIT {limit:UInt32}"
+        order = f"ORDER BY {_SORTED.get(sort, '0')} DESC, started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
         rows = self.query(
             f"""SELECT account FROM kvtrail_requests FINAL
-            WHERE (engine, request) IN (SELECT engine, request FROM kvtrail_requests FINAL {conditions} {latest})
-            {latest}""",
+            WHERE (engine, request) IN (SELECT engine, request FROM kvtrail_requests FINAL {conditions} {order})
+            {order}""",
             limit=limit,
             **values,
         )
         return [from_text(account) for (account,) in rows]
+
+    def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
+        found: dict[tuple[str, str], tuple[str, str | None]] = {}
+        wanted = iter(of)
+        while some := [*islice(wanted, ASKED_TOGETHER)]:
+            engines, requests = zip(*some, strict=True)
+            rows = self.query(
+                f"SELECT engine, request, status, JSONExtractString(account, 'outcome') FROM kvtrail_requests FINAL"
+                f" WHERE {NAMED}",
+                engines=[*engines],
+                requests=[*requests],
+            )
+            found |= {(engine, request): (status, outcome or None) for engine, request, status, outcome in rows}
+        return found
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         for condition in _BY_ID:

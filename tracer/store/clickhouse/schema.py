@@ -4,10 +4,10 @@
 so that Grafana's data source and ClickStack read them, and further ones of ours, which nobody else has to know. If the
 exporter made them before, they are kept as it made them.
 
-A span, a request, a finding, a lane or an engine replaces its older row (ReplacingMergeTree): the key says what it is,
-`written` which row is newer. A sum is a running total of one tracer, which replaces the one before; `number` says up to
-which batch it counts. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or seconds
-(`_s`).
+A span, a request, a finding, a lane, an engine or a launch replaces its older row (ReplacingMergeTree): the key says what
+it is, `written` which row is newer. A sum is a running total of one tracer, which replaces the one before; `number` says
+up to which batch it counts. So nothing counts twice, however often a batch is sent. Times are Unix nanoseconds (`_ns`) or
+seconds (`_s`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Connection
 
-VERSION = 1
+VERSION = 2
 _LONGEST_HOURS = 20 * 366 * 24
 """ClickHouse's DateTime ends in 2106, and begins anew after it."""
 
@@ -143,6 +143,14 @@ ENGINES = """CREATE TABLE IF NOT EXISTS kvtrail_engines (
 ) ENGINE = {engine}ReplacingMergeTree(written)
 ORDER BY engine"""
 
+LAUNCHES = """CREATE TABLE IF NOT EXISTS kvtrail_launches (
+    engine String, launch String, tracer LowCardinality(String), state LowCardinality(String),
+    began_ns Int64, ended_ns Nullable(Int64), ended_by Nullable(String), lost Int64, cause String, written UInt64,
+    time DateTime64(9) ALIAS fromUnixTimestamp64Nano(coalesce(ended_ns, began_ns))
+) ENGINE = {engine}ReplacingMergeTree(written)
+ORDER BY (engine, launch, tracer)"""
+"""A launch may be known to several tracers; `model.launches.agreed` says what they make of it together."""
+
 SCHEMA = """CREATE TABLE IF NOT EXISTS kvtrail_schema (
     version UInt32, retain_hours Float64, written UInt64
 ) ENGINE = {engine}ReplacingMergeTree(written)
@@ -150,7 +158,7 @@ ORDER BY tuple()"""
 """One row: the version of the tables, and how long they keep what they have."""
 
 _STATEMENTS = (
-    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES,
+    SPANS, OUR_COLUMNS, TRACE_TIMES, TRACE_TIMES_VIEW, REQUESTS, FINDINGS, LANES, SAVINGS, ACTIVITY, ENGINES, LAUNCHES,
 )  # fmt: skip
 _ENDS = {
     "otel_traces": "toDateTime(Timestamp)",
@@ -159,8 +167,8 @@ _ENDS = {
     "kvtrail_lanes": "toDateTime(intDiv(last_ns, 1000000000))",
     "kvtrail_savings": "toDateTime(at_s + step_s)",
 }
-"""The tables that drop what is old, and when a row of each begins to be it. Findings and engines stay, and recent activity
-has a time of its own."""
+"""The tables that drop what is old, and when a row of each begins to be it. Findings, engines and their launches stay, and
+recent activity has a time of its own."""
 
 
 def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:

@@ -15,8 +15,9 @@ from kvtrail.tracer.detect.savings import by_step
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
-from kvtrail.tracer.store.clickhouse import lanes, schema, spans
+from kvtrail.tracer.store.clickhouse import lanes, launches, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection
 from kvtrail.tracer.store.clickhouse.database import to_text
 from kvtrail.tracer.store.clickhouse.sums import Sums
@@ -36,6 +37,7 @@ _REQUESTS = (*_WHOSE, *_OF_ACCOUNT, "account", "written")
 _FINDINGS = (*_WHOSE, *_OF_FINDING, "body", "written")
 _LANES = (*_WHOSE, *lanes.FIELDS, "tier", "written")
 _ENGINES = ("engine", *DESCRIPTION, "first_ns", "written")
+_LAUNCHES = (*launches.FIELDS, "cause", "tracer", "written")
 
 
 class ClickHouseWriter:
@@ -48,7 +50,7 @@ class ClickHouseWriter:
             StoreError: there is no such ClickHouse, or its tables are those of a newer kvtrail.
         """
         self._connection = Connection(address, create=True)
-        self._latest = 0
+        self._tracer, self._latest = tracer, 0
         self._decoder = ProtobufDecoder()
         schema.prepare(self._connection, retain_hours=retain_hours, now_ns=self._next())
         described = self._connection.query(f"SELECT {', '.join(_ENGINES[:-1])} FROM kvtrail_engines FINAL")
@@ -79,11 +81,13 @@ class ClickHouseWriter:
         accounts = {(each["engine"], each["request"]): each for batch in every for each in batch.accounts}
         findings = {each.id: each for batch in every for each in batch.findings}
         latest = {(each.engine, each.request): each for batch in every for each in batch.lanes}
+        launched = {(each.engine, each.launch): each for batch in every for each in batch.launches}
         self._insert("otel_traces", spans.COLUMNS, list(self._span_rows(every)))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
         self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
         self._insert("kvtrail_lanes", _LANES, _fitting(self._lane_row, latest.values(), unfit))
+        self._insert("kvtrail_launches", _LAUNCHES, _fitting(self._launch_row, launched.values(), unfit))
         self._add(self._savings, [(number, _savings(batch)) for number, batch in batches])
         self._add(self._activity, [(number, batch.activity) for number, batch in batches])
         return unfit
@@ -140,6 +144,10 @@ class ClickHouseWriter:
     def _lane_row(self, lane: Lane) -> Row:
         values = (getattr(lane, name) for name in lanes.FIELDS)
         return (lane.engine, *self._dimensions(lane.engine), *values, lanes.tier_of(lane), self._next())
+
+    def _launch_row(self, launch: Launch) -> Row:
+        values = (getattr(launch, name) for name in launches.FIELDS)
+        return (*values, launches.cause_as_text(launch), self._tracer, self._next())
 
 
 def _fitting(row_of: Callable[[T], Row], parts: Iterable[T], unfit: list[Exception]) -> list[Row]:

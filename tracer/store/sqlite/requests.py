@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import heapq
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.store import LARGEST
+from kvtrail.tracer.store import LARGEST, Sort
 from kvtrail.tracer.store.sqlite import ids, traces
 from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, to_text, whole_sum
 
@@ -125,8 +125,15 @@ _MAX_BEGINNING = 1_000
 _RANDOM = 8
 """Characters that vLLM appends to the caller's id, after a dash."""
 _MAX_SCANNED = 20_000
-"""Rows that may be looked through one by one."""
+"""Rows that may be looked through one by one, or sorted."""
 _LATEST_NS = 2**63 - 1
+_SORTED = {
+    Sort.WAITING: "coalesce(account ->> 'waited_ns', 0)",
+    Sort.RECOMPUTED: "coalesce(account ->> 'recomputed', 0)",
+    Sort.LOADS: "coalesce(account ->> 'loads', 0)",
+    Sort.FINDINGS: "findings",
+    Sort.DURATION: "last_ns - started_ns",
+}
 
 
 _WHOLE = f"{', '.join(_COLUMNS)}, account"
@@ -186,29 +193,53 @@ class RequestReader(Database):
         verdict: str = "",
         engines: Sequence[str] | None = None,
         limit: int = 100,
+        since_ns: int | None = None,
         before_ns: int | None = None,
+        sort: Sort = Sort.LATEST,
     ) -> list[dict[str, Any]]:
         until_ns = _LATEST_NS if before_ns is None else before_ns
-        latest = f"ORDER BY started_ns DESC LIMIT {int(limit)}"
+        # Only by their start they can be found in order; to sort by anything else, all candidates are looked at.
+        most = limit if sort is Sort.LATEST else _MAX_SCANNED
+        order = f"ORDER BY {_SORTED.get(sort, 'NULL')} DESC, started_ns DESC LIMIT {int(limit)}"
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
-        of_engines = {} if engines is None else {"engine IN (SELECT value FROM json_each(?))": to_text([*engines])}
+        narrowed: dict[str, Any] = {} if since_ns is None else {"started_ns >= ?": since_ns}
+        narrowed |= {} if engines is None else {"engine IN (SELECT value FROM json_each(?))": to_text([*engines])}
         if not (search or where):
-            before = {"started_ns < ?": until_ns, **of_engines}
-            rows = self.query(f"SELECT {_WHOLE} FROM requests", [*before], [*before.values()], latest)
-            return [*map(_account, rows)]
-        kinds = self.query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
-        if where and (not search or self._is_frequent(search, kinds, until_ns)):
-            numbers = self._of_kinds(kinds, search, where=of_engines, until_ns=until_ns, limit=limit)
+            before = {"started_ns < ?": until_ns, **narrowed}
+            latest = f"ORDER BY started_ns DESC LIMIT {int(most)}"
+            if sort is Sort.LATEST:
+                rows = self.query(f"SELECT {_WHOLE} FROM requests", [*before], [*before.values()], latest)
+                return [*map(_account, rows)]
+            found = self.query("SELECT number FROM requests", [*before], [*before.values()], latest)
+            numbers = [number for (number,) in found]
         else:
-            where |= of_engines
-            numbers = ids.search_all(self.query, search, where=where, until_ns=until_ns, limit=limit)
+            numbers = self._numbers(search, where, narrowed, until_ns=until_ns, limit=most)
         rows = self.query(
             f"SELECT {_WHOLE} FROM json_each(?) AS n CROSS JOIN requests ON number = n.value",
             (),
             [to_text(numbers)],
-            latest,
+            order,
         )
         return [*map(_account, rows)]
+
+    def _numbers(
+        self, search: str, where: Mapping[str, Any], narrowed: Mapping[str, Any], *, until_ns: int, limit: int
+    ) -> list[int]:
+        """Numbers of requests that have `search` in one of their ids and meet the conditions `where`, which are about status
+        and verdict, and `narrowed`."""
+        kinds = self.query("SELECT verdict, status, requests FROM request_totals", [*where], [*where.values()])
+        if where and (not search or self._is_frequent(search, kinds, until_ns)):
+            return self._of_kinds(kinds, search, where=narrowed, until_ns=until_ns, limit=limit)
+        return ids.search_all(self.query, search, where={**where, **narrowed}, until_ns=until_ns, limit=limit)
+
+    def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
+        rows = self.query(
+            "SELECT engine, request, status, account ->> 'outcome' FROM json_each(?) AS r CROSS JOIN requests"
+            " ON request = r.value ->> 1 AND engine = r.value ->> 0",
+            (),
+            [to_text([*of])],
+        )
+        return {(engine, request): (status, outcome) for engine, request, status, outcome in rows}
 
     def request(self, request: str, *, engine: str = "") -> dict[str, Any] | None:
         for find in (self._of_id, traces.requests_in, self._of_call):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError
 from kvtrail.tracer.store.sqlite import (
     activity,
@@ -26,6 +27,7 @@ from kvtrail.tracer.store.sqlite import (
     findings,
     ids,
     lanes,
+    launches,
     log,
     opening,
     outbox,
@@ -86,6 +88,7 @@ class SqliteWriter:
             (partial(requests.put, self._db), batch.accounts),
             (partial(findings.put, self._db), batch.findings),
             (partial(lanes.put, self._db), batch.lanes),
+            (partial(launches.put, self._db), batch.launches),
             (partial(savings.add, self._db), list(batch.savings.items())),
             (partial(activity.add, self._db), list(batch.activity.items())),
         ]
@@ -115,6 +118,14 @@ class SqliteWriter:
     def seen(self) -> Mapping[str, str]:
         """By recorder: the numbers of its events that are stored, as `SeenNumbers.as_text` gives them."""
         return arrivals.seen(self._query)
+
+    def launches(self) -> list[Launch]:
+        """The launches of engines, as they were last known."""
+        return launches.read(self._query)
+
+    def heard(self) -> dict[str, int]:
+        """By engine: when it was last noted that something of it came."""
+        return launches.heard(self._query)
 
     def open_requests(self) -> set[tuple[str, str]]:
         """By engine and id: the requests that have not ended, as far as their accounts know."""
@@ -228,6 +239,7 @@ class SqliteWriter:
             # Of what no span is left, twice as old: an engine may be silent for long.
             arrivals.prune(self._db, before_ns=2 * before_ns - time.time_ns())
             engines.prune(self._db, before_ns=2 * before_ns - time.time_ns())
+            launches.prune(self._db, before_ns=2 * before_ns - time.time_ns())
         yield 0
 
     def _give_back(self) -> Iterator[int]:
@@ -276,7 +288,19 @@ class SqliteWriter:
         self._log, self._reading = log.Log(self._db), Database(self.path)
         with self._transaction():
             opening.change_over(self._db, self.path)
-            for table in (log, arrivals, engines, requests, findings, savings, activity, lanes, outbox, restart):
+            for table in (
+                log,
+                arrivals,
+                engines,
+                launches,
+                requests,
+                findings,
+                savings,
+                activity,
+                lanes,
+                outbox,
+                restart,
+            ):
                 for statement in table.SCHEMA:
                     self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
@@ -322,5 +346,6 @@ class SqliteReader(
     activity.ActivityReader,
     lanes.LaneReader,
     engines.EngineReader,
+    launches.LaunchReader,
 ):
     """The reading side: a `Reader`. Each part of it is in the file of its table."""

@@ -14,7 +14,8 @@ from wire import as_payload
 
 from kvtrail.tracer.detect.lanes import Window
 from kvtrail.tracer.model.spans import Span
-from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store import FindingFilter, Reader, Sort
+from kvtrail.tracer.store.clickhouse.database import ASKED_TOGETHER
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
 
 S = 10**9
@@ -90,6 +91,34 @@ def test_requests_of_some_engines(both: Both) -> None:
         for asked in filters:
             found = both.agree("requests", engines=engines, limit=1000, **asked)
             assert {each["engine"] for each in found} == set(engines)
+
+
+@pytest.mark.parametrize("sort", Sort)
+@pytest.mark.parametrize("verdict", ["", "drift"])
+def test_requests_that_are_sorted(both: Both, sort: Sort, verdict: str) -> None:
+    found = both.agree("requests", sort=sort, verdict=verdict, limit=10, put=_sortable)
+    assert found
+    middle_ns = both.own.requests(limit=1000)[50]["started_ns"]
+    both.agree("requests", sort=sort, verdict=verdict, since_ns=middle_ns, limit=1000, put=_sortable)
+
+
+def _sortable(accounts: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Two requests may have begun at once."""
+    return [(account["engine"], account["started_ns"]) for account in accounts]
+
+
+def test_what_became_of_requests(both: Both) -> None:
+    keys = [(account["engine"], account["request"]) for account in both.own.requests(limit=1000)]
+    assert len(keys) > 2 * ASKED_TOGETHER / 10
+    became = both.agree("outcomes", [*keys, ("engine-0", "nobody")])
+    assert became.keys() == {*keys}
+    assert both.agree("outcomes", []) == {}
+
+
+def test_launches(both: Both) -> None:
+    launches = both.agree("launches", put=lambda found: sorted(found, key=lambda launch: launch.engine))
+    assert [launch.engine for launch in launches] == ["engine-0", "engine-1", "engine-2"]
+    assert both.agree("launches", since_ns=0, until_ns=2**62) == []
 
 
 def test_a_request(both: Both) -> None:

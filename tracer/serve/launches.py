@@ -1,0 +1,164 @@
+"""How the launches of engines went, as this tracer knows by what their recorders said, or did not say.
+
+What an engine says of itself is final: a goodbye that names an exception is a death, one that names none is a good end. A
+silence is a death if the last that came was a call of the connector that raised, since vLLM catches none of these; otherwise
+nobody can tell it from a broken network. The recorder on the scheduler's side speaks for its engine: workers are ended by
+their engine, well or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kvtrail.tracer.detect.account import Account
+from kvtrail.tracer.detect.detector import GRACE_NS, Detector
+from kvtrail.tracer.model.findings import Finding, Severity
+from kvtrail.tracer.model.launches import FINAL, Cause, Launch, State
+from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE, UNHEARD
+from kvtrail.tracer.serve.engines import SILENT_NS, Recorders, RecorderState, Status
+
+CAUSE_NS = 60 * 10**9
+"""How long before a death its cause may have been found."""
+SETTLED_NS = GRACE_NS + 5 * 10**9
+"""After an end, what was lost is counted once more: by then, events that were missing have come or were given up."""
+MOST_LAUNCHES = 20_000
+
+Key = tuple[str, str]
+"""A launch: its engine, and what it is called."""
+
+
+class Launches:
+    """The launches that are known.
+
+    Attributes:
+        changed: those that are to be written. The caller clears it.
+    """
+
+    def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], *, at_ns: int) -> None:
+        """`stored` are the launches as they were last written, and `heard` has when their engines were last heard of, Unix
+        nanoseconds; it is `at_ns` of the monotonic clock."""
+        self.changed: dict[Key, Launch] = {}
+        self._known = {(launch.engine, launch.launch): launch for launch in stored}
+        self._heard, self._began_at = heard, at_ns
+        self._unsettled: dict[Key, int] = {}
+        """Those that have ended a moment ago, and when."""
+
+    def update(self, recorders: Recorders, detector: Detector, *, at_ns: int) -> None:
+        """Look how the launches are, at `at_ns` of the monotonic clock."""
+        held: dict[Key, list[RecorderState]] = {}
+        for recorder in recorders.values():
+            held.setdefault((recorder.engine, recorder.launch), []).append(recorder)
+        begun_at = {key: min(recorder.began_at for recorder in of_launch) for key, of_launch in held.items()}
+        newest: dict[str, int] = {}
+        for (engine, _), began_at in begun_at.items():
+            newest[engine] = max(newest.get(engine, 0), began_at)
+        for key, of_launch in held.items():
+            is_replaced = recorders.is_replaced(key[0]) or begun_at[key] < newest[key[0]]
+            told = _launch_of(_present(of_launch), is_replaced=is_replaced)
+            names = {recorder.id for recorder in of_launch}
+            self._note(told, detector, lambda account, names=names: account.recorder in names, at_ns=at_ns)
+        if at_ns - self._began_at > SILENT_NS:
+            names = {recorder.id for recorder in recorders.values()}
+            for known in [known for key, known in self._known.items() if key not in held]:
+                if known.state is State.RUNNING:
+                    told = self._gone(known, detector)
+                    self._note(told, detector, lambda account: account.recorder not in names, at_ns=at_ns)
+
+    def _note(self, told: Launch, detector: Detector, is_its: Callable[[Account], bool], *, at_ns: int) -> None:
+        """Note what is told of a launch; `is_its` says of a request of its engine whether it was the launch's."""
+        key = (told.engine, told.launch)
+        known = self._known.get(key)
+        if known is not None and not _is_another(told, known):
+            if known.state in FINAL and told.state not in FINAL:
+                return  # something of it came late
+            told = replace(told, began_ns=min(told.began_ns, known.began_ns))
+        is_same = known is not None and _said(known) == _said(told)
+        if is_same and at_ns - self._unsettled.get(key, at_ns) <= SETTLED_NS:
+            return
+        if told.ended_ns is not None:
+            lost = [each for each in detector.accounts.values() if each.engine == told.engine and is_its(each)]
+            lost = [each for each in lost if each.ended_ns is None or each.outcome in (CUT_OFF, UNHEARD)]
+            told = replace(told, lost=len(lost), cause=_cause(told, lost, detector))
+        if is_same or told.ended_ns is None:
+            self._unsettled.pop(key, None)
+        else:
+            self._unsettled[key] = at_ns
+        if told != known:
+            self._known[key] = self.changed[key] = told
+            while len(self._known) > MOST_LAUNCHES:
+                del self._known[next(iter(self._known))]
+
+    def _gone(self, known: Launch, detector: Detector) -> Launch:
+        """A launch that was running before this tracer was started, and of which nothing came since."""
+        last_ns = [account.last_ns for account in detector.accounts.values() if account.engine == known.engine]
+        ended_ns = max(last_ns, default=self._heard.get(known.engine, known.began_ns))
+        return replace(known, state=State.SILENT, ended_ns=ended_ns)
+
+
+def _present(recorders: Sequence[RecorderState]) -> Sequence[RecorderState]:
+    """The recorders of the last launch: an engine that does not name its launches may have been started anew."""
+    began_at = max((recorder.began_at for recorder in recorders if recorder.is_scheduler), default=0)
+    return [recorder for recorder in recorders if recorder.heard_at >= began_at]
+
+
+def _is_another(told: Launch, known: Launch) -> bool:
+    """Whether this is another launch than the one that had ended, though they have the same name."""
+    return told.launch == "" and known.ended_ns is not None and told.began_ns > known.ended_ns
+
+
+def _launch_of(recorders: Sequence[RecorderState], *, is_replaced: bool) -> Launch:
+    """A launch by what its recorders said; `is_replaced` if there is a newer one in its place."""
+    speakers = [recorder for recorder in recorders if recorder.is_scheduler] or recorders
+    state, ended_by = _end_of(speakers, recorders, is_replaced=is_replaced)
+    ended = speakers if state in FINAL else recorders
+    return Launch(
+        engine=recorders[0].engine,
+        launch=recorders[0].launch,
+        state=state,
+        began_ns=min(recorder.first_ns for recorder in recorders),
+        ended_ns=None if state in (State.RUNNING, State.UNSEEN) else max(recorder.last_ns for recorder in ended),
+        ended_by=ended_by,
+    )
+
+
+def _end_of(
+    speakers: Sequence[RecorderState], recorders: Sequence[RecorderState], *, is_replaced: bool
+) -> tuple[State, str | None]:
+    """How a launch is, and what ended it."""
+    said = next((recorder.ended_by for recorder in speakers if recorder.ended_by is not None), None)
+    raised = next((recorder.raised[1] for recorder in recorders if recorder.raised is not None), None)
+    if said is not None:
+        return State.DIED, raised if raised is not None and said == NO_GOODBYE else said
+    if all(recorder.status is Status.CLOSED for recorder in speakers):
+        return (State.DRAINED, None) if raised is None else (State.DIED, raised)
+    if any(recorder.status is Status.RUNNING for recorder in recorders):
+        return (State.RUNNING if any(recorder.gives_signs for recorder in recorders) else State.UNSEEN), None
+    if raised is not None:
+        return State.DIED, raised
+    if is_replaced:
+        return State.REPLACED, None
+    is_quiet = all(recorder.status in (Status.QUIET, Status.CLOSED) for recorder in recorders)
+    return (State.UNSEEN if is_quiet else State.SILENT), None
+
+
+def _said(launch: Launch) -> tuple[object, ...]:
+    return launch.state, launch.began_ns, launch.ended_ns, launch.ended_by
+
+
+def _cause(launch: Launch, lost: Sequence[Account], detector: Detector) -> Cause | None:
+    """The last finding before a death that can cause one, first of all of a request that a call raised about."""
+    if launch.state is not State.DIED or launch.ended_ns is None:
+        return None
+    failed = {account.request for account in lost if account.status == "failed"}
+    causes: list[Finding] = [
+        finding
+        for found in detector.findings.values()
+        for finding in found.values()
+        if finding.engine == launch.engine
+        and finding.severity is Severity.CRASH
+        and finding.healed < finding.count
+        and launch.ended_ns - CAUSE_NS <= finding.last_ns <= launch.ended_ns
+    ]
+    last = max(causes, key=lambda finding: (finding.request in failed, finding.last_ns), default=None)
+    return None if last is None else Cause(id=last.id, rule=last.rule, title=last.title, request=last.request)

@@ -1,0 +1,61 @@
+"""The launches of engines in SQLite: how each went. There are few, and each has a row."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from kvtrail.tracer.model.launches import Cause, Launch, State
+from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, to_text
+
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS launches (
+    engine TEXT NOT NULL, launch TEXT NOT NULL, state TEXT NOT NULL, began_ns INTEGER NOT NULL, ended_ns INTEGER,
+    ended_by TEXT, lost INTEGER NOT NULL, cause TEXT, PRIMARY KEY (engine, launch)
+) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS launches_by_end ON launches (ended_ns)",
+)
+_SELECT = "SELECT engine, launch, state, began_ns, ended_ns, ended_by, lost, cause FROM launches"
+
+
+def put(db: sqlite3.Connection, launches: Iterable[Launch]) -> None:
+    """Store new and changed launches, within the open transaction."""
+    db.executemany(
+        "INSERT OR REPLACE INTO launches VALUES (?,?,?,?,?,?,?,?)",
+        ((*astuple(launch)[:-1], None if launch.cause is None else to_text(launch.cause)) for launch in launches),
+    )
+
+
+def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
+    """Forget the launches that ended before, and those of engines that are forgotten."""
+    db.execute("DELETE FROM launches WHERE ended_ns < ? OR engine NOT IN (SELECT engine FROM engines)", (before_ns,))
+
+
+def read(query: Query, where: Sequence[str] = (), values: Sequence[Any] = ()) -> list[Launch]:
+    """The launches that meet all conditions."""
+    return [
+        Launch(
+            engine=engine, launch=launch, state=State(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
+            lost=lost, cause=None if cause is None else Cause(**from_text(cause)),
+        )
+        for engine, launch, state, began_ns, ended_ns, ended_by, lost, cause in query(_SELECT, where, values)
+    ]  # fmt: skip
+
+
+def heard(query: Query) -> dict[str, int]:
+    """By engine: when it was last noted that something of it came."""
+    return dict(query("SELECT engine, last_ns FROM engines"))
+
+
+class LaunchReader(Database):
+    """The part of `Reader` that is about launches."""
+
+    def launches(self, *, since_ns: int | None = None, until_ns: int | None = None) -> list[Launch]:
+        ends = {"ended_ns >= ?": since_ns, "ended_ns <= ?": until_ns}
+        given = {condition: at_ns for condition, at_ns in ends.items() if at_ns is not None}
+        return read(self.query, [*given], [*given.values()])
+
+    def heard(self) -> dict[str, int]:
+        return heard(self.query)
