@@ -8,7 +8,7 @@ their engine, well or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrail.tracer.detect.account import Account
@@ -53,32 +53,35 @@ class Launches:
         newest: dict[str, int] = {}
         for (engine, _), began_at in begun_at.items():
             newest[engine] = max(newest.get(engine, 0), began_at)
-        for key, of_launch in held.items():
-            is_replaced = recorders.is_replaced(key[0]) or begun_at[key] < newest[key[0]]
+        for (engine, name), of_launch in held.items():
+            is_replaced = recorders.is_replaced(engine) or begun_at[engine, name] < newest[engine]
             told = _launch_of(_present(of_launch), is_replaced=is_replaced)
-            names = {recorder.id for recorder in of_launch}
-            self._note(told, detector, lambda account, names=names: account.recorder in names, at_ns=at_ns)
+            known = self._known.get((engine, name))
+            if known is not None and not _is_another(told, known):
+                if (
+                    known.state in FINAL
+                    and told.state not in FINAL
+                    and not any(each.is_scheduler for each in of_launch)
+                ):
+                    continue  # something of it came late
+                told = replace(told, began_ns=min(told.began_ns, known.began_ns))
+            self._note(told, _requests_of(engine, of_launch, detector), detector, at_ns=at_ns)
         if at_ns - self._began_at > SILENT_NS:
-            names = {recorder.id for recorder in recorders.values()}
             for known in [known for key, known in self._known.items() if key not in held]:
                 if known.state is State.RUNNING:
-                    told = self._gone(known, detector)
-                    self._note(told, detector, lambda account: account.recorder not in names, at_ns=at_ns)
+                    others = [each for key, of_launch in held.items() if key[0] == known.engine for each in of_launch]
+                    its = _requests_of(known.engine, others, detector, but=True)
+                    self._note(self._gone(known, detector), its, detector, at_ns=at_ns)
 
-    def _note(self, told: Launch, detector: Detector, is_its: Callable[[Account], bool], *, at_ns: int) -> None:
-        """Note what is told of a launch; `is_its` says of a request of its engine whether it was the launch's."""
+    def _note(self, told: Launch, its: Iterable[Account], detector: Detector, *, at_ns: int) -> None:
+        """Note what is told of a launch; `its` are its requests."""
         key = (told.engine, told.launch)
         known = self._known.get(key)
-        if known is not None and not _is_another(told, known):
-            if known.state in FINAL and told.state not in FINAL:
-                return  # something of it came late
-            told = replace(told, began_ns=min(told.began_ns, known.began_ns))
         is_same = known is not None and _said(known) == _said(told)
         if is_same and at_ns - self._unsettled.get(key, at_ns) <= SETTLED_NS:
             return
         if told.ended_ns is not None:
-            lost = [each for each in detector.accounts.values() if each.engine == told.engine and is_its(each)]
-            lost = [each for each in lost if each.ended_ns is None or each.outcome in (CUT_OFF, UNHEARD)]
+            lost = [each for each in its if each.ended_ns is None or each.outcome in (CUT_OFF, UNHEARD)]
             told = replace(told, lost=len(lost), cause=_cause(told, lost, detector))
         if is_same or told.ended_ns is None:
             self._unsettled.pop(key, None)
@@ -140,6 +143,16 @@ def _end_of(
         return State.REPLACED, None
     is_quiet = all(recorder.status in (Status.QUIET, Status.CLOSED) for recorder in recorders)
     return (State.UNSEEN if is_quiet else State.SILENT), None
+
+
+def _requests_of(
+    engine: str, recorders: Iterable[RecorderState], detector: Detector, *, but: bool = False
+) -> Iterator[Account]:
+    """The requests of an engine that these recorders recorded, or with `but` those of others."""
+    names = {recorder.id for recorder in recorders}
+    return (
+        each for each in detector.accounts.values() if each.engine == engine and (each.recorder in names) is not but
+    )
 
 
 def _said(launch: Launch) -> tuple[object, ...]:

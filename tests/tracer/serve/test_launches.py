@@ -205,6 +205,17 @@ def test_silence_after_a_call_that_raised_is_a_death(tracer: Tracer) -> None:
     assert engine["cause"]["rule"] == "stale-lookup"
 
 
+def test_an_engine_that_is_heard_again_had_not_died(tracer: Tracer) -> None:
+    """What was raised was caught, and then it was the network."""
+    events = alive(DIED)
+    tracer.hear(events)
+    tracer.wait(SILENT_NS + S)
+    assert tracer.state == "died"
+    tracer.hear([replace(event, sequence=event.sequence + len(events)) for event in alive("b: L 10 c0 h0 -> 0")])
+    tracer.wait(0)
+    assert (tracer.state, tracer.engine()["lost"]) == ("running", 0)
+
+
 def test_a_silence_that_another_engine_explains_is_a_replacement(tracer: Tracer) -> None:
     tracer.hear(alive())
     tracer.wait(20 * S)

@@ -20,13 +20,14 @@ _COUNTED = {
     "drifting": "countIf(findings > 0)",
     "findings": "(SELECT count() FROM kvtrail_findings FINAL)",
 }
-_SORTED = {
-    Sort.WAITING: "JSONExtractInt(account, 'waited_ns')",
-    Sort.RECOMPUTED: "JSONExtractInt(account, 'recomputed')",
-    Sort.LOADS: "JSONExtractInt(account, 'loads')",
-    Sort.FINDINGS: "findings",
-    Sort.DURATION: "last_ns - started_ns",
+_FIRST = {
+    Sort.WAITING: "JSONExtractInt(account, 'waited_ns') DESC,",
+    Sort.RECOMPUTED: "JSONExtractInt(account, 'recomputed') DESC,",
+    Sort.LOADS: "JSONExtractInt(account, 'loads') DESC,",
+    Sort.FINDINGS: "findings DESC,",
+    Sort.DURATION: "last_ns - started_ns DESC,",
 }
+"""What requests are sorted by before their start."""
 _BY_ID = (
     "(request = {id:String} OR external = {id:String})",
     "(trace_id = {id:String} AND trace_id != '')",
@@ -66,7 +67,7 @@ class RequestReader(Database):
                 " OR trace_id = {search:String})": search,
             }
         )
-        order = f"ORDER BY {_SORTED.get(sort, '0')} DESC, started_ns DESC, request LIMIT {{limit:UInt32}}"
+        order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC, request LIMIT {{limit:UInt32}}"
         # First who it is, from narrow columns; then the accounts of these few.
         rows = self.query(
             f"""SELECT account FROM kvtrail_requests FINAL

@@ -127,13 +127,14 @@ _RANDOM = 8
 _MAX_SCANNED = 20_000
 """Rows that may be looked through one by one, or sorted."""
 _LATEST_NS = 2**63 - 1
-_SORTED = {
-    Sort.WAITING: "coalesce(account ->> 'waited_ns', 0)",
-    Sort.RECOMPUTED: "coalesce(account ->> 'recomputed', 0)",
-    Sort.LOADS: "coalesce(account ->> 'loads', 0)",
-    Sort.FINDINGS: "findings",
-    Sort.DURATION: "last_ns - started_ns",
+_FIRST = {
+    Sort.WAITING: "coalesce(account ->> 'waited_ns', 0) DESC,",
+    Sort.RECOMPUTED: "coalesce(account ->> 'recomputed', 0) DESC,",
+    Sort.LOADS: "coalesce(account ->> 'loads', 0) DESC,",
+    Sort.FINDINGS: "findings DESC,",
+    Sort.DURATION: "last_ns - started_ns DESC,",
 }
+"""What requests are sorted by before their start."""
 
 
 _WHOLE = f"{', '.join(_COLUMNS)}, account"
@@ -200,7 +201,7 @@ class RequestReader(Database):
         until_ns = _LATEST_NS if before_ns is None else before_ns
         # Only by their start they can be found in order; to sort by anything else, all candidates are looked at.
         most = limit if sort is Sort.LATEST else _MAX_SCANNED
-        order = f"ORDER BY {_SORTED.get(sort, 'NULL')} DESC, started_ns DESC LIMIT {int(limit)}"
+        order = f"ORDER BY {_FIRST.get(sort, '')} started_ns DESC LIMIT {int(limit)}"
         where = {f"{name} = ?": value for name, value in (("status", status), ("verdict", verdict)) if value}
         narrowed: dict[str, Any] = {} if since_ns is None else {"started_ns >= ?": since_ns}
         narrowed |= {} if engines is None else {"engine IN (SELECT value FROM json_each(?))": to_text([*engines])}
