@@ -104,7 +104,8 @@ class LastWords:
 
     def _goodbye(self, sequence: int, at_ns: int) -> EventTuple:
         """The last heartbeat once more, if there was one, as a goodbye."""
-        number, values = 0, [sequence, 0, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 2)]
+        number: int = 0
+        values: list[Any] = [sequence, 0, *(None,) * (len(FIELDS[Kind.HEARTBEAT]) - 2)]
         if self._heartbeat is not None:
             number, values = self._heartbeat[4] + 1, [*self._heartbeat[-1]]
         values[_CLOSED], values[_ENDED_BY] = True, NO_GOODBYE

@@ -82,7 +82,11 @@ class Launches:
             return
         if told.ended_ns is not None:
             lost = [each for each in its if each.ended_ns is None or each.outcome in (CUT_OFF, UNHEARD)]
-            told = replace(told, lost=len(lost), cause=_cause(told, lost, detector))
+            cause = _cause(told, lost, detector)
+            if known is not None and known.ended_ns is not None:  # requests that have ended are forgotten after a while
+                told = replace(told, lost=max(len(lost), known.lost), cause=cause or known.cause)
+            else:
+                told = replace(told, lost=len(lost), cause=cause)
         if is_same or told.ended_ns is None:
             self._unsettled.pop(key, None)
         else:

@@ -313,20 +313,28 @@ class Pipeline:
             if self.forwarder is not None:
                 with self.errors.caught(Where.FORWARD, "what is held for forwarding stays for longer"):
                     self.forwarder.tidy()
+            gone: list[RecorderState] = []
+            with self.errors.caught(Where.TIDY):
+                gone = self.recorders.update(at_ns=time.monotonic_ns())
+            self._look_at_launches()  # before what they have lost is forgotten
             with self.errors.caught(Where.TIDY):
                 if self.detector.forget_finished(before_ns=before_ns):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
             with self.errors.caught(Where.TIDY):
-                self._forget_recorders(self.recorders.update(at_ns=time.monotonic_ns()))
+                self._forget_recorders(gone)
             with self.errors.caught(Where.TIDY):
                 self._show_engines(now_ns)
-        self._note_launches()
+        if self._launches.changed:
+            self._write(rows=False)
 
     def close(self) -> None:
         """Write what is left, and close the trace file and the store."""
         with suppress(StoreError):
+            with self._lock:
+                self._look_at_launches()
             self.write_rows()
-            self._note_launches()
+            if self._launches.changed:
+                self._write(rows=False)
         with self._lock:
             if self._trace_file is not None:
                 self._trace_file.close()
@@ -502,14 +510,11 @@ class Pipeline:
                 self._metrics.show(state)
                 self._shown[engine] = state
 
-    def _note_launches(self) -> None:
-        """Write how the launches of engines are, where that has changed."""
+    def _look_at_launches(self) -> None:
+        """Look how the launches of engines are."""
         if not self._is_behind:  # what was lost with an engine is known once its requests are
-            with self._lock:
-                with self.errors.caught(Where.TIDY):
-                    self._launches.update(self.recorders, self.detector, at_ns=time.monotonic_ns())
-                if self._launches.changed:
-                    self._write(rows=False)
+            with self.errors.caught(Where.TIDY):
+                self._launches.update(self.recorders, self.detector, at_ns=time.monotonic_ns())
 
     def _open_requests(self) -> int:
         return len(self.detector.accounts) - len(self.detector.finished)

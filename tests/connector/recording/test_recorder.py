@@ -441,9 +441,7 @@ def test_an_exception_that_ends_the_process_is_the_engines_if_it_went_through_it
 def test_a_connector_that_is_made_anew_has_not_died() -> None:
     transport = MemoryTransport()
     recorder = a_recorder(transport)
-    recorder.join()
     Instrumentation(recorder).shut_down(ValueError("it"))
-    recorder.join()
     record(recorder, a_request())
     Instrumentation(recorder).shut_down()
     recorder.close(SLOW_S)

@@ -95,9 +95,9 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
     made.end()
 
 
-def alive(text: str = OPEN, *, recorder: str = "scheduler", **where: str) -> list[Event]:
+def alive(text: str = OPEN, *, recorder: str = "scheduler", engine: str = "engine") -> list[Event]:
     """An engine that runs, with a sign of life."""
-    events = history(text, recorder=recorder, **where)
+    events = history(text, recorder=recorder, engine=engine)
     return [*events, *(replace(beat, scheduler_step=3) for beat in heartbeats(events, later_s=1)[:1])]  # type: ignore[call-arg]
 
 

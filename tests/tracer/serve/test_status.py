@@ -24,7 +24,7 @@ from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 S = 10**9
 STALE = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached"
-HEALED = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 healed 256 cached\nA 0\nS 336+48\nend"
+HEALED = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 0 cached healed 256\nA 0\nS 336+48\nend"
 DIED = f"{STALE}\nA 256 !AssertionError: Mismatch"
 WELL = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nend"
 
