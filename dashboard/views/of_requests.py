@@ -66,7 +66,7 @@ def finding_card(finding: Row, *, linked: bool, step: int | None = None, request
             when = f"from {when} to {text.clock(finding['last_ns'], now_ns=now_ns)} UTC"
         fate = ""
         if request is not None and (request["ended_ns"] is not None or request["status"] == "failed"):
-            fate = f"; {words.became(request['status'], request['outcome'], request['error'])}"
+            fate = f"; {words.became(request['status'], request['reason'], request['error'])}"
         st.caption(
             f"rule {finding['rule']}, epoch {finding['epoch']}, seen {words.ending(count)}, {when},"
             f" {words.healed(finding['healed'], count=count)}{text.plain(fate)}"

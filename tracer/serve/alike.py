@@ -37,5 +37,5 @@ def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """How unlike two requests are: twice the prompt, ten times as far away, and another engine count alike."""
     apart_s: float = abs(one["started_ns"] - other["started_ns"]) / 1e9
     length, others = (account["prompt"] or account["total"] for account in (one, other))
-    longer = abs(math.log2(length / others)) if length and others else 1.0
-    return longer + math.log10(1 + apart_s) + (one["engine"] != other["engine"])
+    longer: float = abs(math.log2(length / others)) if length and others else 1.0
+    return longer + math.log10(1 + apart_s) + float(one["engine"] != other["engine"])
