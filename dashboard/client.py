@@ -59,9 +59,9 @@ class Tracer:
         """What happened within the last `window_s` seconds, and in total."""
         return self._object("/api/overview", window_s=window_s)
 
-    def requests(self, *, search: str = "", status: str = "", verdict: str = "", limit: int = 200) -> list[Row]:
-        """Accounts of requests, latest first."""
-        return self._list("/api/requests", search=search, status=status, verdict=verdict, limit=limit)
+    def requests(self, *, limit: int = 200, **filters: str | int) -> list[Row]:
+        """Accounts of requests, latest first; `filters` are the API's, such as `search` and `sort`."""
+        return self._list("/api/requests", limit=limit, **filters)
 
     def requests_of_trace(self, trace_id: str, *, limit: int = 200) -> list[Row]:
         """Accounts of the requests of a trace, latest first: one, unless a caller's trace holds several."""

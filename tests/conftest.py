@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import hypothesis
 import pytest
 from memory import MemoryTransport
-from processes import SLOW_S, Tracer, free_port, serve, until
+from processes import SLOW_S, Tracer, dashboard, serve
 
 from kvtrail.connector.recording import exporter, recorder
 
@@ -57,30 +55,8 @@ def start_tracer(tmp_path: Path) -> Iterator[Callable[..., Tracer]]:
 @pytest.fixture
 def start_dashboard(tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Starts real dashboards: takes a tracer's address and returns the dashboard's; ends each of them with the test."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def answers(url: str) -> bool:
-        try:
-            return httpx.get(f"{url}/_stcore/health", timeout=1).is_success
-        except httpx.TransportError:
-            return False
-
-    def start(tracer_url: str) -> str:
-        port, log = free_port(), tmp_path / f"dashboard-{len(started)}.log"
-        command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)]
-        with log.open("wb") as file:
-            started.append(subprocess.Popen(command, stdout=file, stderr=file))
-        until(lambda: answers(f"http://127.0.0.1:{port}"), why=log.read_text)
-        return f"http://127.0.0.1:{port}"
-
-    yield start
-    for process in started:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with ExitStack() as started:
+        yield lambda tracer_url: started.enter_context(dashboard(tmp_path, tracer_url))
 
 
 @pytest.fixture(scope="module")

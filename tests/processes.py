@@ -1,4 +1,4 @@
-"""Real tracers as processes, and waiting for them."""
+"""Real tracers and dashboards as processes, and waiting for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,34 @@ def serve(folder: Path, *arguments: str, store: Path | None = None, grpc_port: i
     tracer = listening(folder, "--retain-hours", "1e6", *arguments, store=store, grpc_port=grpc_port)
     _wait_for(lambda: alive(tracer), tracer)
     return tracer
+
+
+@contextlib.contextmanager
+def dashboard(folder: Path, tracer_url: str) -> Iterator[str]:
+    """A dashboard that shows a tracer, and its address; it ends with the context."""
+    port = free_port()
+    log = folder / f"dashboard-{port}.log"
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{url}/_stcore/health", timeout=1).is_success
+        except httpx.TransportError:
+            return False
+
+    command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        until(answers, why=log.read_text)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_for(ready: Callable[[], bool], tracer: Tracer) -> None:

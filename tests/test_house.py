@@ -124,7 +124,7 @@ def written() -> Iterator[Path]:
         ("import kvtrail.__main__", ["vllm", "torch", "streamlit", "kvtrail.connector", "fastapi", "grpc"]),
         ("import kvtrail.connector.commands.replay", ["vllm", "torch", "fastapi", "streamlit"]),
         (
-            "import kvtrail.dashboard.client, kvtrail.dashboard.content.charts, kvtrail.dashboard.live.view",
+            "import kvtrail.dashboard.client, kvtrail.dashboard.content.request_charts, kvtrail.dashboard.live.view",
             ["vllm", "torch", "kvtrail.connector", "grpc", "fastapi", "streamlit"],
         ),
     ],

@@ -7,6 +7,13 @@ from __future__ import annotations
 
 TERMS = {
     # What a request's tokens are.
+    "prompt": "Tokens of the request when it arrived.",
+    "asked again": "A preempted request asks again: for its prompt, and the output that it had by then.",
+    "from vLLM's cache": "Tokens of the sum whose KV vLLM's own prefix cache still held.",
+    "loaded of the sum": "Tokens of the sum whose KV the connector loaded, so that they need not be computed.",
+    "computed of the sum": "The rest of the sum: what vLLM computes itself.",
+    "output tokens": "Tokens that the request has generated so far, as far as is recorded.",
+    "recomputed tokens": "Tokens that had been computed before a preemption, and were computed again after it.",
     "total": "Tokens of the request: its prompt, and its output so far.",
     "computed tokens": "Tokens that vLLM has KV for, from its own prefix cache, from earlier steps, or loaded.",
     "matched tokens": "Tokens of the prefix that the connector's store held, by the last lookup.",
@@ -14,6 +21,14 @@ TERMS = {
     "allocated tokens": "Tokens for which the scheduler gave the request blocks to load into.",
     "loaded tokens": "Tokens copied from the connector's store, over all epochs.",
     "stored tokens": "Tokens copied into the connector's store, over all epochs.",
+    "scheduled tokens": "Tokens that the latest step runs.",
+    "loads": "How often the request was given blocks to load tokens into.",
+    "rejected drafts": "Speculative tokens that the model did not confirm.",
+    "refused answers": "Answers of the connector that break the lookup contract, and that the guard replaced with 0.",
+    "status": "Where the request is: queued, admitted, loading, running, preempted, or how it ended.",
+    "duration": "From the request's arrival to its end, or up to now.",
+    "took": "How long the call itself lasted.",
+    "to next": "Time to the next event of the request: where it is long, the request waited or was computed.",
     "lookup": "Before it admits a request, the scheduler asks the connector how many more tokens it can load.",
     "epoch": "How often the request has been preempted: its first run is epoch 0.",
     "preemption": "The scheduler took a request off the engine; what was computed of it is void.",

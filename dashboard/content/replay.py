@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.dashboard.content.request import account_rows
+from kvtrail.dashboard.content.tokens import run_name
 from kvtrail.tracer.model.words import count, duration, kind
 
 _USUAL = {"rejected": 0, "refused": 0, "outcome": None, "missing": None}
@@ -48,7 +49,7 @@ def facts(timeline: Row, *, step: int, now_ns: int) -> list[str]:
         f"{text.clock(shown['start_ns'], now_ns=now_ns)} UTC",
         f"{duration(abs(since_ns))} {'before' if since_ns < 0 else 'after'} the arrival",
         f"took {duration(shown['end_ns'] - shown['start_ns'])}",
-        "" if shown["epoch"] is None else f"epoch {shown['epoch']}",
+        "" if shown["epoch"] is None else run_name(shown["epoch"]),
         shown["service"] if shown["foreign"] else f"{shown['role']} {shown['rank'] or 0}",
     ]
     return [fact for fact in facts if fact]

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, value
+from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, some, value
 
-MEASURES = ("total", "computed", "matched", "allocated", "loaded", "stored")
-"""The account's numbers that are drawn."""
-ACCOUNT = (
-    "status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored", "lookups",
-    "rejected", "refused", "outcome", "missing",
-)  # fmt: skip
-"""The account's numbers in tables, in this order."""
-GROUPS = ["kvtrail", "other service", "witness of a finding", "call that raised"]
+MEASURES = {
+    "total": "tokens of the request", "computed": "in vLLM", "matched": "matched", "allocated": "to be loaded",
+    "loaded": "loaded", "stored": "stored",
+}  # fmt: skip
+"""The account's numbers that are drawn, and their names."""
+ACCOUNT = {
+    "status": ("status", "status"),
+    "epoch": ("preemptions", "preemption"),
+    "total": ("tokens of the request", "total"),
+    "computed": ("of these in vLLM", "computed tokens"),
+    "matched": ("matched in the store", "matched tokens"),
+    "returned": ("answer to the lookup", "returned tokens"),
+    "allocated": ("to be loaded", "allocated tokens"),
+    "scheduled": ("run by the step", "scheduled tokens"),
+    "loaded": ("loaded", "loaded tokens"),
+    "stored": ("stored", "stored tokens"),
+    "lookups": ("lookups", "lookup"),
+    "rejected": ("rejected drafts", "rejected drafts"),
+    "refused": ("answers refused", "refused answers"),
+    "outcome": ("how it ended", "outcome"),
+    "missing": ("what is missing", "gaps"),
+}
+"""The account's numbers in tables, in this order: their names, and the glossary's terms for them."""
+STEP_MEASURES = {"computed": "In vLLM", "matched": "Matched", "loaded": "Loaded", "stored": "Stored"}
+"""Those of them that are beside every step."""
+GROUPS = ["kvtrail", "other service", "proof of a finding", "call that raised"]
 """What a step is; if several apply, the last of them."""
 _KINDS = [kind(each) for each in Kind if each != Kind.HEARTBEAT]
 
@@ -27,27 +46,38 @@ def step_text(step: Row) -> str:
 
 
 def step_rows(timeline: Row) -> list[Row]:
-    """Every step, with what it says and the account after it."""
-    origin_ns = timeline["request"]["started_ns"]
+    """Every step, with what it says and the account after it; times are milliseconds."""
     labels = witness_labels(timeline["findings"])
     return [
         {
             "Step": number,
-            "Witness": labels.get(step["span_id"], ""),
-            "Time (UTC)": text.clock(step["start_ns"]),
-            "Since arrival": (step["start_ns"] - origin_ns) / 1e6,
-            "Epoch": step["epoch"],
+            "Proof": labels.get(step["span_id"], ""),
+            "Since arrival": _ms(timeline, step["start_ns"]),
+            "To next": to_next,
             "Kind": kind(step["name"]),
             "Says": step_text(step),
             "Took": duration(step["end_ns"] - step["start_ns"]),
+            "Preemptions": step["epoch"],
+            "Status": None if step["account"] is None else step["account"]["status"],
             **{
-                name.capitalize(): None if step["account"] is None else step["account"][name]
-                for name in ("status", "computed", "matched", "loaded", "stored")
+                name: None if step["account"] is None else step["account"][measure]
+                for measure, name in STEP_MEASURES.items()
             },
+            "Time (UTC)": text.clock(step["start_ns"]),
             "By": step["service"] if step["foreign"] else f"{step['role']} {step['rank'] or 0}",
         }
-        for number, step in enumerate(timeline["steps"], 1)
+        for number, (step, to_next) in enumerate(zip(timeline["steps"], _to_next(timeline), strict=True), 1)
     ]
+
+
+def _to_next(timeline: Row) -> list[float | None]:
+    """For each step: milliseconds to the next one of kvtrail's. Other services' spans enclose steps, and have none."""
+    found: list[float | None] = []
+    next_ns = None
+    for step in reversed(timeline["steps"]):
+        found.append(None if next_ns is None or step["foreign"] else (next_ns - step["end_ns"]) / 1e6)
+        next_ns = next_ns if step["foreign"] else step["end_ns"]
+    return found[::-1]
 
 
 def account_rows(account: Row, other: Row | None) -> list[Row]:
@@ -55,11 +85,34 @@ def account_rows(account: Row, other: Row | None) -> list[Row]:
     return [
         {
             "name": name,
-            "value": value(account.get(name)).replace("_", " "),
-            "other": None if other is None else value(other.get(name)).replace("_", " "),
-            "differs": other is not None and account.get(name) != other.get(name),
+            "label": label,
+            "value": value(_number(account, name)).replace("_", " "),
+            "other": None if other is None else value(_number(other, name)).replace("_", " "),
+            "differs": other is not None and _number(account, name) != _number(other, name),
         }
-        for name in ACCOUNT
+        for name, (label, _) in ACCOUNT.items()
+    ]
+
+
+def _number(account: Row, name: str) -> Any:
+    """A number of the account. While a request runs, only its computed tokens say how many it has: its total is that of its
+    latest lookup."""
+    number = account.get(name)
+    return max(number, account["computed"] or 0) if name == "total" and number is not None else number
+
+
+def facts(request: Row) -> list[tuple[str, str, str, str]]:
+    """What else is known of a request in numbers: the name, the value, a note, and the glossary's term for it."""
+    waited = some(request["wait_loads"], "load")
+    output = None if request["prompt"] is None else _number(request, "total") - request["prompt"]
+    return [
+        ("Output", count(output), "tokens", "output tokens"),
+        ("Waited for KV", text.seconds(request["waited_ns"] / 1e9), f"in {waited}", "waited for KV"),
+        ("Loaded", count(request["loaded"]), f"in {some(request['loads'], 'load')}", "loaded tokens"),
+        ("Recomputed", count(request["recomputed"]), "after preemptions", "recomputed tokens"),
+        ("Stored", count(request["stored"]), "tokens", "stored tokens"),
+        ("Lookups", count(request["lookups"]), f"{count(request['refused'])} answers refused", "lookup"),
+        ("Preemptions", count(request["epoch"]), "of the request", "preemption"),
     ]
 
 
@@ -101,7 +154,7 @@ def missing_events(timeline: Row) -> str:
 def step_points(timeline: Row) -> list[Row]:
     """The steps as points of the timeline chart; times are milliseconds after the arrival.
 
-    Each has its `row` in the chart, its `group`, and `mark`, its label as a witness.
+    Each has its `row` in the chart, its `group`, and `proof`, its label in the explanations of findings.
     """
     labels = witness_labels(timeline["findings"])
     ranks = len({step["rank"] for step in timeline["steps"] if step["role"] == "worker"})
@@ -118,8 +171,8 @@ def step_points(timeline: Row) -> list[Row]:
                 "to": end,
                 "row": kind(step["name"]) + (f", rank {step['rank']}" if has_rank else ""),
                 "group": [group for group, does in zip(GROUPS, applies, strict=True) if does][-1],
-                "mark": labels.get(step["span_id"], ""),
-                "epoch": NOTHING if step["epoch"] is None else str(step["epoch"]),
+                "proof": labels.get(step["span_id"], ""),
+                "preemptions": NOTHING if step["epoch"] is None else str(step["epoch"]),
                 "time": text.clock(step["start_ns"]),
                 "took": duration(step["end_ns"] - step["start_ns"]),
                 "says": step["error"] or said(step["name"], step["numbers"]),
@@ -140,31 +193,37 @@ def account_points(timeline: Row) -> list[Row]:
         {
             "step": number,
             "at": _ms(timeline, step["end_ns"]),
-            "measure": measure,
-            "tokens": step["account"][measure],
+            "measure": name,
+            "tokens": _number(step["account"], measure),
             "time": text.clock(step["end_ns"]),
             "after": kind(step["name"]),
         }
         for number, step in enumerate(timeline["steps"], 1)
         if step["account"] is not None
-        for measure in MEASURES
+        for measure, name in MEASURES.items()
     ]
 
 
 def epoch_starts(timeline: Row) -> list[Row]:
-    """The first step of each preemption epoch."""
+    """The first step of each run of the request: it begins anew after each preemption."""
     starts: dict[int, Row] = {}
     for number, step in enumerate(timeline["steps"], 1):
         epoch = step["epoch"]
-        if epoch is not None and step["name"] != Kind.REQUEST:
-            starts.setdefault(epoch, {"step": number, "at": _ms(timeline, step["start_ns"]), "epoch": epoch})
+        if epoch is not None and step["name"] != Kind.REQUEST and epoch not in starts:
+            starts[epoch] = {
+                "step": number,
+                "at": _ms(timeline, step["start_ns"]),
+                "epoch": epoch,
+                "name": f"after preemption {epoch}",
+                "time": text.clock(step["start_ns"]),
+            }
     return list(starts.values())
 
 
 def epoch_labels(starts: Sequence[Row], *, field: str, near: float) -> list[Row]:
-    """Names for all epochs but the first, where each starts on the chart's axis `field`.
+    """Names for what follows each preemption, where it starts on the chart's axis `field`.
 
-    Epochs that start within `near` of another share its label, so that labels do not overlap.
+    Those that start within `near` of another share its label, so that labels do not overlap.
     """
     shared: list[list[Row]] = []
     for start in starts[1:]:
@@ -175,7 +234,7 @@ def epoch_labels(starts: Sequence[Row], *, field: str, near: float) -> list[Row]
     labels = []
     for each in shared:
         first, last = each[0]["epoch"], each[-1]["epoch"]
-        name = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+        name = f"preemption {first}" if first == last else f"preemptions {first} to {last}"
         labels.append({field: each[0][field], "name": name})
     return labels
 

@@ -1,14 +1,30 @@
-"""The list of requests, and how many there are in each status."""
+"""The list of requests: its rows, its orders, and what it can be narrowed down to."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.badges import ABANDONED
-from kvtrail.dashboard.content.fleet import LIVE_NS, is_live
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.content.fleet import LIVE_NS
+
+ORDERS = {
+    "latest": "latest first",
+    "waiting": "longest wait for KV",
+    "recomputed": "most tokens recomputed",
+    "loads": "most loads",
+    "findings": "most findings",
+    "duration": "longest",
+}
+"""The api's orders, in words."""
+STATUS = {**palette.STATUS, **palette.OUTCOME}
+"""What a list says of a request: where it is, or what became of it."""
+
+
+def status(request: Row) -> str:
+    """Where the request is while it goes on, and what became of it afterwards."""
+    return str(request["status"] if request["outcome"] == "running" else request["outcome"])
 
 
 def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
@@ -16,23 +32,37 @@ def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:
     return [
         {
             "Request": request["request"],
-            "Status": request["status"],
-            "Verdict": request["verdict"],
+            "Status": [status(request)],
+            "Verdict": [request["verdict"]],
             "Findings": request["findings"],
-            "Preemptions": request["epoch"],
-            "Total": request["total"],
-            "Computed": request["computed"],
-            "Matched": request["matched"],
-            "Loaded": request["loaded"],
-            "Stored": request["stored"],
-            "Lookups": request["lookups"],
             "Started": datetime.fromtimestamp(request["started_ns"] / 1e9, UTC),
             "Duration": duration_ns(request, now_ns=now_ns) / 1e9,
-            "Connector": request["connector"],
+            "Waited": request["waited_ns"] / 1e9,
+            "Prompt": request["prompt"],
+            "Loaded": request["loaded"],
+            "Loads": request["loads"],
+            "Recomputed": request["recomputed"],
+            "Stored": request["stored"],
+            "Preemptions": request["epoch"],
             "Engine": request["engine_name"],
+            "Service": request["service"] or None,
+            "Model": request["model"] or None,
+            "Connector": request["connector"] or None,
         }
         for request in requests
     ]
+
+
+def choices(engines: Iterable[Row]) -> dict[str, dict[str, str]]:
+    """What the list can be narrowed down to: for each filter the values, and the texts for them."""
+    listed = sorted(engines, key=lambda engine: str(engine["name"]))
+    return {
+        "engine": {engine["engine"]: engine["name"] for engine in listed},
+        **{
+            name: {value: value for value in sorted({engine[name] for engine in listed if engine[name]})}
+            for name in ("service", "model")
+        },
+    }
 
 
 def duration_ns(request: Row, *, now_ns: int) -> int:
@@ -42,16 +72,3 @@ def duration_ns(request: Row, *, now_ns: int) -> int:
         is_over = request["status"] == "failed" or now_ns - request["last_ns"] > LIVE_NS
         end_ns = request["last_ns"] if is_over else now_ns
     return max(0, int(end_ns) - int(request["started_ns"]))
-
-
-def status_counts(requests: Iterable[Row], recorders: Iterable[Row], *, now_ns: int) -> Counter[str]:
-    """Requests by status; those that never ended and whose engine is gone count as abandoned."""
-    live = {recorder["engine"] for recorder in recorders if is_live(recorder)}
-
-    def status(request: Row) -> str:
-        is_over = request["ended_ns"] is not None or request["status"] == "failed"
-        # A tracer that has just started knows no recorders yet: then the request's own latest event counts.
-        is_alive = request["engine"] in live or now_ns - request["last_ns"] <= LIVE_NS
-        return str(request["status"]) if is_over or is_alive else ABANDONED
-
-    return Counter(map(status, requests))

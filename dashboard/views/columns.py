@@ -11,6 +11,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.palette import Meaning
+from kvtrail.dashboard.content.requests import STATUS
 
 
 def labels(meanings: Mapping[str, Meaning], *, term: str, width: int | None = None) -> Any:
@@ -28,6 +29,11 @@ def number(term: str, **options: Any) -> Any:
 def words(term: str, **options: Any) -> Any:
     """A column of text."""
     return st.column_config.TextColumn(help=TERMS[term], **options)
+
+
+def request_labels() -> dict[str, Any]:
+    """The columns of `content.requests.status` and of verdicts."""
+    return {"Status": labels(STATUS, term="outcome"), "Verdict": labels(palette.VERDICT, term="verdict")}
 
 
 def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:

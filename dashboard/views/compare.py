@@ -1,119 +1,215 @@
-"""Two requests side by side: accounts, charts, and where their histories first differ; the address names both."""
+"""Two requests side by side: what differs, their charts on the same axes, and their steps; the address names both."""
 
 from __future__ import annotations
+
+import time
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content.charts import account_chart, highest, timeline_chart
-from kvtrail.dashboard.content.compare import first_difference, first_other_call, step_rows
-from kvtrail.dashboard.content.request import account_rows
+from kvtrail.dashboard.content import compare, phases, request_charts
+from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import shared, tables
+from kvtrail.dashboard.views import tables
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.columns import request_labels
+from kvtrail.dashboard.views.links import link, request_query
+from kvtrail.dashboard.views.of_requests import request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.theme import is_dark
 
-OFFERED = 50
+OFFERED = 20
+TYPED = "compare_with"
+"""The session's name for what is typed. Nothing that comes in touches the field, so that what is typed stays."""
+BY_TIME, BY_STEP = "time", "steps"
 
 
-def choose_other(request_id: str, engine: str) -> str:
-    """The request to compare with: one of the latest, or any whose id is typed or pasted."""
-    named = st.query_params.get("with", "")
-    try:
-        latest = shared.tracer().requests(limit=OFFERED)
-    except TracerAway:
-        latest = []  # the page below says so
-    ids = [r["request"] for r in latest if (r["request"], r["engine"]) != (request_id, engine)]
-    chosen = st.selectbox(
-        "Compare with",
-        list(dict.fromkeys([*([named] if named else []), *ids])),
-        index=0 if named else None,
-        placeholder="Choose one of the latest, or paste a request's id",
-        accept_new_options=True,
-        width=480,
+@st.fragment(run_every=EVERY_S)
+def choose(request_id: str, engine: str, search: str) -> None:
+    """The requests to compare with: those near in time and alike, or those whose id has what is typed."""
+
+    def ask() -> tuple[Row | None, list[Row]]:
+        timeline = tracer().request(request_id, engine=engine)
+        if timeline is None:
+            return None, []
+        request = timeline["request"]
+        near = {"near": request["request"], "near_engine": request["engine"]}
+        found = tracer().requests(search=search, limit=OFFERED, **({} if search else near))
+        return request, [each for each in found if request_query(each) != request_query(request)]
+
+    answer = read(ask, key=f"choose {request_id} {engine} {search}")
+    if answer is None:
+        return
+    request, offers = answer
+    if request is None:
+        unknown_request(request_id)
+        return
+    if not offers:
+        st.info(f"No other request has {plain(search)} in its id." if search else "There is no other request yet.")
+        return
+    tables.table(
+        compare.offer_rows(offers, request),
+        key="offers",
+        links=[("compare", pair_query(request, offer)) for offer in offers],
+        note="Requests with this in their id. Click one."
+        if search
+        else "Near in time and alike. Click one, or type an id.",
+        most_rows=OFFERED,
+        numbers=("Prompt", "Findings", "Loaded", "Recomputed", "Preemptions"),
+        formats=request_labels(),
     )
-    if chosen and chosen != named:
-        st.query_params["with"] = str(chosen)
-        st.query_params.pop("with_engine", None)  # it was the other request's
-    return str(chosen or "")
 
 
-@st.fragment(run_every=shared.EVERY_S)
+@st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, other_id: str, other_engine: str) -> None:
     """Draw the page, again at each refresh."""
 
-    def ask() -> tuple[Row | None, Row | None]:
-        source = shared.tracer()
-        return source.request(request_id, engine=engine), source.request(other_id, engine=other_engine)
+    def ask() -> list[compare.Side | None]:
+        return [side(request_id, engine), side(other_id, other_engine)]
 
-    answer = shared.read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
+    answer = read(ask, key=f"compare {request_id} {engine} {other_id} {other_engine}")
     if answer is None:
         return
     a, b = answer
     if a is None or b is None:
-        shared.unknown_request(request_id if a is None else other_id)
+        unknown_request(request_id if a is None else other_id)
         return
+    heads(a, b)
     verdict(a, b)
-    top = max(highest(a), highest(b))
-    # Row by row, so that the same part of both is at the same height.
-    for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        with column:
-            side(letter, timeline)
-    for letter, timeline, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
-        column.altair_chart(account_chart(timeline, by_step=True, top=top), key=f"account_{letter}")
-    st.subheader("Accounts", anchor=False)
-    shared.account_table(account_rows(a["request"], b["request"]), headings=("A", "B"), width=480)
+    charts(a, b)
     steps(a, b)
 
 
-def verdict(a: Row, b: Row) -> None:
-    """Where they first differ, above all else."""
-    difference, other = first_difference(a, b), first_other_call(a, b)
-    if difference is None:
-        st.success("Both histories are the same: every call says the same.")
-        return
-    lines = [f"**They first differ:** {plain(difference.sentence)}."]
-    if other is None:
-        lines.append("Both make the same calls, with other numbers.")
-    elif other != difference:
-        lines.append(f"**They first make another call:** {plain(other.sentence)}.")
-    st.info("\n\n".join(lines))
-
-
-def side(letter: str, timeline: Row) -> None:
-    """One of the two: its name, status and verdict, and its timeline."""
+def side(request_id: str, engine: str) -> compare.Side | None:
+    """One of the two, as the tracer knows it."""
+    timeline = tracer().request(request_id, engine=engine)
+    if timeline is None:
+        return None
     request = timeline["request"]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        name = plain(request["external"] or request["request"])
-        st.subheader(f"{letter}: {name}", width="content", anchor=False)
-        shared.request_badges(request)
-    shared.link("request", f"Open {letter}", icon="arrow_forward", query=shared.request_query(request))
-    st.altair_chart(timeline_chart(timeline, by_step=True), key=f"timeline_{letter}")
+    lanes = tracer().lanes(**phases.question(request, now_ns=time.time_ns()))
+    return compare.Side(timeline, phases.stretches(lanes, request))
 
 
-def steps(a: Row, b: Row) -> None:
+def heads(a: compare.Side, b: compare.Side) -> None:
+    """Which two requests these are."""
+    for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
+        with column, st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            name = plain(each.request["external"] or each.request["request"])
+            st.subheader(f"{letter}: {name}", width="content", anchor=False)
+            request_badges(each.request)
+            link("request", f"Open {letter}", icon="arrow_forward", query=request_query(each.request))
+
+
+def verdict(a: compare.Side, b: compare.Side) -> None:
+    """What differs, the weightiest on top."""
+    st.subheader("What differs", anchor=False)
+    found = compare.differences(a, b)
+    if not found:
+        st.success("Nothing that matters: both were answered, waited and ended alike.")
+        return
+    rows = [{"": each.name, "A": each.a.text, "B": each.b.text} for each in found]
+    links = []
+    for each in found:
+        of, step = (a, each.a.step) if each.a.step or not each.b.step else (b, each.b.step)
+        links.append(("replay" if step else "request", request_query(of.request, step=step)))
+    tables.table(
+        rows,
+        key="differences",
+        links=links,
+        ids=[each.name for each in found],
+        appends=True,
+        note="What it means comes first, mere length last. Click a line to see where it shows.",
+        widths={"": 210, "A": 480, "B": 480},
+    )
+
+
+def charts(a: compare.Side, b: compare.Side) -> None:
+    """Both timelines and accounts, each pair on the same axes."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.subheader("On the same axes", width="content", anchor=False)
+        axis = st.segmented_control(
+            "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
+            label_visibility="collapsed", width="content",
+        )  # fmt: skip
+    dark, timelines = is_dark(), (a.timeline, b.timeline)
+    frame = request_charts.frame(*timelines, parts=[*a.parts, *b.parts])
+    look = request_charts.Look(frame=frame, dark=dark, by_step=axis == BY_STEP)
+    for each, column in zip((a, b), st.columns(2, gap="large"), strict=True):
+        column.html(legend(request_charts.phase_legend(each.parts, dark=dark)))
+    # Row by row, so that the same part of both is at the same height.
+    for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
+        chart = request_charts.timeline_chart(each.timeline, look, each.parts)
+        column.altair_chart(chart, key=f"timeline_{letter}_{axis}")
+    st.html(legend([*request_charts.mark_legend(timelines, dark=dark), *request_charts.measure_legend(dark=dark)]))
+    for letter, each, column in zip("AB", (a, b), st.columns(2, gap="large"), strict=True):
+        column.altair_chart(request_charts.account_chart(each.timeline, look), key=f"account_{letter}_{axis}")
+
+
+def steps(a: compare.Side, b: compare.Side) -> None:
     """Both histories, step beside step; a click opens A's replay."""
     st.subheader("Step by step", anchor=False)
-    st.caption(
-        "What vLLM and the connector said about tokens. Block ids, keys and times differ anyway. Click a step of A to replay"
-        " it."
-    )
-    rows = step_rows(a, b)
+    rows = compare.step_rows(a.timeline, b.timeline)
+    links = [
+        ("replay", request_query((a if row["A step"] else b).request, step=row["A step"] or row["B step"]))
+        for row in rows
+    ]
     tables.table(
         rows,
         key="compare_steps",
-        links=[("replay", shared.request_query(a["request"], step=row["A step"] or 1)) for row in rows],
+        links=links,
+        ids=range(len(rows)),
+        appends=True,
+        note="What was said about tokens; block ids, keys and times differ anyway. Click a step to replay it.",
         most_rows=16,
-        widths={"": 70, "A step": 65, "A": 440, "B step": 65, "B": 440},
+        widths={"": 90, "A step": 65, "A": 430, "B step": 65, "B": 430},
     )
 
 
-wanted = st.query_params.get("id", "")
-if not wanted:
-    shared.which_request("compare")
+def pair_query(a: Row, b: Row) -> dict[str, str]:
+    """The address that names both."""
+    return {**request_query(a), "with": b["request"], "with_engine": b["engine"]}
+
+
+def field(shown: str) -> None:
+    """Where the other request's id, or a part of it, is typed."""
+    st.session_state[TYPED] = shown
+
+    def typed() -> None:
+        wanted = str(st.session_state[TYPED]).strip()
+        for name in ("with", "with_engine", "search"):
+            st.query_params.pop(name, None)
+        if wanted:
+            st.query_params["with" if is_known(wanted) else "search"] = wanted
+
+    st.text_input(
+        "Compare with",
+        key=TYPED,
+        on_change=typed,
+        type="search",
+        placeholder="A request's id, or a part of one",
+        label_visibility="collapsed",
+        width=380,
+    )
+
+
+def is_known(request_id: str) -> bool:
+    """Whether that is a request's whole id; if the tracer does not answer, it is taken for one."""
+    try:
+        return tracer().request(request_id) is not None
+    except TracerAway:
+        return True
+
+
+query = st.query_params
+if not query.get("id"):
+    which_request("compare")
 else:
-    st.header("Compare two requests", anchor=False)
-    wanted_engine = st.query_params.get("engine", "")
-    other = choose_other(wanted, wanted_engine)
-    if other:
-        page(wanted, wanted_engine, other, st.query_params.get("with_engine", ""))
+    a_id, a_engine, b_id, searched = (query.get(name, "") for name in ("id", "engine", "with", "search"))
+    with st.container(key="ways", horizontal=True, vertical_alignment="center", gap="small"):
+        st.header(f"Compare {plain(a_id)} with", width="content", anchor=False)
+        field(b_id or searched)
+        if b_id:
+            link("compare", "Near in time and alike", icon="arrow_back", query={"id": a_id, "engine": a_engine})
+    if b_id:
+        page(a_id, a_engine, b_id, query.get("with_engine", ""))
     else:
-        st.caption(f"A is {plain(wanted)}. Choose B above: their first difference, charts and accounts follow.")
+        choose(a_id, a_engine, searched)

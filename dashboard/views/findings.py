@@ -16,7 +16,7 @@ from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.columns import labels, number, rule_columns
 from kvtrail.dashboard.views.filters import choose
 from kvtrail.dashboard.views.links import request_query, runbook_link
-from kvtrail.dashboard.views.of_requests import finding_card
+from kvtrail.dashboard.views.proofs import finding_card
 from kvtrail.dashboard.views.tables import table
 from kvtrail.dashboard.views.theme import is_dark
 from kvtrail.tracer.model.words import some
@@ -86,7 +86,7 @@ def page(given: dict[str, str]) -> None:
     one_by_one(answer.findings, matching=of_findings.total(answer.trend))
     st.subheader("The latest in words", anchor=False)
     for finding in of_findings.latest_of_each_rule(answer.findings, most=IN_WORDS):
-        finding_card(finding, linked=True)
+        finding_card(finding)
 
 
 def rule_card(rule: Row) -> None:

@@ -12,11 +12,18 @@ import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.charts import account_chart, timeline_chart
+from kvtrail.dashboard.content import request_charts
+from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
-from kvtrail.dashboard.content.request import findings_by_step, missing_events
+from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import shared
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.cards import badge
+from kvtrail.dashboard.views.links import link, request_query
+from kvtrail.dashboard.views.of_requests import account_table, unknown_request, which_request
+from kvtrail.dashboard.views.proofs import proof_cards
+from kvtrail.dashboard.views.theme import is_dark
 from kvtrail.tracer.model.words import said, some
 
 STEP = "replay_step"
@@ -28,16 +35,15 @@ ECHO_S = 1.5
 """How long a browser may take to draw a step."""
 
 
-@st.fragment(run_every=shared.EVERY_S)
+@st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str) -> None:
     """Draw the page, again at each refresh: a running request gets more steps."""
-    source = shared.tracer()
-    answer = shared.read(lambda: (source.request(request_id, engine=engine),), key=f"replay {request_id} {engine}")
+    answer = read(lambda: (tracer().request(request_id, engine=engine),), key=f"replay {request_id} {engine}")
     if answer is None:
         return
     (timeline,) = answer
     if timeline is None:
-        shared.unknown_request(request_id)
+        unknown_request(request_id)
         return
     steps = len(timeline["steps"])
     if not steps:
@@ -49,37 +55,30 @@ def page(request_id: str, engine: str) -> None:
     controls(step, steps, list(findings))
     if st.query_params.get("step") != str(step):
         st.query_params["step"] = str(step)
-    left, right = st.columns([2, 1], gap="large")
+    # All of it on one screen: the words on the left, the pictures on the right. On a phone the words come first.
+    left, right = st.columns([6, 7], gap="large")
     with left:
-        current_step(timeline, step, findings)
+        current_step(timeline, step)
+        account(timeline, step)
     with right:
-        st.subheader("Account after it", anchor=False)
-        if rows := changes(timeline, step=step):
-            for row in rows:
-                row["other"] = row["other"] if row["differs"] else ""
-            shared.account_table(rows, headings=("Now", "Before"), other=":gray[{}]")
-        else:
-            st.caption("No account yet: the request has not arrived.")
-    st.altair_chart(timeline_chart(timeline, by_step=True, at=step), key="replay_timeline")
-    st.altair_chart(account_chart(timeline, by_step=True, at=step), key="replay_account")
-    st.caption("The line marks the step. Counts are tokens.")
+        charts(timeline, step)
+        proofs(timeline, step, findings)
 
 
 def heading(timeline: Row) -> None:
     """Whose replay this is, and the link back to all of its steps."""
     request = timeline["request"]
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         name = plain(request["external"] or request["request"])
-        st.header(f"Replay of {name}", width="content", anchor=False)
-        shared.badge(request["verdict"], label=f"verdict: {request['verdict']}")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        shared.link("request", "All of it at once", icon="arrow_back", query=shared.request_query(request))
-        if sentence := missing_events(timeline):
-            st.warning(sentence)
+        st.subheader(f"Replay of {name}", width="content", anchor=False)
+        badge(request["verdict"], label=f"verdict: {request['verdict']}")
+        link("request", "All of it at once", icon="arrow_back", query=request_query(request))
+    if sentence := missing_events(timeline):
+        st.warning(sentence)
 
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
-    """The buttons, and the slider below them: beside them it would have no room on a narrow page."""
+    """The buttons, and the slider beside them; on a narrow page it is below them."""
     left: dict[int, float] = st.session_state.setdefault(LEFT, {})
 
     def go(to: int) -> None:
@@ -100,7 +99,8 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
         ("after", "Next", "N", "chevron_right", step + 1 if step < steps else None),
         ("finding_after", "Next finding", "F", "keyboard_double_arrow_right", after),
     )
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+    left_side, right_side = st.columns([6, 7], gap="large", vertical_alignment="center")
+    with left_side, st.container(horizontal=True, gap="small"):
         for name, label, key, icon, to in buttons:
             st.button(
                 f"{label} {key}" if to is None else f"{label} :gray[{key}]",
@@ -113,7 +113,7 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
             )
     if steps > 1:
         st.session_state["slider"] = step
-        st.slider("Step", 1, steps, key="slider", on_change=slide)
+        right_side.slider("Step", 1, steps, key="slider", on_change=slide, label_visibility="collapsed")
     listen_to_keys(step, steps, with_findings, go)
 
 
@@ -134,18 +134,45 @@ def key_listener() -> ComponentRenderer:
     return st.components.v2.component("kvtrail_replay_keys", js=script)
 
 
-def current_step(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
-    """What happened at the step, and the findings whose evidence it completes."""
+def current_step(timeline: Row, step: int) -> None:
+    """What happened at the step."""
     shown = timeline["steps"][step - 1]
-    st.subheader(plain(title(timeline, step=step)), anchor=False)
-    st.caption(plain(" · ".join(facts(timeline, step=step, now_ns=time.time_ns()))))
+    st.markdown(f"**{plain(title(timeline, step=step))}**")
     st.markdown(plain(said(shown["name"], shown["numbers"])))
+    st.caption(plain(" · ".join(facts(timeline, step=step, now_ns=time.time_ns()))))
     if shown["error"]:
         st.error(f"It raised. {plain(shown['error'])}")
-    for finding in findings.get(step, []):
-        shared.finding_card(finding, linked=False)
+
+
+def account(timeline: Row, step: int) -> None:
+    """The account after the step, beside the one before it."""
+    rows = changes(timeline, step=step)
+    if not rows:
+        st.caption("No account yet: the request has not arrived.")
+        return
+    for row in rows:
+        row["other"] = row["other"] if row["differs"] else ""
+    account_table(rows, headings=("Account after it", "Before"), other=":gray[{}]")
+    with st.popover("What these mean", icon=":material/help:", type="tertiary"):
+        for row in rows:
+            st.markdown(f"**{row['label']}**: {plain(TERMS[ACCOUNT[row['name']][1]])}")
+
+
+def proofs(timeline: Row, step: int, findings: dict[int, list[Row]]) -> None:
+    """The findings whose evidence the step completes."""
+    proof_cards(findings.get(step, []), timeline)
     if earlier := sum(len(each) for number, each in findings.items() if number < step):
         st.caption(f"{some(earlier, 'finding')} before this step.")
+
+
+def charts(timeline: Row, step: int) -> None:
+    """All steps, with a line at this one, and the account on the same axis."""
+    look = request_charts.Look(frame=request_charts.frame(timeline), dark=is_dark(), by_step=True, at=step)
+    st.altair_chart(request_charts.timeline_chart(timeline, look), key="replay_timeline")
+    marks = request_charts.mark_legend([timeline], dark=look.dark)
+    st.html(legend([*marks, *request_charts.measure_legend(dark=look.dark)]))
+    st.altair_chart(request_charts.account_chart(timeline, look, height=180), key="replay_account")
+    st.caption("The line marks the step. Counts are tokens.")
 
 
 wanted = st.query_params.get("id", "")
@@ -154,4 +181,4 @@ st.session_state[STEP] = st.query_params.get("step", "")
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:
-    shared.which_request("replay")
+    which_request("replay")

@@ -11,15 +11,26 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.command import TRACE_ID, TRACES_VARIABLE
-from kvtrail.dashboard.content.charts import account_chart, timeline_chart
-from kvtrail.dashboard.content.request import findings_by_step, missing_events, step_rows
+from kvtrail.dashboard.content import palette, phases, request_charts, tokens
+from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.legend import Entry, bar, legend
+from kvtrail.dashboard.content.request import STEP_MEASURES, facts, findings_by_step, missing_events, step_rows
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.views import shared, tables
+from kvtrail.dashboard.views import tables
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.cards import card, cards
+from kvtrail.dashboard.views.columns import request_labels
+from kvtrail.dashboard.views.links import link, request_query
+from kvtrail.dashboard.views.of_requests import request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.proofs import proof_cards
+from kvtrail.dashboard.views.theme import is_dark
 from kvtrail.tracer.model.words import count, duration, some
 
 BY_TIME, BY_STEP = "time", "steps"
+MOST_SUMS = 3
+"""Sums that are shown number by number."""
 FILES = (
     ("OTLP", "otlp", "jsonl", "application/x-ndjson"),
     ("Perfetto", "perfetto", "perfetto.json", "application/json"),
@@ -27,97 +38,125 @@ FILES = (
 """Downloads: the name, the api's name of it, the file's ending and type."""
 
 
-@st.fragment(run_every=shared.EVERY_S)
+@st.fragment(run_every=EVERY_S)
 def page(request_id: str, engine: str, trace_id: str) -> None:
     """Draw the page, again at each refresh: even a request that has ended may get late spans."""
 
-    def ask() -> tuple[Row | None, list[Row], list[Row]]:
-        of_trace = [] if request_id else shared.tracer().requests_of_trace(trace_id)
-        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else shared.request_query(of_trace[0])
-        timeline = shared.tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
-        return timeline, shared.tracer().fleet()["engines"], of_trace
+    def ask() -> tuple[Row | None, list[phases.Stretch], list[Row]]:
+        of_trace = [] if request_id else tracer().requests_of_trace(trace_id)
+        query = {"id": request_id, "engine": engine} if len(of_trace) != 1 else request_query(of_trace[0])
+        timeline = tracer().request(query["id"], engine=query["engine"]) if query["id"] else None
+        return timeline, phases_of(timeline), of_trace
 
-    answer = shared.read(ask, key=f"request {request_id} {engine} {trace_id}")
+    answer = read(ask, key=f"request {request_id} {engine} {trace_id}")
     if answer is None:
         return
-    timeline, engines, of_trace = answer
+    timeline, parts, of_trace = answer
     if len(of_trace) > 1:
         choose(of_trace, trace_id)
     elif timeline is None:
-        shared.unknown_request(request_id, trace_id=trace_id)
+        unknown_request(request_id, trace_id=trace_id)
     else:
-        show(timeline, engines)
+        show(timeline, parts)
 
 
 def choose(requests: list[Row], trace_id: str) -> None:
     """The requests of a trace: a caller's trace may hold several."""
     st.header("Requests of one trace", anchor=False)
-    st.caption(f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.")
     shown = ("Request", "Status", "Verdict", "Findings", "Started", "Duration", "Connector")
     tables.table(
         [{name: row[name] for name in shown} for row in request_rows(requests, now_ns=time.time_ns())],
         key="of_trace",
-        links=[("request", shared.request_query(request)) for request in requests],
+        links=[("request", request_query(request)) for request in requests],
+        note=f"{some(len(requests), 'request')} of trace {plain(trace_id)}. Click one to open it.",
         most_rows=16,
         formats={
+            **request_labels(),
             "Started": st.column_config.DatetimeColumn("Started (UTC)", format="MM-DD HH:mm:ss.SSS", timezone="UTC"),
             "Duration": st.column_config.NumberColumn(format="%.3f s"),
         },
     )
 
 
-def show(timeline: Row, engines: list[Row]) -> None:
-    """The request: its findings, account, timeline and steps."""
+def show(timeline: Row, parts: list[phases.Stretch]) -> None:
+    """The request: its findings, where its tokens came from and its time went, and its steps."""
     request = timeline["request"]
-    header(timeline, engines)
-    links(request)
+    header(timeline)
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
-    for finding in timeline["findings"]:
-        shared.finding_card(finding, linked=False, step=steps[finding["id"]], request=request)
-    names = ("computed", "matched", "returned", "allocated", "loaded", "stored", "lookups")
-    with shared.cards("small"):
-        shared.card("Total tokens", count(request["total"]))
-        for name in names:
-            shared.card(name.capitalize(), count(request[name]))
-        shared.card("Preemptions", count(request["epoch"]))
-    charts(timeline)
+    proof_cards(timeline["findings"], timeline, steps=steps)
+    token_sums(timeline)
+    with cards("small"):
+        for name, value, note, term in facts(request):
+            card(name, value, note, term)
+    charts(timeline, parts)
     st.subheader("Every step", anchor=False)
-    st.caption(
-        "What each event said, and the request's account after it. Counts are tokens. Click a step to see it in the replay."
-    )
     rows = step_rows(timeline)
+    longest = max((row["To next"] or 0.0 for row in rows), default=0.0) or 1.0
     tables.table(
         rows,
         key="steps",
-        links=[("replay", shared.request_query(request, step=row["Step"])) for row in rows],
+        links=[("replay", request_query(request, step=row["Step"])) for row in rows],
+        note="What each event said, and the request's account after it, in tokens. Click a step to see it in the replay.",
+        appends=True,
         most_rows=16,
-        numbers=("Computed", "Matched", "Loaded", "Stored"),
-        widths={"Step": 50, "Witness": 70, "Epoch": 60, "Kind": 88, "Says": 330},
+        numbers=STEP_MEASURES.values(),
+        widths={"Step": 50, "Proof": 60, "Kind": 88, "Says": 330, "Preemptions": 80},
         formats={
             "Since arrival": st.column_config.NumberColumn(format="%.3f ms"),
-            "Took": st.column_config.TextColumn(alignment="right", width=75),
+            "To next": st.column_config.ProgressColumn(
+                format="%.3f ms", min_value=0.0, max_value=longest, width=130, help=TERMS["to next"]
+            ),
+            "Took": st.column_config.TextColumn(alignment="right", width=75, help=TERMS["took"]),
         },
     )
 
 
-def header(timeline: Row, engines: list[Row]) -> None:
+def token_sums(timeline: Row) -> None:
+    """Where the tokens came from that it began to run with: a sum for each time that it was admitted."""
+    st.subheader("Where its tokens came from", anchor=False)
+    admissions = tokens.admissions(timeline)
+    if not admissions:
+        st.caption("Not known: its first step is not recorded, or has not come yet.")
+        return
+    shown, rest = admissions[:MOST_SUMS], admissions[MOST_SUMS:]
+    for admission, column in zip(shown, st.columns(max(2, len(shown)), gap="large"), strict=False):
+        with column:
+            token_sum(admission)
+    for admission in rest:
+        st.caption(f"{tokens.run_name(admission.epoch).capitalize()}: {tokens.sum_line(admission)}")
+
+
+def token_sum(admission: tokens.Admission) -> None:
+    """One sum, number by number, with a bar of its parts."""
+    whole, term = (f"After preemption {admission.epoch}", "asked again") if admission.epoch else ("Prompt", "prompt")
+    parts = tokens.parts(admission)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key=f"sum-{admission.epoch}"):
+        st.metric(whole, count(admission.asked), width="content", help=TERMS[term])
+        for sign, (name, number, explained) in zip("=++", parts, strict=True):
+            st.markdown(f"&#{ord(sign)};", width="content")
+            st.metric(name, number, width="content", help=TERMS[explained])
+    colours = palette.colours(palette.SOURCE, dark=is_dark()).values()
+    st.html(bar([Entry(name, colour) for (name, *_), colour in zip(parts, colours, strict=True)], admission.parts))
+
+
+def header(timeline: Row) -> None:
     """Which request this is, its status and verdict; errors and missing events above all else."""
     request = timeline["request"]
     now_ns = time.time_ns()
-    with st.container(horizontal=True, vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.header(f"Request {plain(request['external'] or request['request'])}", width="content", anchor=False)
-        shared.request_badges(request)
-    model = next((e["model"] for e in engines if e["engine"] == request["engine"] and e["model"]), "not known")
-    facts = [
+        request_badges(request)
+        links(request)
+    known = [
         f"engine's id {request['request']}",
         f"started {clock(request['started_ns'], now_ns=now_ns)} UTC",
         f"lasted {duration(duration_ns(request, now_ns=now_ns))}",
         request["connector"] or "no connector named",
-        f"model {model}",
+        f"model {request['model'] or 'not known'}",
         f"engine {request['engine_name']}",
         f"trace {request['trace_id']}",
     ]
-    st.caption(plain(" · ".join(facts)))
+    st.caption(plain(" · ".join(known)))
     notes = st.container()
     if request["error"]:
         notes.error(f"A call about this request raised. {plain(request['error'])}")
@@ -129,26 +168,25 @@ def header(timeline: Row, engines: list[Row]) -> None:
 
 def links(request: Row) -> None:
     """Other views of the request, its ids, and its files."""
-    query = shared.request_query(request)
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        shared.link("replay", "Replay", icon="play_arrow", query=query)
-        shared.link("compare", "Compare", icon="compare_arrows", query=query)
-        if template := os.environ.get(TRACES_VARIABLE, ""):
-            address = template.replace(TRACE_ID, request["trace_id"])
-            st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
-        with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
-            st.caption("The engine's id of the request")
-            st.code(request["request"], language=None)
-            st.caption("The trace's id")
-            st.code(request["trace_id"], language=None)
-            downloads(request["request"], request["engine"])
+    query = request_query(request)
+    link("replay", "Replay", icon="play_arrow", query=query)
+    link("compare", "Compare", icon="compare_arrows", query=query)
+    if template := os.environ.get(TRACES_VARIABLE, ""):
+        address = template.replace(TRACE_ID, request["trace_id"])
+        st.page_link(address, label="Trace", icon=":material/open_in_new:", help=address)
+    with st.popover("Copy or download", icon=":material/content_copy:", type="tertiary"):
+        st.caption("The engine's id of the request")
+        st.code(request["request"], language=None)
+        st.caption("The trace's id")
+        st.code(request["trace_id"], language=None)
+        downloads(request["request"], request["engine"])
 
 
 def downloads(request_id: str, engine: str) -> None:
     """The request as files, which are fetched when their button is pressed."""
 
     def as_json() -> str:
-        return json.dumps(shared.tracer().request(request_id, engine=engine), indent=2)
+        return json.dumps(tracer().request(request_id, engine=engine), indent=2)
 
     st.caption(
         "JSON has what this page shows. OTLP has the spans, for `kvtrail audit` and any OpenTelemetry tool. Perfetto opens in"
@@ -157,34 +195,39 @@ def downloads(request_id: str, engine: str) -> None:
     with st.container(horizontal=True):
         st.download_button("JSON", as_json, f"{request_id}.json", "application/json", on_click="ignore")
         for name, kind, ending, mime in FILES:
-            fetch = partial(shared.tracer().file, kind, request_id, engine=engine)
+            fetch = partial(tracer().file, kind, request_id, engine=engine)
             st.download_button(name, fetch, f"{request_id}.{ending}", mime, on_click="ignore")
 
 
-def charts(timeline: Row) -> None:
-    """The timeline above the account, on the same axis."""
-    with st.container(horizontal=True, vertical_alignment="bottom", horizontal_alignment="distribute"):
-        st.subheader("Timeline", width="content", anchor=False)
+def charts(timeline: Row, parts: list[phases.Stretch]) -> None:
+    """The phases and the timeline above the account, on the same axis."""
+    # The switch is on the left: on the right a chart's toolbar would cover it.
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.subheader("Where its time went", width="content", anchor=False)
         axis = st.segmented_control(
             "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
-            label_visibility="collapsed",
+            label_visibility="collapsed", width="content",
         )  # fmt: skip
-    by_step = axis == BY_STEP
-    st.altair_chart(timeline_chart(timeline, by_step=by_step), key=f"timeline_{axis}")
-    legend = []
-    if timeline["findings"]:
-        legend.append("Red diamonds are the witnesses of the findings above.")
-    if any(step["error"] for step in timeline["steps"]):
-        legend.append("A red cross is a call that raised.")
-    if any(step["foreign"] for step in timeline["steps"]):
-        legend.append("Grey spans are other services', such as vLLM's own.")
-    st.caption(" ".join(legend) or "One row for each kind of event.")
-    st.subheader("Account, in tokens", anchor=False)
-    st.altair_chart(account_chart(timeline, by_step=by_step), key=f"account_{axis}")
+    dark = is_dark()
+    look = request_charts.Look(frame=request_charts.frame(timeline, parts=parts), dark=dark, by_step=axis == BY_STEP)
+    st.html(legend(request_charts.phase_legend(parts, dark=dark)))
+    st.altair_chart(request_charts.timeline_chart(timeline, look, parts), key=f"timeline_{axis}")
+    st.html(legend(request_charts.mark_legend([timeline], dark=dark)))
+    st.subheader("Its account, in tokens", anchor=False)
+    st.html(legend(request_charts.measure_legend(dark=dark)))
+    st.altair_chart(request_charts.account_chart(timeline, look), key=f"account_{axis}")
+
+
+def phases_of(timeline: Row | None) -> list[phases.Stretch]:
+    """The phases of a request, as the live view has them."""
+    if timeline is None:
+        return []
+    request = timeline["request"]
+    return phases.stretches(tracer().lanes(**phases.question(request, now_ns=time.time_ns())), request)
 
 
 query = st.query_params
 if query.get("id") or query.get("trace"):
     page(query.get("id", ""), query.get("engine", ""), query.get("trace", "").strip().lower())
 else:
-    shared.which_request("request")
+    which_request("request")

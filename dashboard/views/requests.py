@@ -1,89 +1,156 @@
-"""The list of requests: searched, filtered, live; a click on a row opens the request."""
+"""The list of requests: searched, filtered, ordered, live; a click on a row opens the request."""
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
-from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content.badges import STATUSES, VERDICTS
-from kvtrail.dashboard.content.requests import request_rows
-from kvtrail.dashboard.views import shared, tables
+from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.content import palette, requests
+from kvtrail.dashboard.content.text import plain
+from kvtrail.dashboard.views import picker, tables
+from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
+from kvtrail.dashboard.views.columns import number, request_labels
+from kvtrail.dashboard.views.filters import choose, follow, write
+from kvtrail.dashboard.views.links import request_query
 from kvtrail.tracer.model.words import some
 
 MOST = 200
-TOKENS = {
-    "Total": "Tokens of the request: prompt, and its output so far.",
-    "Computed": "Tokens that vLLM had computed, by the last call.",
-    "Matched": "Tokens of the prefix that the connector's store held, by the last lookup.",
-    "Loaded": "Tokens copied from the connector's store, over all epochs.",
-    "Stored": "Tokens copied into the connector's store, over all epochs.",
-}
+TABLE = "requests_table"
+LATEST = "latest"
+COUNTS = {
+    "Findings": "finding", "Prompt": "prompt", "Loaded": "loaded tokens", "Loads": "loads", "Recomputed": "recomputed tokens",
+    "Stored": "stored tokens", "Preemptions": "preemption",
+}  # fmt: skip
+"""Columns of counts, and the glossary's terms for them."""
+LOST = {"abandoned": "lost, or unheard of"}
+"""The status that two outcomes share."""
+LASTING = ("engine", "service", "model")
+"""Filters by what a request never changes."""
 
 
-@st.fragment(run_every=shared.EVERY_S)
-def page(search: str, status: str, verdict: str) -> None:
+@st.fragment(run_every=EVERY_S)
+def page(search: str, order: str, chosen: dict[str, str]) -> None:
     """Draw the table, again at each refresh."""
+    # Whoever looks for an id wants it wherever it is.
+    window = {} if search else {"since_ns": picker.current().since_ns, "before_ns": picker.current().until_ns}
 
-    def ask() -> list[Row]:
-        return shared.tracer().requests(search=search, status=status, verdict=verdict, limit=MOST)
+    def ask() -> tuple[list[Row], list[Row]]:
+        found = tracer().requests(search=search, sort=order, limit=MOST, **chosen, **window)
+        return found, others_shown(found, search, chosen)
 
-    requests = shared.read(ask, key=f"requests {search!r} {status} {verdict}")
-    if requests is None:
+    answer = read(ask, key=f"requests {search!r} {order} {chosen} {picker.current().field()}")
+    if answer is None:
         return
-    if not requests:
-        filtered = search or status or verdict
-        st.info(
-            "No request matches. Widen the search." if filtered else "No requests yet. The overview says how to begin."
-        )
+    found, others = answer
+    if not found and not others:
+        nothing(search, chosen)
         return
     now_ns = time.time_ns()
-    st.caption(
-        f"The latest {MOST} matches; search to reach older ones. Click a row to open it."
-        if len(requests) == MOST
-        else f"{some(len(requests), 'request')}, latest first. Click a row to open it."
+    rows = [*found, *others]
+    count = (
+        f"The first {MOST} matches; narrow it down to see others" if len(found) == MOST else some(len(found), "request")
     )
     tables.table(
-        request_rows(requests, now_ns=now_ns),
-        key="requests_table",
-        links=[("request", shared.request_query(request)) for request in requests],
+        requests.request_rows(rows, now_ns=now_ns),
+        key=TABLE,
+        links=[("request", request_query(request)) for request in rows],
+        ids=[*map(identity, rows)],
+        note=f"{count}, {requests.ORDERS[order]}{', at any time' if search else ''}. Click a row to open it.",
         most_rows=20,
-        numbers=("Findings", "Preemptions", "Lookups"),
-        formats=formats(requests, now_ns=now_ns),
+        formats=formats(rows, now_ns=now_ns),
     )
 
 
-def formats(requests: list[Row], *, now_ns: int) -> dict[str, Any]:
-    """Columns that need more than a width; the date only if there is another than today's."""
-    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in requests))}
+def nothing(search: str, chosen: dict[str, str]) -> None:
+    """Nothing matches, and what to do about it."""
+    if search:
+        st.info(f"No request has {plain(search)} in its id, at any time.")
+    elif chosen:
+        st.info("No request matches in this range. Widen it, or remove a filter.")
+    else:
+        st.info("No request began in this range. Widen it; the overview says how to begin where there is none at all.")
+
+
+class Identity(NamedTuple):
+    """What tells a request from all others: an id may be used twice."""
+
+    engine: str
+    request: str
+    started_ns: int
+
+
+def identity(request: Row) -> Identity:
+    """The identity of a row."""
+    return Identity(*(request[name] for name in Identity._fields))
+
+
+def others_shown(found: list[Row], search: str, chosen: dict[str, str]) -> list[Row]:
+    """Requests that the table still shows although newer ones, or their own changes, have moved them out of the answer."""
+    missing = {each for each in tables.shown(TABLE) if isinstance(each, Identity)} - {*map(identity, found)}
+    if not missing:
+        return []
+    lasting = {name: value for name, value in chosen.items() if name in LASTING}
+    older = tracer().requests(
+        search=search, before_ns=max(each.started_ns for each in missing) + 1, limit=MOST, **lasting
+    )
+    return [request for request in older if identity(request) in missing]
+
+
+def formats(rows: list[Row], *, now_ns: int) -> dict[str, Any]:
+    """The columns; the date only if there is another than today's."""
+    days = {datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (now_ns, *(r["started_ns"] for r in rows))}
     clock = "YYYY-MM-DD HH:mm:ss.SSS" if len(days) > 1 else "HH:mm:ss.SSS"
     return {
-        **{name: st.column_config.NumberColumn(format="localized", help=text) for name, text in TOKENS.items()},
+        **{name: number(term) for name, term in COUNTS.items()},
+        **request_labels(),
         "Request": st.column_config.TextColumn(pinned=True),
         "Started": st.column_config.DatetimeColumn("Started (UTC)", format=clock, timezone="UTC"),
-        "Duration": st.column_config.NumberColumn(format="%.3f s"),
+        "Duration": number("duration", format="%.3f s"),
+        "Waited": number("waited for KV", format="%.3f s"),
     }
 
 
-def filters() -> tuple[str, str, str]:
-    """The search and the filters; all of them are in the page's address, so that it can be shared."""
-    left, middle, right = st.columns([3, 1, 1])
-    search = left.text_input(
-        "Search",
-        key="search",
-        bind="query-params",
-        type="search",
-        live=True,
-        placeholder="Part of the request's id, engine's or external, or a whole trace id",
-    )
-    status = middle.selectbox("Status", (shared.ANY, *STATUSES), key="status", bind="query-params")
-    verdict = right.selectbox("Verdict", (shared.ANY, *VERDICTS), key="verdict", bind="query-params")
-    status, verdict = ("" if choice in (None, shared.ANY) else str(choice) for choice in (status, verdict))
-    return (search or "").strip(), status, verdict
+def filters() -> tuple[str, str, dict[str, str]]:
+    """The search, the order, and the filters that are set; all are in the page's address, so that it can be shared."""
+    try:
+        choices = requests.choices(tracer().fleet()["engines"])
+    except TracerAway:
+        choices = {name: {} for name in LASTING}  # the page below says so
+    fixed = {
+        "status": {name: name for name in palette.STATUS} | LOST,
+        "verdict": {name: name for name in palette.VERDICT},
+    }
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="filters"):
+        search = st.text_input(
+            "Search",
+            key="search",
+            bind="query-params",
+            type="search",
+            live=True,
+            width=300,
+            placeholder="Part of an id, or a whole trace id",
+            help="The engine's or the external id.",
+        )
+        chosen = {}
+        for name, texts in {**fixed, **choices}.items():
+            with st.container(width=150):
+                chosen[name] = choose(name.capitalize(), list(texts), name=name, shown=texts)
+        with st.container(width=200):
+            key = follow("sort", list(requests.ORDERS), default=LATEST)
+            st.selectbox(
+                "Sort by",
+                requests.ORDERS,
+                key=key,
+                on_change=write,
+                args=("sort", key, LATEST),
+                format_func=requests.ORDERS.__getitem__,
+            )
+    return (search or "").strip(), st.session_state[key], {name: value for name, value in chosen.items() if value}
 
 
-st.header("Requests", anchor=False)
+picker.heading("Requests")
 page(*filters())

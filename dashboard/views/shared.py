@@ -8,7 +8,6 @@ from kvtrail.dashboard.views.filters import ANY, choose
 from kvtrail.dashboard.views.links import link, request_query, runbook_link
 from kvtrail.dashboard.views.of_requests import (
     account_table,
-    finding_card,
     request_badges,
     unknown_request,
     which_request,
@@ -16,6 +15,6 @@ from kvtrail.dashboard.views.of_requests import (
 from kvtrail.dashboard.views.tables import table
 
 __all__ = [
-    "ANY", "EVERY_S", "SLOW_S", "account_table", "badge", "card", "cards", "choose", "finding_card", "link", "read",
+    "ANY", "EVERY_S", "SLOW_S", "account_table", "badge", "card", "cards", "choose", "link", "read",
     "request_badges", "request_query", "runbook_link", "table", "tracer", "unknown_request", "which_request",
 ]  # fmt: skip

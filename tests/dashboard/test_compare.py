@@ -4,62 +4,95 @@ from __future__ import annotations
 
 from test_request import timeline_of
 
-from kvtrail.dashboard.content import charts, compare, request
+from kvtrail.dashboard.content import compare, request, request_charts
+from kvtrail.dashboard.content.phases import Stretch
 
 HIT = "L 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
 MISS = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
+LONGER = HIT.replace("750", "760").replace("238", "248")
+REFUSED = "L 750 c512 h512 -> 0 healed 512\nL 750 c0 h512 -> 512\nA 512\nS 512+238\nend"
+
+
+def side(text: str, **ms: float) -> compare.Side:
+    parts = [Stretch(phase.replace("_", " "), 0.0, long) for phase, long in ms.items()]
+    return compare.Side(timeline_of(text), parts)
+
+
+def names(a: compare.Side, b: compare.Side) -> list[str]:
+    return [each.name for each in compare.differences(a, b)]
 
 
 def test_the_same_story_has_no_difference() -> None:
-    other = timeline_of(HIT.replace("A 512", "A 512 [1-16]"))  # other blocks are no difference
-    assert compare.first_difference(timeline_of(HIT), other) is None
-    assert compare.first_other_call(timeline_of(HIT), other) is None
-    assert all(row[""] == "" for row in compare.step_rows(timeline_of(HIT), other))
+    other = side(HIT.replace("A 512", "A 512 [1-16]"))  # other blocks are no difference
+    assert names(side(HIT), other) == []
+    assert all(row[""] == "" for row in compare.step_rows(timeline_of(HIT), other.timeline))
 
 
-def test_the_first_difference_in_numbers_and_the_first_in_calls() -> None:
-    a, b = timeline_of(HIT), timeline_of(MISS)
-    difference = compare.first_difference(a, b)
-    assert difference is not None
-    assert difference.steps == (3, 3)  # vLLM's own span is the first step, and is not compared
-    assert difference.sentence == (
-        "A at step 3, lookup: 0 of 750 computed, 512 matched; answered 512;"
-        " B at step 3, lookup: 0 of 750 computed, 0 matched; answered 0"
-    )
-    other = compare.first_other_call(a, b)
-    assert other is not None
-    assert other.steps == (6, 6)
-    assert "request: stopped" in other.sentence
-    assert [row[""] for row in compare.step_rows(a, b)] == ["", "first", "differs", "differs", "differs", "differs"]
+def test_a_longer_prompt_alone_is_said_last_and_is_no_other_answer() -> None:
+    assert names(side(HIT), side(LONGER)) == ["Prompt's length"]
 
 
-def test_a_request_that_has_ended_before() -> None:
-    shorter = timeline_of("L 750 c0 h512 -> 512\nA 512\nS 512+238")
-    difference = compare.first_difference(shorter, timeline_of(HIT))
-    assert difference is not None
-    assert difference.steps == (None, 6)
-    assert difference.sentence.startswith("A has ended; B at step 6, request")
-    assert compare.step_rows(shorter, timeline_of(HIT))[-1]["A"] is None
+def test_what_it_means_comes_first() -> None:
+    found = compare.differences(side(HIT), side(MISS))
+    assert [each.name for each in found] == [
+        "What became of it",
+        "The connector's answers",
+        "Preemptions",
+        "Where the prompt came from",
+    ]
+    answers = found[1]
+    assert answers.a.text == "512 of 750 tokens"
+    assert answers.b.text == "0 of 750 tokens; 512 of 750 tokens after preemption 1"
+    assert (answers.a.step, answers.b.step) == (3, 3)  # vLLM's own span is the first step
+
+
+def test_refused_answers_are_not_passed_over() -> None:
+    found = {each.name: each for each in compare.differences(side(REFUSED), side(HIT))}
+    assert found["Refused answers"].a.text == "1 answer refused by the guard"
+    assert found["Refused answers"].b.text == "none"
+    assert list(found).index("Refused answers") < 2
+
+
+def test_waits_differ_only_if_people_would_say_so() -> None:
+    assert names(side(HIT, queued=40.0), side(HIT, queued=50.0)) == []
+    assert names(side(HIT, queued=0.1), side(HIT, queued=0.9)) == []
+    assert names(side(HIT, waiting_for_remote_KV=40.0), side(HIT, waiting_for_remote_KV=140.0)) == ["Waited for a load"]
+    assert names(side(HIT), side(LONGER, queued=140.0)) == ["Queued", "Prompt's length"]
+
+
+def test_steps_are_beside_those_after_the_same_preemption() -> None:
+    short = "L 750 c0 h0 -> 0\nA 0\nS 0+750\nP\nL 750 c0 h512 -> 512"
+    long = "L 750 c0 h0 -> 0\nA 0\nS 0+400\nS 400+350\nS 750+1\nP\nL 751 c0 h512 -> 512"
+    rows = compare.step_rows(timeline_of(short), timeline_of(long))
+    resumed = next(row for row in rows if row["A step"] and row["A"].startswith("lookup") and row["A step"] > 4)
+    assert resumed["B"].startswith("lookup")
+    assert {row[""] for row in rows} >= {"only B"}
 
 
 def test_accounts_beside_each_other() -> None:
     rows = {row["name"]: row for row in request.account_rows(timeline_of(HIT)["request"], timeline_of(MISS)["request"])}
-    assert (rows["status"]["value"], rows["status"]["other"], rows["status"]["differs"]) == (
-        "finished",
-        "preempted",
-        True,
-    )
+    status = rows["status"]
+    assert (status["value"], status["other"], status["differs"]) == ("finished", "preempted", True)
     assert rows["total"]["differs"] is False
 
 
-def test_charts_of_two_requests_have_one_scale() -> None:
-    domains = [
-        layer["encoding"]["y"]["scale"]["domain"]
-        for story in (HIT, MISS)
-        for layer in charts.account_chart(timeline_of(story), by_step=True, top=1000).to_dict()["layer"]
-        if "scale" in layer["encoding"].get("y", {})
-    ]
-    assert set(map(tuple, domains)) == {(0, 1080.0)}
+def test_charts_of_two_requests_have_the_same_axes() -> None:
+    stories = [timeline_of(text) for text in (HIT, f"{MISS}\nA 512\nS 512+900")]
+    frame = request_charts.frame(*stories)
+    for by_step in (False, True):
+        look = request_charts.Look(frame=frame, by_step=by_step)
+        for chart in (request_charts.timeline_chart, request_charts.account_chart):
+            scales = [
+                {
+                    (axis, str(layer["encoding"][axis]["scale"]["domain"]))
+                    for layer in chart(story, look).to_dict()["layer"]
+                    for axis in ("x", "y")
+                    if "scale" in layer["encoding"].get(axis, {})
+                }
+                for story in stories
+            ]
+            assert scales[0] == scales[1]
+            assert {axis for axis, _ in scales[0]} == {"x", "y"}
 
 
 def test_ranks_have_rows_of_their_own_where_there_are_several() -> None:
@@ -67,6 +100,6 @@ def test_ranks_have_rows_of_their_own_where_there_are_several() -> None:
         [{"row": "load, rank 1"}, {"row": "lookup"}, {"row": "load, rank 0"}, {"row": "llm_request"}]
     )
     assert rows == ["llm_request", "lookup", "load, rank 0", "load, rank 1"]
-    drawn = charts.timeline_chart(timeline_of("L 750 c0 h512 -> 512\nA 512\nload 512\nload 512 rank 1")).to_json()
-    assert "load, rank 1" in drawn
-    assert "load, rank" not in charts.timeline_chart(timeline_of("L 750 c0 h512 -> 512\nA 512\nload 512")).to_json()
+    one, two = (timeline_of(f"L 750 c0 h512 -> 512\nA 512\nload 512{more}") for more in ("", "\nload 512 rank 1"))
+    assert "load, rank 1" in request_charts.frame(two).rows
+    assert "load, rank 1" not in request_charts.frame(one).rows

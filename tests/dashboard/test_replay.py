@@ -9,7 +9,7 @@ import pytest
 from test_request import STALE, timeline_of
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import charts, replay
+from kvtrail.dashboard.content import replay, request_charts
 from kvtrail.dashboard.content.request import findings_by_step
 
 
@@ -90,20 +90,23 @@ def test_titles_and_facts(stale: Row) -> None:
     now_ns = stale["request"]["started_ns"]
     assert replay.title(stale, step=8) == "Step 8 of 9: lookup"
     assert replay.facts(stale, step=8, now_ns=now_ns) == [
-        "01:24:36.006 UTC", "6 ms after the arrival", "took 10 µs", "epoch 1", "scheduler 0",
+        "01:24:36.006 UTC", "6 ms after the arrival", "took 10 µs", "after preemption 1", "scheduler 0",
     ]  # fmt: skip
     assert replay.facts(stale, step=1, now_ns=now_ns)[1:] == ["1 ms before the arrival", "took 11 ms"]
 
 
-@pytest.mark.parametrize("chart", [charts.timeline_chart, charts.account_chart])
+@pytest.mark.parametrize("chart", [request_charts.timeline_chart, request_charts.account_chart])
 def test_a_line_marks_the_step_and_nothing_else_changes(stale: Row, chart: Any) -> None:
+    def drawn(at: int | None) -> Row:
+        look = request_charts.Look(frame=request_charts.frame(stale), by_step=True, at=at)
+        as_data: Row = json.loads(chart(stale, look).to_json())
+        return as_data
+
     def marks(at: int | None) -> list[Row]:
-        drawn = chart(stale, by_step=True, at=at).to_dict()
-        return [
-            row for layer in drawn["layer"] if layer["data"].get("name") == "here" for row in layer["data"]["values"]
-        ]
+        named = [layer for layer in drawn(at)["layer"] if layer["data"].get("name") == "here"]
+        return [row for layer in named for row in layer["data"]["values"]]
 
     assert [row["step"] for row in marks(8)] == [8]
     assert marks(None) == marks(99) == []
-    assert chart(stale, by_step=True, at=8).to_json() == chart(stale, by_step=True, at=8).to_json()
-    assert json.loads(chart(stale, by_step=True).to_json()) == json.loads(chart(stale, by_step=True, at=99).to_json())
+    assert drawn(8) == drawn(8)
+    assert drawn(None) == drawn(99)

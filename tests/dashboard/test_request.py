@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from history import START_NS, history, judge
 
-from kvtrail.dashboard.content import badges, charts, fleet, request, requests
+from kvtrail.dashboard.content import fleet, proof, request, request_charts, requests, tokens
 from kvtrail.dashboard.content import text as texts
 from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.model import semconv, words
+from kvtrail.tracer.model.launches import State
+from kvtrail.tracer.model.outcomes import did, outcome
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.serve.api_requests import timeline
 
@@ -33,8 +36,13 @@ def timeline_of(text: str) -> dict[str, Any]:
     ((key, account),) = detector.accounts.items()
     spans = [_span(event) for event in events]
     spans.append(Span("0" * 31 + "1", "f" * 16, "", "llm_request", START_NS - 10**6, START_NS + 10**7, {"n": 1}, {}))
-    found = [finding.as_dict() for finding in detector.findings.get(key, {}).values()]
-    entry = {**account.as_dict(), "verdict": detector.verdict(account), "findings": len(found)}
+    became = outcome(account.status, account.outcome, State.RUNNING)
+    found = [
+        {**finding.as_dict(), "did": did(became, healed=finding.healed, count=finding.count, is_cause=False)}
+        for finding in detector.findings.get(key, {}).values()
+    ]
+    told = {"outcome": became, "reason": account.outcome, "verdict": detector.verdict(account), "findings": len(found)}
+    entry = {**account.as_dict(), **told}
     data: dict[str, Any] = json.loads(timeline(entry, spans, found).model_dump_json())
     return data
 
@@ -71,12 +79,12 @@ def test_every_step_is_a_point_in_the_row_of_its_kind(stale: dict[str, Any]) -> 
     ]  # fmt: skip
 
 
-def test_witnesses_errors_and_other_services_are_distinct(stale: dict[str, Any]) -> None:
+def test_proofs_errors_and_other_services_are_distinct(stale: dict[str, Any]) -> None:
     points = request.step_points(stale)
-    assert [(point["row"], point["group"], point["mark"]) for point in points if point["group"] != "kvtrail"] == [
+    assert [(point["row"], point["group"], point["proof"]) for point in points if point["group"] != "kvtrail"] == [
         ("llm_request", "other service", ""),
-        ("lookup", "witness of a finding", "L1"),
-        ("lookup", "witness of a finding", "L2"),
+        ("lookup", "proof of a finding", "L1"),
+        ("lookup", "proof of a finding", "L2"),
         ("allocation", "call that raised", ""),
     ]
 
@@ -87,41 +95,95 @@ def test_a_foreign_span_that_began_before_the_request_lies_left_of_zero(stale: d
 
 def test_a_preemption_makes_computed_and_matched_unknown_until_the_next_lookup(stale: dict[str, Any]) -> None:
     levels = request.account_points(stale)
-    assert [row["tokens"] for row in levels if row["measure"] == "computed"] == [None, 0, 0, 0, None, 384, 384, 384]
+    assert [row["tokens"] for row in levels if row["measure"] == "in vLLM"] == [None, 0, 0, 0, None, 384, 384, 384]
     assert [row["tokens"] for row in levels if row["measure"] == "matched"] == [None, 0, 0, 0, None, 256, 256, 256]
 
 
-def test_epochs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
+def test_runs_begin_where_their_first_event_is(stale: dict[str, Any]) -> None:
     assert [(epoch["epoch"], epoch["step"]) for epoch in request.epoch_starts(stale)] == [(0, 2), (1, 6)]
 
 
-def test_names_of_epochs_do_not_stand_on_top_of_each_other() -> None:
+def test_names_of_preemptions_do_not_stand_on_top_of_each_other() -> None:
     begins = [{"epoch": epoch, "step": step} for epoch, step in enumerate((2, 10, 14, 16, 60))]
     names = request.epoch_labels(begins, field="step", near=8)
-    assert names == [{"step": 10, "name": "epochs 1 to 3"}, {"step": 60, "name": "epoch 4"}]
-    assert [each["name"] for each in request.epoch_labels(begins[:3], field="step", near=1)] == ["epoch 1", "epoch 2"]
+    assert names == [{"step": 10, "name": "preemptions 1 to 3"}, {"step": 60, "name": "preemption 4"}]
+    apart = request.epoch_labels(begins[:3], field="step", near=1)
+    assert [each["name"] for each in apart] == ["preemption 1", "preemption 2"]
 
 
 @pytest.mark.parametrize("by_step", [False, True])
 def test_the_same_data_gives_the_same_chart(stale: dict[str, Any], by_step: bool) -> None:
     """Else every refresh would draw it anew, and the page would flicker."""
-    for chart in (charts.timeline_chart, charts.account_chart):
-        assert chart(stale, by_step=by_step).to_json() == chart(stale, by_step=by_step).to_json()
-    assert charts.status_chart({"running": 2}).to_json() == charts.status_chart({"running": 2}).to_json()
+    look = request_charts.Look(frame=request_charts.frame(stale), by_step=by_step)
+    for chart in (request_charts.timeline_chart, request_charts.account_chart):
+        assert chart(stale, look).to_json() == chart(stale, look).to_json()
 
 
 def test_charts_of_a_request_that_only_just_arrived() -> None:
     new = timeline_of("")
-    assert charts.timeline_chart(new).to_dict()
-    assert charts.account_chart(new, by_step=True).to_dict()
+    look = request_charts.Look(frame=request_charts.frame(new))
+    assert request_charts.timeline_chart(new, look).to_dict()
+    assert request_charts.account_chart(new, replace(look, by_step=True)).to_dict()
+
+
+@pytest.mark.parametrize("by_step", [False, True])
+def test_every_mark_says_what_it_is(stale: dict[str, Any], by_step: bool) -> None:
+    look = request_charts.Look(frame=request_charts.frame(stale), by_step=by_step, at=3)
+    for chart in (request_charts.timeline_chart, request_charts.account_chart):
+        for layer in chart(stale, look).to_dict()["layer"]:
+            assert layer["encoding"].get("tooltip"), layer["mark"]
+
+
+def test_where_the_tokens_came_from_is_one_sum(stale: dict[str, Any]) -> None:
+    first, *_ = tokens.admissions(stale)
+    assert (first.asked, first.cached, first.loaded, first.computed) == (750, 0, 0, 750)
+    resumed = timeline_of("L 750 c0 h512 -> 512\nA 512\nS 512+238\nP\nL 780 c384 h512 -> 128\nA 128\nS 512+268")
+    assert [(each.epoch, *each.parts, each.asked) for each in tokens.admissions(resumed)] == [
+        (0, 0, 512, 238, 750),
+        (1, 384, 128, 268, 780),
+    ]
+    for each in tokens.admissions(resumed):
+        assert sum(each.parts) == each.asked
+    # A load that failed is computed from where it failed.
+    failed = timeline_of("L 750 c384 h512 -> 128\nA 128\nS 320+430")
+    assert [each.parts for each in tokens.admissions(failed)] == [(320, 0, 430)]
+    assert tokens.admissions(timeline_of("L 750 c0 h512 -> 512\nA 512")) == []
+
+
+def test_a_running_request_has_no_more_tokens_computed_than_it_has(stale: dict[str, Any]) -> None:
+    """Its total is that of its latest lookup, and its output goes on."""
+    running = timeline_of("L 750 c0 h0 -> 0\nA 0\nS 0+750\nS 750+1\nS 751+1\nL 750 c752 h0 -> 0")
+    for row in (each for each in request.account_points(running) if each["measure"] == "in vLLM"):
+        total = next(
+            each["tokens"]
+            for each in request.account_points(running)
+            if (each["step"], each["measure"]) == (row["step"], "tokens of the request")
+        )
+        assert row["tokens"] is None or row["tokens"] <= total
+
+
+def test_a_proof_needs_no_glossary(stale: dict[str, Any]) -> None:
+    (finding,) = stale["findings"]
+    told = proof.sentences(finding)
+    assert len(told) == 3
+    assert told[0].startswith("L1 is the lookup at ")
+    assert "(after it was preempted once) with 384 tokens computed" in told[0]
+    assert "after it was preempted once) vLLM already had 384 of 750 tokens computed" in told[1]
+    assert proof.run(0) == "before any preemption"
+    assert not any("epoch" in each or "witness" in each for each in told)
+    steps = {step["span_id"]: number for number, step in enumerate(stale["steps"], 1)}
+    assert [(row["Proof"], row["Step"]) for row in proof.evidence(finding, steps)] == [("L1", 7), ("L2", 8)]
 
 
 def test_step_rows_say_what_happened(stale: dict[str, Any]) -> None:
     rows = request.step_rows(stale)
     assert rows[7]["Says"] == "384 of 750 computed, 256 matched; answered 256, cached"
-    assert rows[7]["Witness"] == "L2"
+    assert rows[7]["Proof"] == "L2"
+    assert rows[0]["To next"] is None  # another service's span encloses the steps
+    assert rows[1]["To next"] == pytest.approx((stale["steps"][2]["end_ns"] - stale["steps"][1]["end_ns"]) / 1e6)
+    assert rows[-1]["To next"] is None
     assert rows[8]["Says"].endswith("raised Mismatch in tokens to load")
-    assert rows[0]["Computed"] is None
+    assert rows[0]["In vLLM"] is None
 
 
 def test_losses_are_said_and_explained() -> None:
@@ -176,16 +238,6 @@ def test_engines_that_give_no_signs_of_life_are_named_once_they_are_missed() -> 
     assert fleet.quiet_engines([busy, recorder()]) == ""
     assert "from 1 engine for a while" in fleet.quiet_engines([busy, quiet])
     assert "KVTRAIL_HEARTBEATS=spans" in fleet.quiet_engines([quiet])
-
-
-def test_a_request_whose_engine_is_gone_is_left_open_and_not_running() -> None:
-    now_ns = START_NS + 100 * 10**9
-    running = {"status": "running", "engine": "e" * 36, "ended_ns": None, "last_ns": START_NS}
-    assert requests.status_counts([running], [recorder(last_ns=now_ns)], now_ns=now_ns) == {"running": 1}
-    assert requests.status_counts([running], [recorder(status="closed")], now_ns=now_ns) == {badges.ABANDONED: 1}
-    assert requests.status_counts([{**running, "status": "failed"}], [], now_ns=now_ns) == {"failed": 1}
-    # The tracer was started a moment ago: no recorder is known yet, but the request itself is fresh.
-    assert requests.status_counts([{**running, "last_ns": now_ns}], [], now_ns=now_ns) == {"running": 1}
 
 
 def test_a_failed_request_lasted_until_the_last_that_was_heard_of_it() -> None:

@@ -134,7 +134,7 @@ def test_a_request_is_replayed_step_by_step(
     page.locator(".st-key-finding_after button").click()
     see(page, "Step 7 of 8: lookup")
     see(page, "The connector answered 256")
-    playwright.expect(page.get_by_role("row", name="returned 256 0")).to_be_visible(timeout=SLOW_MS)
+    playwright.expect(page.get_by_role("row", name="answer to the lookup 256 0")).to_be_visible(timeout=SLOW_MS)
     expect_step(page, url, 7)
     playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
     shoot(page, "replay-finding")

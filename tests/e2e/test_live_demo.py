@@ -154,7 +154,7 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     # Pressed for long, while the picture is drawn anew: the button must be the same when it is let go.
     page.get_by_role("button", name="Open the request").click(delay=REFRESHES_MS)
     see(page, "verdict: drift")
-    see(page, "healed by the guard")
+    see(page, "did: healed")
     page.get_by_role("link", name=re.compile("Replay from step")).first.click()
     see(page, "The connector answered 256")
     playwright.expect(page).to_have_url(re.compile(r"/replay\?.*step=\d+"), timeout=SLOW_MS)

@@ -1,0 +1,44 @@
+"""Legends of charts as HTML: unlike a chart's own, they wrap where a page is narrow, and nothing of them is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of a legend.
+
+    Attributes:
+        colour: as CSS has it.
+        mark: `bar`, `dot`, `diamond`, `cross`, or the style of a line: `solid`, `dashed`, `dotted`.
+        value: a number beside the name.
+        help: what it means, shown over it.
+    """
+
+    name: str
+    colour: str
+    mark: str = "bar"
+    value: str = ""
+    help: str = ""
+
+
+def legend(entries: Iterable[Entry]) -> str:
+    """The HTML; style.css draws the marks."""
+    items = (
+        f'<li title="{escape(entry.help)}"><i class="{entry.mark}" style="--colour: {escape(entry.colour)}"></i>'
+        f"{escape(entry.name)}{f' <b>{escape(entry.value)}</b>' if entry.value else ''}</li>"
+        for entry in entries
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def bar(entries: Iterable[Entry], amounts: Iterable[float]) -> str:
+    """A bar of parts, each as long as its amount."""
+    segments = (
+        f'<i title="{escape(entry.name)}" style="flex-grow: {amount}; --colour: {escape(entry.colour)}"></i>'
+        for entry, amount in zip(entries, amounts, strict=True)
+    )
+    return f'<div class="parts">{"".join(segments)}</div>'

@@ -1,0 +1,88 @@
+"""What one request did when, as the live view colours it, and how long it spent on each."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content.text import percent
+from kvtrail.tracer.model.words import duration
+
+BESIDE = ("load", "store")
+"""Transfers run beside the phases."""
+POINTS = 20_000
+"""Shorter phases than this part of the whole are drawn together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a request in one phase; milliseconds after its arrival."""
+
+    phase: str
+    begin: float
+    end: float
+
+
+def question(request: Row, *, now_ns: int) -> dict[str, int | str]:
+    """What to ask `/api/lanes` for one request."""
+    end_ns = max(request["last_ns"], request["ended_ns"] or now_ns)
+    return {
+        "from_ns": request["started_ns"],
+        "to_ns": max(end_ns, request["started_ns"] + 1),
+        "q": request["request"],
+        "engine": request["engine"],
+        "points": POINTS,
+    }
+
+
+def stretches(lanes: Row, request: Row) -> list[Stretch]:
+    """The phases of the request in an answer of `/api/lanes`, in the order of time; none if it is not in it."""
+    asked = (request["request"], request["engine"])
+    found = list(zip(lanes["requests"]["request"], lanes["requests"]["engine"], strict=True))
+    if asked not in found:
+        return []
+    number = found.index(asked)
+    columns = (lanes["segments"][name] for name in ("lane", "phase", "begin_us", "end_us"))
+    return [
+        Stretch(lanes["phases"][phase], begin_us / 1000, end_us / 1000)
+        for lane, phase, begin_us, end_us in zip(*columns, strict=True)
+        if lane == number
+    ]
+
+
+def alone(parts: Sequence[Stretch]) -> list[Stretch]:
+    """The phases without the transfers beside them: at any moment there is one."""
+    return [part for part in parts if part.phase not in BESIDE]
+
+
+def times(parts: Sequence[Stretch]) -> dict[str, float]:
+    """Milliseconds in each phase, in the order in which it entered them; transfers come last."""
+    spent: dict[str, float] = {}
+    for part in sorted(parts, key=lambda part: (part.phase in BESIDE, part.begin)):
+        spent[part.phase] = spent.get(part.phase, 0.0) + part.end - part.begin
+    return spent
+
+
+def time_texts(parts: Sequence[Stretch]) -> dict[str, str]:
+    """The time in each phase in words, with its share of the whole: 12 ms (3.1 %)."""
+    whole = sum(part.end - part.begin for part in alone(parts))
+    return {
+        phase: duration(round(ms * 1e6)) + ("" if phase in BESIDE or not whole else f" ({percent(ms / whole)})")
+        for phase, ms in times(parts).items()
+    }
+
+
+def by_step(parts: Sequence[Stretch], moments: Sequence[float]) -> list[Stretch]:
+    """The same on an axis of steps, of which `moments` has the times in milliseconds after the arrival: between two steps,
+    time goes on evenly."""
+
+    def step(at: float) -> float:
+        after = bisect_right(moments, at)
+        if after == 0 or after == len(moments):
+            return float(max(1, after))
+        before = moments[after - 1]
+        return after + (at - before) / (moments[after] - before)
+
+    return [Stretch(part.phase, step(part.begin), step(part.end)) for part in parts]

@@ -1,0 +1,77 @@
+"""A finding on a card: what it did, what it could do, and why it is a contradiction."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import streamlit as st
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import proof, text
+from kvtrail.dashboard.views.cards import badge
+from kvtrail.dashboard.views.links import link, request_query, runbook_link
+from kvtrail.tracer.model import words
+
+MOST = 3
+"""Findings that are told without being asked for."""
+
+
+def proof_cards(findings: list[Row], timeline: Row, *, steps: dict[str, int] | None = None) -> None:
+    """The findings one below the other; `steps` has the step of each by its id, if they are to link to the replay."""
+    for finding in findings[:MOST]:
+        _card(finding, timeline, (steps or {}).get(finding["id"]))
+    if rest := findings[MOST:]:
+        with st.expander(f"{words.some(len(rest), 'more finding')} of this request"):
+            for finding in rest:
+                _card(finding, timeline, (steps or {}).get(finding["id"]))
+
+
+def finding_card(finding: Row) -> None:
+    """A finding elsewhere, with the way to its request."""
+    with st.container(border=True, gap="small"):
+        _proof(finding)
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            label = f"Open request {text.plain(finding['request'])}"
+            link("request", label, icon="arrow_forward", query=request_query(finding))
+            _footer(finding)
+
+
+def _card(finding: Row, timeline: Row, step: int | None) -> None:
+    with st.container(border=True, gap="small"):
+        _proof(finding)
+        _details(finding, timeline)
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            if step is not None:
+                label = f"Replay from step {words.count(step)}, where it shows"
+                link("replay", label, icon="play_arrow", query=request_query(finding, step=step))
+            _footer(finding)
+
+
+def _proof(finding: Row) -> None:
+    """What it did, what it could do, and why it is a contradiction."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        badge(finding["did"], label=f"did: {finding['did']}")
+        badge(finding["severity"], label=f"could: {finding['severity']}")
+        st.markdown(f"**{text.plain(finding['title'])}**", width="content")
+    st.markdown("  \n".join(map(text.plain, proof.sentences(finding))))
+
+
+def _footer(finding: Row) -> None:
+    runbook_link(finding["rule"])
+    st.caption(proof.seen(finding, now_ns=time.time_ns()), width="content")
+
+
+def _details(finding: Row, timeline: Row) -> None:
+    """What to do, and the exact numbers."""
+    steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
+    with st.expander("What to do, and the exact numbers"):
+        st.markdown(text.plain(finding["hint"]))
+        _table(proof.evidence(finding, steps), width="stretch")
+        _table(proof.numbers(finding), width="content")
+
+
+def _table(rows: list[Row], *, width: Literal["stretch", "content"]) -> None:
+    """A table of texts; its cells would be Markdown."""
+    cells = [{name: text.plain(words.value(value)) for name, value in row.items()} for row in rows]
+    st.table(cells, border="horizontal", hide_index=True, width=width)

@@ -1,0 +1,255 @@
+"""What went wrong on the pages about requests while spans arrived: each once, in a real browser, with live traffic."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from live_traffic import flowing
+from processes import Tracer, dashboard, serve, until
+from test_dashboard_page import feed
+
+pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
+pytestmark = needs_chromium
+REFRESH_MS = 2_500
+"""A page asks the tracer again every two seconds."""
+HEALED = """
+L 750 c0 h256 -> 256
+A 256
+S 256+494
+P
+L 750 c384 h256 -> 0 cached healed 256
+L 750 c384 h256 -> 0 cached healed 256
+A 0
+S 384+366
+end
+"""
+LONGER = """
+L 760 c0 h256 -> 256
+A 256
+S 256+504
+end
+"""
+WITH_OUTPUT = """
+L 750 c128 h512 -> 384
+A 384
+S 512+238
+S 750+1
+S 751+1
+"""
+ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
+    .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
+"""A table is a canvas; within it is a table for those who cannot see it."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tracer, str]]:
+    """A tracer, with traffic of two engines and some requests that are told apart, and the dashboard's address."""
+    folder = tmp_path_factory.mktemp("faults")
+    tracer = serve(folder)
+    try:
+        feed(tracer, HEALED, request="healed-1-0123abcd", engine="engine-x")
+        feed(tracer, LONGER, request="longer-1-0123abcd", engine="engine-z")
+        feed(tracer, WITH_OUTPUT, request="output-1-0123abcd", engine="engine-y")
+        with flowing(tracer), dashboard(folder, tracer.url) as url:
+            yield tracer, url
+    finally:
+        tracer.end()
+
+
+def rows(page: playwright.Page, key: str) -> list[list[str]]:
+    shown: list[list[str]] = page.evaluate(ROWS, key)
+    return shown
+
+
+def click_row(page: playwright.Page, key: str, row: int) -> None:
+    box = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 60, box["y"] + 35 + 17 + 35 * row)
+
+
+def see_table(page: playwright.Page, key: str) -> list[list[str]]:
+    until(lambda: len(rows(page, key)) > 0)
+    return rows(page, key)
+
+
+def named(page: playwright.Page) -> dict[str, Any]:
+    return parse_qs(urlsplit(page.url).query)
+
+
+def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 1: the row's number was looked up among newer rows."""
+    _, url = site
+    for row in (0, 2, 4):
+        page.goto(f"{url}/requests")
+        before = [cells[0] for cells in see_table(page, "requests_table")]
+        page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).wait_for()  # others have come meanwhile
+        page.wait_for_timeout(REFRESH_MS)
+        shown = [cells[0] for cells in rows(page, "requests_table")]
+        assert shown[: len(before)] == before[: len(shown)], "rows stay where they are while one reads"
+        click_row(page, "requests_table", row)
+        see(page, "Every step")
+        assert named(page)["id"] == [shown[row]]
+    page.go_back()
+    first = see_table(page, "requests_table")[0][0]
+    page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).click()
+    until(
+        lambda: first not in [cells[0] for cells in rows(page, "requests_table")[:1]] and rows(page, "requests_table")
+    )
+
+
+def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 2: an id that was typed was lost with the next requests, and one that was picked reset the page."""
+    _, url = site
+    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    see_table(page, "offers")
+    field = page.get_by_role("searchbox", name="Compare with")
+    field.press_sequentially("longer-1-0123abcd", delay=250)  # over two refreshes
+    field.press("Enter")
+    see(page, "B: longer-1")
+    page.wait_for_timeout(2 * REFRESH_MS)
+    see(page, "B: longer-1")
+    assert named(page)["with"] == ["longer-1-0123abcd"]
+
+    page.get_by_role("link", name="Near in time and alike").click()
+    see_table(page, "offers")
+    page.wait_for_timeout(4 * REFRESH_MS)
+    shown = rows(page, "offers")
+    click_row(page, "offers", 1)
+    see(page, "What differs")
+    assert named(page)["with"] == [shown[1][0]]
+    page.wait_for_timeout(2 * REFRESH_MS)
+    assert named(page)["with"] == [shown[1][0]]
+    see(page, "What differs")
+
+
+def test_a_part_of_an_id_is_enough_in_compare(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    _, url = site
+    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    field = page.get_by_role("searchbox", name="Compare with")
+    field.fill("longer")
+    field.press("Enter")
+    until(lambda: [cells[0] for cells in rows(page, "offers")] == ["longer-1-0123abcd"])
+    assert named(page)["search"] == ["longer"]
+
+
+def test_the_tokens_of_a_request_are_one_sum(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 5: computed tokens were more than all, and counted the loaded ones on one page only."""
+    _, url = site
+    page.goto(f"{url}/request?id=output-1-0123abcd")
+    see(page, "Where its tokens came from")
+    numbers = [metric(page, name) for name in ("Prompt", "vLLM's cache", "Loaded", "Computed")]
+    assert numbers == [750, 128, 384, 238]
+    assert numbers[0] == sum(numbers[1:])
+    assert metric(page, "Output") == 1
+    for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output", "Waited for KV"):
+        has_help = card(page, name).get_by_test_id("stTooltipIcon")
+        playwright.expect(has_help).to_have_count(1, timeout=SLOW_MS)
+    page.goto(f"{url}/replay?id=output-1-0123abcd&step=900")
+    see(page, "tokens of the request")
+    total, computed = (
+        int(
+            page.get_by_role("row", name=re.compile(f"^{name}"))
+            .get_by_role("cell")
+            .nth(1)
+            .inner_text()
+            .replace(",", "")
+        )
+        for name in ("tokens of the request", "of these in vLLM")
+    )
+    assert computed <= total
+
+
+def card(page: playwright.Page, name: str) -> playwright.Locator:
+    return page.get_by_test_id("stMetric").filter(has=page.get_by_text(name, exact=True)).first
+
+
+def metric(page: playwright.Page, name: str) -> int:
+    value = card(page, name).get_by_test_id("stMetricValue")
+    value.wait_for()
+    return int(value.inner_text().replace(",", ""))
+
+
+def test_what_a_fault_can_do_and_what_it_did_are_two_words(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 6: `crash` stood on a request that the guard had healed and that had finished."""
+    _, url = site
+    page.goto(f"{url}/request?id=healed-1-0123abcd")
+    see(page, "could: crash")
+    see(page, "did: healed")
+    see(page, "finished")
+    told = page.get_by_test_id("stMain").inner_text()
+    assert "epoch" not in told
+    assert "witness" not in told
+    page.get_by_text("What to do, and the exact numbers").first.click()
+    see(page, "at most")
+
+
+def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 7: the chart's toolbar lay on the switch, and on a phone the legends were cut."""
+    _, url = site
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{url}/request?id=healed-1-0123abcd")
+    chart = page.get_by_test_id("stVegaLiteChart").first
+    chart.hover()
+    toolbar = page.get_by_test_id("stElementToolbar").first
+    switch = page.get_by_role("radio", name="steps")
+    switch.scroll_into_view_if_needed()
+    boxes = [each.bounding_box() for each in (toolbar, switch)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    assert boxes[1]["x"] + boxes[1]["width"] < boxes[0]["x"], "the toolbar lies beside the switch"
+    switch.click()
+    page.wait_for_url(re.compile("axis=steps"))
+
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("request?id=healed-1-0123abcd", "replay?id=healed-1-0123abcd&step=5"):
+        page.goto(f"{url}/{path}")
+        page.locator(".legend li").first.wait_for()
+        ends = page.evaluate("[...document.querySelectorAll('.legend li')].map(li => li.getBoundingClientRect().right)")
+        assert len(ends) >= 6
+        assert max(ends) <= 390
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    shoot(page, "replay-phone")
+
+
+def test_the_replay_fits_on_a_screen(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 11: the first account and the charts began where a laptop's screen ends."""
+    _, url = site
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{url}/replay?id=healed-1-0123abcd&step=2")
+    see(page, "Account after it")
+    charts = page.get_by_test_id("stVegaLiteChart")
+    playwright.expect(charts).to_have_count(2, timeout=SLOW_MS)
+    account = page.get_by_test_id("stTable").first.bounding_box()
+    timeline, tokens = (charts.nth(number).bounding_box() for number in (0, 1))
+    assert account is not None
+    assert timeline is not None
+    assert tokens is not None
+    assert account["y"] + 200 < 900
+    assert timeline["y"] + timeline["height"] < 900
+    assert tokens["y"] + tokens["height"] < 900
+    shoot(page, "replay-laptop")
+
+
+def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 12: the axes differed, and the prompt's length was said instead of the refused answers."""
+    _, url = site
+    page.goto(f"{url}/compare?id=healed-1-0123abcd&with=longer-1-0123abcd&axis=steps")
+    shown = see_table(page, "differences")
+    names = [cells[0] for cells in shown]
+    assert "Refused answers" in names
+    assert names.index("Refused answers") < names.index("Prompt's length") == len(names) - 1
+    assert "2 answers refused by the guard" in " ".join(shown[names.index("Refused answers")])
+    charts = page.get_by_test_id("stVegaLiteChart")
+    playwright.expect(charts).to_have_count(4, timeout=SLOW_MS)
+    deadline = time.monotonic() + SLOW_MS / 1000
+    heights: list[float] = []
+    while len(heights) < 2 and time.monotonic() < deadline:
+        heights = [box["height"] for box in (charts.nth(n).bounding_box() for n in (0, 1)) if box]
+    assert heights[0] == heights[1]
+    shoot(page, "compare-fault")
