@@ -118,7 +118,7 @@ def check(
             )
     except KeyboardInterrupt:
         if not latest:
-            raise SystemExit(130) from None
+            raise
         checked, interrupted = latest[0], True
     except (NothingRecorded, Unbuildable) as error:
         click.echo(f"Error: {connector} cannot be run: {error}", err=True)

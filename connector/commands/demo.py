@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
+from click.core import ParameterSource
 
 from kvtrail.connector.demo import demo as driver
 from kvtrail.connector.demo.children import ChildDied, Children
@@ -62,18 +64,29 @@ PORT = click.IntRange(1, 65535)
     type=PORT,
     help="Also serve vLLM's own metrics there, as `vllm serve` does on 8000, for Prometheus.",
 )
-def demo(**options: Any) -> None:
+@click.pass_context
+def demo(context: click.Context, /, **options: Any) -> None:
     """Run a real vLLM engine with the OffloadConnector on the CPU, traced live.
 
     Starts the tracer, the dashboard and the engine, serves requests that share prefixes and preempt each other, prints
-    a summary, and goes on gently until Ctrl-C. No GPU and no download of a model is needed.
+    a summary, and goes on gently until Ctrl-C. No GPU and no download of a model is needed. Where a port is taken that was
+    not asked for, the next free one is used.
 
-    Example: kvtrail demo --bug stale-lookup --guard heal
+    Example: kvtrail demo
+
+    Example: kvtrail demo --bug stale-lookup
+
+    Example: kvtrail demo --bug stale-lookup --guard heal --once
     """
     if importlib.util.find_spec("vllm") is None:
         raise click.ClickException(
             "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
         )
+    for name in ("grpc_port", "http_port", "dashboard_port"):
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            wanted, options[name] = options[name], driver.free_port(options[name])
+            if options[name] != wanted:
+                click.echo(f"Port {wanted} is taken: the demo uses {options[name]}.")
     children = Children()
     children.stop_at(signal.SIGINT, signal.SIGTERM)  # also where a shell started us with Ctrl-C ignored
     try:
@@ -87,5 +100,6 @@ def demo(**options: Any) -> None:
                 raise click.ClickException(str(error)) from error
             raise
     if children.stopped:
-        click.echo("\nEnded; nothing is left running.")
+        over = "\r" if sys.stdout.isatty() else ""  # the ^C that the terminal shows
+        click.echo(f"{over}Ended; nothing is left running.")
         raise SystemExit(130 if options["once"] else 0)  # without --once, Ctrl-C is how the demo ends

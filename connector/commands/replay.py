@@ -19,7 +19,6 @@ from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.player import NoSuchStep, Player
 from kvtrail.tracer.replay.selection import NotInHistory, moment, requests_named, through
 from kvtrail.tracer.reports import json_lines, output_file, screen, terminal
-from kvtrail.tracer.reports.console import Console
 
 MANY = 20_000
 """Events from which on judging them gets a progress bar."""
@@ -148,23 +147,26 @@ def replay(
         output_file.check(output, sources=traces, force=force)
     if again or against is not None:
         vllm_ready(f"kvtrail replay --{'engine' if again else 'against'}")
-    try:
-        with output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"):
-            with terminal.progress(traces) as on_bytes:
-                history = load(traces, on_bytes=on_bytes)
-            if against is not None:
-                code = _run_again(history, against, config, request, expect, as_json)
-            elif again:
-                code = _drive_again(history, connector, config, recorder, tokens == "synthetic", output, as_json)
-            else:
-                code = _step_through(history, request, begin, end, plain, as_json)
-    except KeyboardInterrupt:
-        code = 130
+    by_keys = not (again or against or plain or as_json) and terminal.is_interactive()
+    if by_keys:
+        from kvtrail.tracer.reports.console import keys_kept
+    with (
+        output_file.or_exit(output, NotInHistory, NoSuchStep, doing="the replay"),
+        keys_kept() if by_keys else nullcontext(),
+    ):
+        with terminal.progress(traces) as on_bytes:
+            history = load(traces, on_bytes=on_bytes)
+        if against is not None:
+            code = _run_again(history, against, config, request, expect, as_json)
+        elif again:
+            code = _drive_again(history, connector, config, recorder, tokens == "synthetic", output, as_json)
+        else:
+            code = _step_through(history, request, begin, end, as_json=as_json, by_keys=by_keys)
     context.exit(code)
 
 
 def _step_through(
-    history: History, request: str | None, begin: str | None, end: str | None, plain: bool, as_json: bool
+    history: History, request: str | None, begin: str | None, end: str | None, *, as_json: bool, by_keys: bool
 ) -> int:
     """Show the history; returns the exit code."""
     from_ns = None if begin is None else moment(history, begin)
@@ -177,12 +179,14 @@ def _step_through(
     with click.progressbar(length=events, label="judging", file=sys.stderr) if shown else nullcontext() as bar:
         on_events = None if bar is None else bar.update
         player = Player(history, requests=requests, from_ns=from_ns, to_ns=to_ns, on_events=on_events)
-    if as_json:
-        _print(json_lines.lines(player))
-    elif plain or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _print(screen.lines(player, columns=terminal.width()))
-    else:
+    if by_keys:
+        from kvtrail.tracer.reports.console import Console
+
         Console(player).run()
+    elif as_json:
+        _print(json_lines.lines(player))
+    else:
+        _print(screen.lines(player, columns=terminal.width()))
     return 1 if player.findings else 0
 
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import httpx
 
 from kvtrail.connector.demo.children import Child, Children
 from kvtrail.connector.demo.engine import Order
+from kvtrail.tracer.model import words
+from kvtrail.tracer.reports import terminal
 
 READY_WITHIN_S = 60.0
 JUDGED_WITHIN_S = 15.0
+OTHER_PORTS = 20
+"""Ports that are tried where one is taken."""
+T = TypeVar("T")
 
 
 class DemoError(RuntimeError):
@@ -51,9 +55,9 @@ class Options:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
     @property
-    def engine_dies(self) -> bool:
-        """Whether the engine is expected to die of the bug."""
-        return bool(self.bug) and self.guard != "heal"
+    def is_safe(self) -> bool:
+        """Whether the engine must neither die nor generate other tokens than one without a connector."""
+        return not self.bug or self.guard == "heal"
 
 
 def run(options: Options, children: Children) -> None:
@@ -86,23 +90,26 @@ def _run(options: Options, children: Children) -> None:
     with children:
         tracer, dashboard = _start_servers(options, children)
         watched = [tracer, dashboard]
-        plain = None if options.engine_dies else _engine(options, children, watched, plain=True)
+        plain = _engine(options, children, watched, plain=True) if options.is_safe else None
         engine = _engine(options, children, watched)
         tokens = engine.one_round()
-        if options.engine_dies:
-            _report_death(options, engine)
-        elif tokens is None:
+        if tokens is None and options.is_safe:
             _died(engine)
+        death = _death(options, engine) if tokens is None else None
         _summarize(options)
         if plain is not None and tokens is not None:
             _compare(tokens, plain)
         if options.bug:
             _report_findings(options)
         click.echo(f"\nThe dashboard: {options.page}   the api: {options.api}/docs   metrics: {options.api}/metrics")
-        if options.metrics_port and not options.engine_dies:
+        if options.metrics_port and death is None:
             click.echo(f"vLLM's own metrics: http://127.0.0.1:{options.metrics_port}/metrics")
         if not options.once:
-            _go_on(engine, watched, dies=options.engine_dies)
+            click.echo(f"The {'workload repeats gently' if death is None else 'dashboard stays'} until Ctrl-C.")
+        if death is not None:
+            _report_death(death)
+        if not options.once:
+            _go_on(engine, watched)
 
 
 class _Engine:
@@ -116,15 +123,17 @@ class _Engine:
         self._lines: Iterator[bytes] = iter(child.process.stdout)
 
     def one_round(self) -> dict[str, list[int]] | None:
-        """Wait for a round, with a progress bar; the tokens that it generated, or None if the engine died."""
+        """Wait for a round, and say how far it is; the tokens that it generated, or None if the engine died."""
         ready = self._next("ready")
         if ready is None:
             return None
         if self._quiet:
             ended = self._next("round")
         else:
-            with click.progressbar(length=ready["requests"], label="  requests served", show_pos=True) as bar:
-                ended = self._next("round", lambda done: bar.update(done - bar.pos))
+            with terminal.status() as say:
+                ended = self._next("round", lambda done: say(f"  serving: {done} of {ready['requests']} requests"))
+            if ended is not None:
+                click.echo(f"  {words.some(ready['requests'], 'request')} served.")
         return None if ended is None else ended["tokens"]
 
     def _next(self, kind: str, progress: Callable[[int], None] | None = None) -> dict[str, Any] | None:
@@ -172,7 +181,7 @@ def _engine(options: Options, children: Children, watched: list[Child], *, plain
         bug=options.bug or "",
         guard=options.guard,
         plain=plain,
-        once=plain or options.once or options.engine_dies,
+        once=plain or options.once,
         metrics_port=0 if plain else options.metrics_port or 0,
     )
     env = {
@@ -189,16 +198,6 @@ def _engine(options: Options, children: Children, watched: list[Child], *, plain
         piped=True,
     )
     return _Engine(child, watched, quiet=plain)
-
-
-def _report_death(options: Options, engine: _Engine) -> None:
-    engine.child.process.wait(READY_WITHIN_S)
-    log = engine.child.log.read_text(errors="replace")
-    errors = re.findall(r"^(?:\[rank\d+\]: )?(\w+(?:Error|Breach): .*)$", log, flags=re.MULTILINE)
-    if not errors:
-        raise DemoError(f"the engine did not die of the bug, as it should have; its log: {engine.child.log}")
-    click.secho("The engine died, as in LMCache #2158:", fg="red")
-    click.echo(f"  {errors[-1]}")
 
 
 def _summarize(options: Options) -> None:
@@ -231,25 +230,58 @@ def _died(engine: _Engine) -> None:
 
 
 def _report_findings(options: Options) -> None:
-    deadline = time.monotonic() + JUDGED_WITHIN_S
-    while not (found := httpx.get(f"{options.api}/api/findings").json()):
-        if time.monotonic() > deadline:
-            raise DemoError("the tracer has no finding, although the bug was there")
-        time.sleep(0.2)
-    for finding in found:
-        times = "once" if finding["count"] == 1 else f"{finding['count']} times"
-        healed = f", {finding['healed']} of them healed by the guard" if finding["healed"] else ""
-        click.secho(f"\n{finding['title']} ({finding['rule']}, {times}{healed})", fg="yellow")
+    def found() -> list[dict[str, Any]]:
+        return httpx.get(f"{options.api}/api/findings").json()  # type: ignore[no-any-return]
+
+    if not (findings := _waited_for(found)):
+        raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
+    for finding in findings:
+        times = words.ending(finding["count"])
+        click.secho(f"\n{finding['title']} ({finding['rule']}, {times})", fg="yellow")
+        click.echo(f"  It could: {finding['severity']}. It did: {finding['did']}.")
         click.echo(click.wrap_text(finding["explanation"], 100, "  ", "  "))
         click.echo(f"  {options.page}/request?id={finding['request']}")
 
 
-def _go_on(engine: _Engine, watched: list[Child], *, dies: bool) -> None:
-    once = "The engine is gone; the dashboard stays" if dies else "The dashboard stays"
-    repeating = engine.child.process.poll() is None
-    click.echo("The workload repeats gently" if repeating else once, nl=False)
-    click.echo(" until Ctrl-C.")
-    if repeating:
+def _death(options: Options, engine: _Engine) -> dict[str, Any]:
+    """What the tracer knows of the engine, which has died. Raises ChildDied if it does not know of what."""
+
+    def ended() -> dict[str, Any] | None:
+        (known,) = httpx.get(f"{options.api}/api/fleet").json()["engines"]
+        return known if known["state"] == "died" else None
+
+    if (death := _waited_for(ended)) is None:
+        _died(engine)
+    assert death is not None
+    click.echo("The engine raised")
+    click.echo(click.wrap_text(death["ended_by"], 100, "  ", "  "))
+    return death
+
+
+def _report_death(death: dict[str, Any]) -> None:
+    """The last lines: what died, of what, what was lost by it, and why."""
+    _one_line(f"The engine died, {words.some(death['lost'], 'request')} lost: {death['ended_by']}")
+    cause = death["cause"]
+    _one_line(f"Why: {cause['title']} ({cause['rule']})" if cause else "Why: nothing was found before it.")
+
+
+def _one_line(text: str) -> None:
+    """Print a line in red, cut where the terminal ends: what is said last stays in sight."""
+    columns = terminal.width()
+    click.secho(text if columns is None or len(text) <= columns else f"{text[: columns - 3]}...", fg="red")
+
+
+def _waited_for(answer: Callable[[], T]) -> T:
+    """The tracer's answer once there is one; else its last one."""
+    deadline = time.monotonic() + JUDGED_WITHIN_S
+    while not (answered := answer()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return answered
+
+
+def _go_on(engine: _Engine, watched: list[Child]) -> None:
+    """Watch all that still runs until one of it ends, or is stopped."""
+    if engine.child.process.poll() is None:
         # Nobody needs its progress any more, but a full pipe would block it.
         threading.Thread(target=lambda: [None for _ in engine._lines], daemon=True).start()
         watched = [*watched, engine.child]
@@ -259,15 +291,25 @@ def _go_on(engine: _Engine, watched: list[Child], *, dies: bool) -> None:
         time.sleep(0.5)
 
 
+def free_port(port: int) -> int:
+    """This port, or the next free one, ten further each time: those beside it are other defaults."""
+    return next((each for each in range(port, port + 10 * OTHER_PORTS, 10) if _taken(each) is None), port)
+
+
 def _require_free(port: int, option: str) -> None:
+    if (reason := _taken(port)) is not None:
+        raise DemoError(f"port {port} on 127.0.0.1 is taken ({reason}); choose another with {option}")
+
+
+def _taken(port: int) -> str | None:
+    """Why nobody can listen on a port; None if somebody can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise DemoError(
-                f"port {port} on 127.0.0.1 is taken ({error.strerror}); choose another with {option}"
-            ) from None
+            return error.strerror
+    return None
 
 
 def _wait_for(url: str, child: Child) -> None:

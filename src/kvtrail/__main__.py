@@ -6,6 +6,7 @@ A wheel alone records in an engine; commands need its extras, and some need vLLM
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ COMMANDS = {
 }
 EXTRAS = {"dashboard": "dashboard", "demo": "tracer,dashboard"}
 """The extras that a command needs; of any other command it is `tracer`."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it; click's own is 1, which says that there is drift."""
 _OF_VLLM = frozenset({"vllm", "torch", "numpy"})
 """What comes with vLLM, and with none of the extras."""
 
@@ -63,6 +66,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            if not ctx.resilient_parsing:
+                near = get_close_matches(cmd_name, COMMANDS, n=1)
+                ctx.fail(f"There is no command {cmd_name!r}. {f'Did you mean {near[0]!r}?' if near else ''}".strip())
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         try:
@@ -78,6 +84,9 @@ class LazyGroup(click.Group):
             if (missing.name or "").partition(".")[0] == "kvtrail":
                 raise
             raise _needs(ctx.invoked_subcommand or "", missing) from missing
+        except KeyboardInterrupt:
+            click.echo(err=True)  # ends the line on which the terminal shows ^C
+            raise click.exceptions.Exit(INTERRUPTED) from None
         except click.BadParameter as error:
             if (path := ctx.params.get("config")) is not None:
                 raise configuration.naming(path, error) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from kvtrail.tracer.commands.options import FORCE, TRACES, output_option
+from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.model import words
 from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.judging import findings_of
@@ -15,24 +16,29 @@ from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.reports import output_file, terminal
 from kvtrail.tracer.reports.output_file import STDOUT
 
+ENDING = ".perfetto.json"
+
 
 @click.command()
 @TRACES
-@click.option("--perfetto", is_flag=True, help="As Chrome trace events, for ui.perfetto.dev and chrome://tracing.")
-@output_option("File to write; - is the standard output.")
+@output_option(
+    f"File to write; - is the standard output. [default: the first trace's name with {ENDING}, in this folder]",
+    required=False,
+)
 @FORCE
-def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) -> None:
-    """Write a recorded history as a file that ui.perfetto.dev and chrome://tracing open.
+def export(traces: tuple[Path, ...], output: Path | None, force: bool) -> None:
+    """Write a recorded history as a file of Chrome trace events, which ui.perfetto.dev and chrome://tracing open.
 
     Requests are tracks, their phases and calls are slices, and findings are marks with arrows between their witnesses.
     TRACE is what `kvtrail audit` reads: files, folders, logs.
 
     Exit code 0: it was written; 2: a file cannot be used.
 
-    Example: kvtrail export trace.jsonl --perfetto -o timeline.json
+    Example: kvtrail export trace.jsonl
+
+    Example: kvtrail export trace.jsonl -o timeline.json
     """
-    if not perfetto:
-        raise click.UsageError("say for which tool: --perfetto")
+    output = output or _named_like(traces[0])
     output_file.check(output, sources=traces, force=force)
     with output_file.or_exit(output):
         with terminal.progress(traces) as on_bytes:
@@ -45,7 +51,15 @@ def export(traces: tuple[Path, ...], perfetto: bool, output: Path, force: bool) 
             terminal.plain(f"not understood: {name}, {words.ending(number)}: a newer kvtrail wrote it"), err=True
         )
     if output != STDOUT:
-        click.echo(f"{output}: {words.some(count, 'trace event')}; open it with ui.perfetto.dev", err=True)
+        click.echo(f"{output}: {words.some(count, 'trace event')}; open it with https://ui.perfetto.dev", err=True)
+
+
+def _named_like(trace: Path) -> Path:
+    """The file to write for a trace, in the current folder: `run.jsonl.gz` gives `run.perfetto.json`."""
+    name = "timeline" if trace == STDIN else trace.absolute().name
+    for ending in (".gz", ".zst", ".jsonl", ".json", ".log"):
+        name = name.removesuffix(ending)
+    return Path(f"{name}{ENDING}")
 
 
 def _write(history: History, output: Path) -> int:

@@ -110,6 +110,6 @@ def _named(findings: Sequence[Finding]) -> Iterator[str]:
     """Findings by their ids, a line each."""
     for each in findings[:MOST_NAMED]:
         about = f"request {each.request}, epoch {each.epoch}" if each.request else f"engine {each.engine}"
-        yield terminal.plain(f"  {each.id}  {each.rule} [{each.severity}]  {about}")
+        yield terminal.plain(f"  {each.id}  {each.rule} [could: {each.severity}]  {about}")
     if (more := len(findings) - MOST_NAMED) > 0:
         yield f"  and {words.count(more)} more; kvtrail audit --json lists all of them"

@@ -13,10 +13,10 @@ from collections.abc import Container, Sequence
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector
+from kvtrail.tracer.detect.endings import Death, Endings
 from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.detect.tracked import Key
-from kvtrail.tracer.model import words
 from kvtrail.tracer.model.events import Event, Heartbeat, Lookup
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 
@@ -49,7 +49,7 @@ class OfflineDetector:
         verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
         events: how many were entered.
         repeated: how many came more than once; they count once.
-        became: what became of the requests with findings.
+        became: what became of the requests with findings: each account's status, outcome and error.
         reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
@@ -61,7 +61,7 @@ class OfflineDetector:
         ever."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
-        self.became: dict[Key, str] = {}
+        self.became: dict[Key, tuple[str, str | None, str | None]] = {}
         self.events = 0
         self.repeated = 0
         self.reasons: Counter[Unknown] = Counter()
@@ -72,6 +72,7 @@ class OfflineDetector:
         """By recorder."""
         self._forgotten: dict[int, None] = {}
         """Hashes of the requests that were forgotten."""
+        self._endings = Endings()
         self._detector = _Detector(rules, self._forgotten)
         self._patience_ns = patience_ns
         self._numbers: dict[str, SeenNumbers] = {}
@@ -105,6 +106,11 @@ class OfflineDetector:
         )
         return sorted(set(late))
 
+    @property
+    def deaths(self) -> list[Death]:
+        """After `close`, the engines that died."""
+        return self._endings.deaths(self.findings.values())
+
     def feed(self, events: Sequence[Event]) -> None:
         """Enter some events.
 
@@ -137,6 +143,7 @@ class OfflineDetector:
 
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
+        self._endings.leave(account)
         verdict = self._detector.verdict(account)
         self.verdicts[verdict] += 1
         if verdict is Verdict.UNKNOWN and (why := self._detector.why_unknown(account)) is not None:
@@ -144,8 +151,7 @@ class OfflineDetector:
             if why is Unknown.OPEN:
                 self.unfinished.append((account.engine, account.request))
         if verdict is Verdict.DRIFT:
-            became = words.became(account.status, account.outcome, account.error)
-            self.became[account.engine, account.request] = became
+            self.became[account.engine, account.request] = account.status, account.outcome, account.error
 
     def _continue(self, events: Sequence[Event]) -> bool:
         """Whether the events are the next ones of one recorder, as nearly always; if so, note their numbers."""
@@ -160,6 +166,7 @@ class OfflineDetector:
         return True
 
     def _note(self, event: Event) -> None:
+        self._endings.note(event)
         if isinstance(event, Lookup):
             self.lookups += 1
             self.hits += bool(event.answer)

@@ -115,7 +115,7 @@ class Finding:
     def id(self) -> str:
         """Stable over restarts and over the order of arrival: made of rule, engine, request and epoch."""
         text = "\0".join((self.rule, self.engine, self.request, str(self.epoch)))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready data."""

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
+from kvtrail.tracer.detect.endings import Death
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
-from kvtrail.tracer.model import engines, semconv
+from kvtrail.tracer.model import engines, outcomes, semconv, words
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict, by_weight
+from kvtrail.tracer.model.launches import State
+from kvtrail.tracer.model.outcomes import Did
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.model.words import count, some
 
@@ -45,6 +48,8 @@ class Audit:
         engine_names: the engines' names for people, by id.
         missing: events that the numbers say are missing.
         unreadable: (file, line, reason) of what could not be read.
+        deaths: of engines, in the order in which they happened.
+        did: what each finding did, by its id.
         became: what became of the requests with findings, by engine and request, in words.
         stories: what the logs among the files say about their requests, in words.
         skipped: files of a folder that are no traces; they are among the `unreadable`.
@@ -69,6 +74,8 @@ class Audit:
     engine_names: Mapping[str, str] = field(default_factory=dict)
     missing: int = 0
     unreadable: list[tuple[str, int, str]] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    did: dict[str, Did] = field(default_factory=dict)
     became: dict[tuple[str, str], str] = field(default_factory=dict)
     stories: list[str] = field(default_factory=list)
     skipped: int = 0
@@ -98,7 +105,10 @@ class Audit:
                 f"Nothing in it is kvtrail's ({some(self.foreign, 'foreign span')}): serve the connector as Traced<X>, and"
                 " look whether its spans come here."
             ]
-        reasons = []
+        reasons = [
+            f"{self.engine_name(death.engine)} died, and nothing found says of what: look at the end of its log."
+            for death in self.deaths
+        ]
         if not self.lookups:
             reasons.append(
                 "No lookup was recorded: look whether requests reach the engine, and whether it is the scheduler's."
@@ -154,10 +164,22 @@ class Audit:
             "drift": self.drift,
             "inconclusive": self.inconclusive,
             "unjudged": {why.value: rules for why, rules in self.unjudged.items()},
+            "deaths": [
+                {
+                    "engine": death.engine,
+                    "engine_name": self.engine_name(death.engine),
+                    "at_ns": death.at_ns,
+                    "ended_by": death.ended_by,
+                    "lost": list(death.lost),
+                    "cause": None if death.cause is None else death.cause.id,
+                }
+                for death in self.deaths
+            ],
             "findings": [
                 {
                     **finding.as_dict(),
                     "engine_name": self.engine_name(finding.engine),
+                    "did": self.did.get(finding.id),
                     "became": self.became.get((finding.engine, finding.request), ""),
                 }
                 for finding in self.findings
@@ -281,7 +303,9 @@ def _concluded(
     detector.close()
     result.engine_names = engines.names(engines.descriptions(resources.values()))
     result.findings = by_weight(detector.findings.values())
-    result.became = detector.became
+    result.deaths = detector.deaths
+    result.did = dict(_did(result, detector))
+    result.became = {key: words.became(*account) for key, account in detector.became.items()}
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated
@@ -295,6 +319,18 @@ def _concluded(
     result.unjudged = _unjudged(detector)
     result.asked = [rule.id for rule in rules or ()]
     return result
+
+
+def _did(result: Audit, detector: OfflineDetector) -> Iterator[tuple[str, Did]]:
+    """What each finding did, by its id."""
+    died = {death.engine for death in result.deaths}
+    causes = {death.cause.id for death in result.deaths if death.cause is not None}
+    for finding in result.findings:
+        account = detector.became.get((finding.engine, finding.request))
+        state = State.DIED if finding.engine in died else State.RUNNING
+        became = None if account is None else outcomes.outcome(account[0], account[1], state)
+        is_cause = finding.id in causes
+        yield finding.id, outcomes.did(became, healed=finding.healed, count=finding.count, is_cause=is_cause)
 
 
 def _unjudged(detector: OfflineDetector) -> dict[Unknown, list[str]]:

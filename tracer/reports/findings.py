@@ -1,4 +1,4 @@
-"""An audit as text, grouped by rule and request, and a rule's page."""
+"""An audit as text: engines that died, findings grouped by rule and request, and what was read. And a rule's page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TypeVar
 
 from click import style
 
+from kvtrail.tracer.detect.endings import Death
 from kvtrail.tracer.detect.rules import Rule, page
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding, Severity, Verdict, Witness, clock, day
+from kvtrail.tracer.model.outcomes import Did
 from kvtrail.tracer.replay.audit import Audit
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
@@ -22,20 +24,22 @@ COLORS = {
     Severity.WASTED_WORK: "cyan",
     Severity.WRONG_METRICS: "cyan",
 }
+MOST_NAMED = 3
+"""Requests that are named of those that an engine's death cost."""
 MAX_REQUESTS = 10
 """Requests that are shown under a rule: the eleventh rarely adds anything."""
 T = TypeVar("T")
 
 
 def as_text(result: Audit, *, columns: int | None = None, everything: bool = False) -> str:
-    """An audit as text: each rule with findings, the requests under it, and what was read.
+    """An audit as text: engines that died, each rule with findings, the requests under it, and what was read.
 
     Args:
         columns: width to wrap lines to; None leaves them whole.
         everything: show all requests of a rule, not just the first `MAX_REQUESTS`.
     """
     several_engines = len({finding.engine for finding in result.findings}) > 1
-    paragraphs = []
+    paragraphs = [_death(death, result, columns) for death in result.deaths]
     # Findings are sorted by severity and then by time, and so are the groups: what drifted first is often the cause.
     for found in _grouped(result.findings, lambda f: f.rule):
         requests = _grouped(found, lambda f: (f.engine, f.request))
@@ -46,6 +50,7 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
                 f,
                 columns,
                 engine=result.engine_name(f.engine) if several_engines or not f.request else "",
+                did=result.did.get(f.id),
                 became=result.became.get((f.engine, f.request), ""),
             )
             for request in shown
@@ -56,6 +61,21 @@ def as_text(result: Audit, *, columns: int | None = None, everything: bool = Fal
             paragraphs.append(style(f"  and {rest}; --all shows all of them", dim=True))
     paragraphs.append(_summary(result, columns))
     return "\n\n".join(paragraphs)
+
+
+def _death(death: Death, result: Audit, columns: int | None) -> str:
+    """Of what an engine died, what was lost by it, and the finding that may have caused it."""
+    at = f"{day(death.at_ns)} {clock(death.at_ns)} UTC"
+    head = plain(f"Engine {result.engine_name(death.engine)} died at {at} of {death.ended_by}")
+    lines = [style(line, fg="red", bold=True) for line in wrapped(head, columns, rest="  ")]
+    lost = words.some(len(death.lost), "request")
+    named = f": {', '.join(death.lost[:MOST_NAMED])}" if death.lost else ""
+    more = f" and {words.count(len(death.lost) - MOST_NAMED)} more" if len(death.lost) > MOST_NAMED else ""
+    lines += wrapped(plain(f"Lost: {lost}{named}{more}"), columns, first="  ", rest="    ")
+    if (cause := death.cause) is not None:
+        whose = f" of request {cause.request}" if cause.request else ""
+        lines += wrapped(plain(f"Why: {cause.title} ({cause.rule}{whose})"), columns, first="  ", rest="    ")
+    return "\n".join(lines)
 
 
 def finding_text(finding: Finding, *, columns: int | None = None) -> str:
@@ -81,7 +101,7 @@ def rule_page(rule: Rule, *, columns: int | None = None) -> str:
 
 
 def _heading(finding: Finding, requests: int, columns: int | None) -> str:
-    """What all findings of a rule share."""
+    """What all findings of a rule share: what it could do among it."""
     lines = _title(finding, columns)
     lines.append(f"  In {words.some(requests, _where(finding))}.")
     lines += wrapped(f"Usually: {finding.hint}", columns, first="  ")
@@ -89,22 +109,25 @@ def _heading(finding: Finding, requests: int, columns: int | None) -> str:
 
 
 def _title(finding: Finding, columns: int | None) -> list[str]:
-    mark = f"[{finding.severity}]"
+    mark = f"[could: {finding.severity}]"
     lines = wrapped(f"{finding.rule} {mark} {finding.title}", columns, rest="  ")
     lines[0] = lines[0].replace(mark, _severity(finding.severity, mark), 1)
     lines[0] = lines[0].replace(finding.rule, style(finding.rule, bold=True), 1)
     return lines
 
 
-def _finding(finding: Finding, columns: int | None, *, engine: str, became: str = "") -> str:
-    """One contradiction: where and how often it occurred, what became of the request, why it is one, and the moments that
-    show it. `engine` is named unless it is empty."""
+def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | None = None, became: str = "") -> str:
+    """One contradiction: where and how often it occurred, what it did, why it is one, and the moments that show it. `engine`
+    is named unless it is empty; `became` says what became of the request."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
     facts.append(finding.connector)
     if engine:
         facts.append(f"engine {engine}")
-    often = f"{words.ending(finding.count)}, {words.healed(finding.healed, count=finding.count)}"
-    head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, became) if each))
+    often = words.ending(finding.count)
+    if finding.healed and did is not Did.HEALED:
+        often += f", {words.healed(finding.healed, count=finding.count)}"
+    effect = f"did: {did}{f' ({became})' if became else ''}" if did else ""
+    head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, effect) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
     lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")
     return "\n".join([*lines, *_moments(finding, columns)])

@@ -18,8 +18,8 @@ from kvtrail.tracer.reports.findings import finding_text
 from kvtrail.tracer.reports.terminal import plain, wrapped
 
 KEYS = (
-    ("n, space, right", "next step"),
-    ("p, left", "previous step"),
+    ("n, space, right, down", "next step"),
+    ("p, left, up", "previous step"),
     ("f, F", "next finding, previous finding"),
     ("r", "go to a request"),
     ("o", "only this request, or all again"),
@@ -30,13 +30,16 @@ KEYS = (
     ("q", "quit"),
 )
 SHORT_KEYS = "n next  p back  f finding  r request  o only  g step  ? help  q quit"
+PAGE_KEYS = "up, down scroll  Esc back  q quit"
 SIDE_BY_SIDE = 96
 """Columns from which on the account is drawn beside the events."""
 ACCOUNT = 34
 """Columns of the account where it is drawn beside the events."""
-MAX_AROUND = 11
-"""Steps that are listed around the one under the cursor."""
-LONGEST_ID = 20
+WIDE = 150
+"""Columns from which on the list of steps has the whole height, and the step stands beside it."""
+LEAST_LISTED = 4
+"""The list of steps has at least one in so many lines, however much there is to say of the step."""
+LONGEST_ID = 28
 """Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
@@ -54,7 +57,7 @@ def opening(player: Player, columns: int | None) -> list[str]:
 
 
 def help_page(player: Player, columns: int) -> list[str]:
-    """The first page: what was read, and the keys."""
+    """What was read, and the keys."""
     width = max(len(keys) for keys, _ in KEYS)
     lines = [style("kvtrail replay", bold=True), "", *opening(player, columns), ""]
     for keys, what in KEYS:
@@ -62,27 +65,36 @@ def help_page(player: Player, columns: int) -> list[str]:
     return lines
 
 
+def first_message(player: Player) -> str:
+    """What the first screen says below the step: what was read, and the keys."""
+    return "\n".join([*opening(player, None), SHORT_KEYS])
+
+
 def moment(player: Player, *, columns: int, rows: int, message: str = "") -> list[str]:
-    """The step under the cursor as a screen of at most `rows` lines: the steps around it, what it says, its findings, and
-    the account of its request. Lines that do not fit are counted."""
+    """The step under the cursor as a screen of `rows` lines: the steps around it, what it says, its findings, and the account
+    of its request. Lines that do not fit are counted. The lines of the message stand below it, in place of the keys."""
     step = player.here()
-    foot = [style(line, bold=True) for line in wrapped(message, columns)]
+    said = [line for text in message.split("\n") for line in wrapped(plain(text), columns)]
+    foot = [style(line, bold=True) for line in said[: max(1, rows // 3)]]
     if not message:
         foot = [style(_cut(SHORT_KEYS, columns), dim=True)]
     head = _head(player, step, columns)
     room = max(3, rows - len(head) - len(foot))
-    body = _body(player, step, columns, around=max(1, min(MAX_AROUND, (room - 4) // 3)))
-    if len(body) > room:
-        left = len(body) - room + 1
-        body = [*body[: room - 1], style(_cut(f"... {words.some(left, 'more line')}: e shows all", columns), bold=True)]
-    body += [""] * (room - len(body))
-    return [*head, *body, *foot]
+    return [*head, *_fitted(_body(player, step, columns, room), columns, room), *foot]
 
 
 def everything(player: Player, *, columns: int) -> list[str]:
     """The step under the cursor, in as many lines as it takes."""
     step = player.here()
-    return [*_head(player, step, columns), *_body(player, step, columns, around=1)]
+    return [*_head(player, step, columns), *_body(player, step, columns)]
+
+
+def page(text: Sequence[str], *, top: int, columns: int, rows: int) -> list[str]:
+    """A screen of `rows` lines of a text, from line `top` on, and how to move in it."""
+    room = max(1, rows - 1)
+    shown = list(text[top : top + room])
+    place = "" if len(text) <= room else f"lines {top + 1} to {top + len(shown)} of {len(text)}  "
+    return [*shown, *[""] * (room - len(shown)), style(_cut(place + PAGE_KEYS, columns), dim=True)]
 
 
 def lines(player: Player, *, columns: int | None) -> Iterator[str]:
@@ -160,28 +172,51 @@ def _head(player: Player, step: Step, columns: int) -> list[str]:
     return [*lines, _cut(plain(facts), columns), style("-" * columns, dim=True)]
 
 
-def _body(player: Player, step: Step, columns: int, *, around: int) -> list[str]:
+def _body(player: Player, step: Step, columns: int, room: int | None = None) -> list[str]:
+    """What stands below the head: the step and, with `room`, the steps around it in what is left of so many lines."""
+    if room is not None and columns >= WIDE:
+        right = columns * 2 // 5
+        left = columns - right - _GAP
+        account = ["", *_account_table(step)] if step.after is not None else []
+        beside = [*_says(step, right), *account, *_after_a_line(_findings(step, right))]
+        return _side_by_side(_around(player, left, room), _fitted(beside, right, room), left)
     is_beside = columns >= SIDE_BY_SIDE and step.after is not None
     left = columns - ACCOUNT - _GAP if is_beside else columns
+    texts = _says(step, left)
+    if step.after is not None and not is_beside:
+        numbers = (f"{name} {now}{_before(before)}" for name, now, before in _account(step))
+        texts += wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
+    texts += _after_a_line(_findings(step, left))
+    if room is not None and (listed := max(room // LEAST_LISTED, room - len(texts) - 1)) > 1:
+        texts = [*_around(player, left, listed), "", *_fitted(texts, left, room - listed - 1)]
+    return _side_by_side(texts, _account_table(step), left) if is_beside else texts
+
+
+def _says(step: Step, columns: int) -> list[str]:
+    """What the step says, how long it took, who recorded it, and whether something is missing before it."""
     event = step.event
     by = _recorded_by(event, name_connector=False)
     took = f"took {words.duration(event.end_ns - event.start_ns)}" + (f", recorded by {by}" if by else "")
     kind = words.kind(event.kind)
-    texts = [*_around(player, left, around), ""] if around > 1 else []
-    at = len(texts)
-    texts += wrapped(f"{kind}: {_said(event)}; {took}", left, rest="  ")
-    texts[at] = texts[at].replace(kind, style(kind, bold=True), 1)
+    texts = wrapped(f"{kind}: {_said(event)}; {took}", columns, rest="  ")
+    texts[0] = texts[0].replace(kind, style(kind, bold=True), 1)
     if step.gap:
         gap = f"{words.some(step.gap, 'event')} of this request missing just before: the account is incomplete."
-        texts += [style(line, fg="yellow") for line in wrapped(gap, left)]
-    findings = _findings(step, left)
-    findings = ["", *findings] if findings else []
-    if is_beside:
-        return _side_by_side([*texts, *findings], _account_table(step), left)
-    if step.after is not None:
-        numbers = (f"{name} {now}{_before(before)}" for name, now, before in _account(step))
-        texts += wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
-    return [*texts, *findings]
+        texts += [style(line, fg="yellow") for line in wrapped(gap, columns)]
+    return texts
+
+
+def _after_a_line(texts: list[str]) -> list[str]:
+    """Apart from what is before them, if there are any."""
+    return ["", *texts] if texts else []
+
+
+def _fitted(texts: Sequence[str], columns: int, room: int) -> list[str]:
+    """Exactly `room` lines; if there are more, the last one counts the rest."""
+    if (left := len(texts) - room + 1) > 1:
+        more = style(_cut(f"... {words.some(left, 'more line')}: e shows all", columns), bold=True)
+        return [*texts[: room - 1], more]
+    return [*texts, *[""] * (room - len(texts))]
 
 
 def _around(player: Player, columns: int, count: int) -> list[str]:
@@ -189,14 +224,14 @@ def _around(player: Player, columns: int, count: int) -> list[str]:
     shown = player.around(count)
     here = player.number
     mine = next(event for number, event, _ in shown if number == here)
-    longest = min(LONGEST_ID, columns // 4)
     is_alone = player.following is not None and len(player.following) == 1
+    longest = min(LONGEST_ID, columns // 5, max(len(plain(event.request or words.NOTHING)) for _, event, _ in shown))
     digits = len(str(len(player.events)))
     texts = []
     for number, event, has_finding in shown:
         about = "" if is_alone else f"{_short(event.request or words.NOTHING, longest):<{longest}} "
         text = f"{'>' if number == here else ' '}{number:>{digits}}{'!' if has_finding else ' '} "
-        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {_said(event)}", columns)
+        text = _cut(f"{text}{clock(at_ns(event))} {about}{words.kind(event.kind)}: {_listed(event)}", columns)
         if number == here:
             text = style(text, bold=True, fg="red" if has_finding else None)
         elif has_finding:
@@ -223,6 +258,12 @@ def _said(event: Event) -> str:
     if event.error is not None:
         parts.append(f"raised {event.error}")
     return plain("; ".join(part for part in parts if part))
+
+
+def _listed(event: Event) -> str:
+    """What an event says, for a line that may be cut: of a lookup, the answer comes first."""
+    facts, answered, answer = _said(event).partition("; answered ")
+    return f"answered {answer}; {facts}" if answered else facts
 
 
 def _recorded_by(event: Event, *, name_connector: bool) -> str:

@@ -25,9 +25,9 @@ def width() -> int | None:
     return max(shutil.get_terminal_size().columns, NARROWEST) if sys.stdout.isatty() else None
 
 
-def height() -> int:
-    """Lines of the terminal; 24 if unknown."""
-    return shutil.get_terminal_size().lines
+def is_interactive() -> bool:
+    """Whether somebody can press keys, and sees a screen on which it can be drawn."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def echo(text: str) -> None:

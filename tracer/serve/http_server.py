@@ -108,8 +108,12 @@ def _nothing_more(number: int, frame: FrameType | None) -> None:
     """uvicorn ends at the signal, and raises it once more when it has ended: the rest of the process must not end by it."""
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind."""
+def bound(host: str, port: int, option: str = "--http-port") -> socket.socket:
+    """A socket bound to the address, before anything else is created: a port that is taken leaves nothing behind.
+
+    Raises:
+        PortTaken: it is in use or does not belong to this machine; the text names the `option` that changes it.
+    """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -117,6 +121,6 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise PortTaken(
-            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: --http-port"
+            f"cannot listen on {address(host, port)} ({error.strerror}). Choose another: {option}"
         ) from error
     return listener

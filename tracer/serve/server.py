@@ -92,6 +92,7 @@ def serve(
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = bound(host, http_port)
+    bound(host, grpc_port, "--grpc-port").close()  # gRPC's own library would print a line of its own
     path, outbox, shipper = spool, None, None
     if isinstance(store, Path):
         path = store

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
-import struct
-import subprocess
-import sys
-import termios
-import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from string import ascii_lowercase as LETTERS
+from typing import Any
 
 import pytest
-from click import unstyle
 from click.testing import CliRunner, Result
 from history import history
 from processes import SLOW_S, until
+from terminals import SIZES, Terminal
 from wire import encoded
 
 from kvtrail.__main__ import main
@@ -46,7 +42,7 @@ def write(path: Path, text: str) -> Path:
 def test_drift_is_shown_where_it_happens(trace: Path) -> None:
     result = run(trace)
     assert result.exit_code == 1
-    step, finding = result.output.index(" 8  01:24:36.007"), result.output.index("stale-lookup [crash]")
+    step, finding = result.output.index(" 8  01:24:36.007"), result.output.index("stale-lookup [could: crash]")
     assert step < finding < result.output.index(" 9  01:24:36.008")
 
 
@@ -136,96 +132,149 @@ def test_a_log_is_replayed_too(tmp_path: Path) -> None:
     assert "1 event of cmpl-5a5a5a5a-0 missing here" in result.output
 
 
-class Terminal:
-    """A real terminal with `kvtrail replay` in it."""
+@pytest.fixture
+def open_terminal() -> Iterator[Callable[..., Terminal]]:
+    """Opens a terminal with `kvtrail replay` in it."""
+    with ExitStack() as opened:
 
-    def __init__(self, *arguments: object, columns: int, rows: int = 24) -> None:
-        self._ours, its = pty.openpty()
-        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        command = [sys.executable, "-m", "kvtrail", "replay", *map(str, arguments)]
-        clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
-        self.process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=clean, start_new_session=True)
-        os.close(its)
-        self.output = ""
+        def terminal(*arguments: object, **looks: Any) -> Terminal:
+            made = Terminal("replay", *arguments, **looks)
+            opened.callback(made.kill)
+            return made
 
-    def until(self, text: str) -> str:
-        """Wait until the screen that is drawn now holds the text; returns that screen."""
-        deadline = time.monotonic() + SLOW_S
-        while text not in (screen := unstyle(self.output.rpartition("\x1b[2J\x1b[1;1H")[2])):
-            assert select.select([self._ours], [], [], max(0, deadline - time.monotonic()))[0], self.output
-            try:
-                chunk = os.read(self._ours, 65536)
-            except OSError:  # how Linux says that the other side of a terminal is closed
-                chunk = b""
-            assert chunk, self.output
-            self.output += chunk.decode().replace("\r\n", "\n")
-        return screen
-
-    def type(self, keys: str) -> None:
-        """As soon as somebody reads: what is typed while the screen is drawn is thrown away, as `click.getchar` wants it."""
-        until(lambda: not termios.tcgetattr(self._ours)[3] & termios.ICANON, why=lambda: self.output)
-        os.write(self._ours, keys.encode())
-
-    def hang_up(self) -> None:
-        os.close(self._ours)
-
-    def end(self) -> int:
-        try:
-            return self.process.wait(30)
-        finally:
-            self.process.kill()
+        yield terminal
 
 
-def test_on_a_terminal_keys_lead_to_the_finding(trace: Path) -> None:
-    terminal = Terminal(trace, columns=100, rows=40)
-    terminal.until("Press a key.")
-    terminal.type(" ")
-    terminal.until("Step 1 of 10")
+Open = Callable[..., Terminal]
+FIRST, FINDING = "Step 1 of 10", "stale-lookup"
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_on_a_terminal_keys_lead_to_the_finding(trace: Path, open_terminal: Open, columns: int, rows: int) -> None:
+    terminal = open_terminal(trace, columns=columns, rows=rows)
+    first = terminal.until(FIRST)
+    assert "10 events of 2 requests in 1 engine" in terminal.text
+    assert first[-1].startswith("n next"), "to the last line"
     terminal.type("f")
-    screen = terminal.until("stale-lookup [crash]")
-    assert "Step 8 of 10" in screen
-    assert "account after it" in screen
+    terminal.until("Step 8 of 10")
+    assert FINDING in terminal.text
     terminal.type("q")
     assert terminal.end() == 1
+
+
+def test_keys_that_are_pressed_before_anything_is_shown_count(trace: Path, open_terminal: Open) -> None:
+    """And do not stand between the lines of the screen."""
+    terminal = open_terminal(trace, columns=100, rows=40)
+    terminal.type("f")
+    terminal.until("Step 8 of 10")
+    terminal.type("nnp")  # faster than anybody draws
+    terminal.until("Step 9 of 10")
+    terminal.type("q")
+    assert terminal.end() == 1
+
+
+def test_the_first_key_on_the_first_screen_counts(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace, columns=80)
+    terminal.until(FIRST)
+    terminal.type("n")
+    terminal.until("Step 2 of 10")
+
+
+def test_it_is_drawn_again_when_the_terminal_gets_another_size(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace, columns=80)
+    terminal.until(FIRST)
+    assert "account after it" not in terminal.text
+    terminal.resize(200, 50)
+    screen = terminal.until("account after it")
+    assert screen[49].startswith("n next")
+    terminal.resize(60, 16)
+    terminal.until("account: status")
+    assert terminal.screen[15].startswith("n next")
+
+
+def test_the_whole_height_shows_steps(open_terminal: Open, tmp_path: Path) -> None:
+    terminal = open_terminal(write(tmp_path / "t.jsonl", "\n".join(f"{n}: L 749 c0 h0 -> 0" for n in LETTERS)), rows=40)
+    terminal.until("Step 1 of 26")
+    terminal.type("n")
+    terminal.until("Step 2 of 26")
+    assert sum("lookup: answered" in line for line in terminal.screen) == 26
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_answer_of_a_lookup_is_not_cut_off(trace: Path, open_terminal: Open, columns: int) -> None:
+    terminal = open_terminal(trace, columns=columns, rows=40)
+    terminal.type("f")
+    terminal.until("Step 8 of 10")
+    listed = [line for line in terminal.screen if line.startswith((">", " ")) and "lookup: answered" in line]
+    assert any("answered 256, cached" in line for line in listed), terminal.text
 
 
 @pytest.mark.parametrize("columns", [40, 72])
-def test_a_narrow_terminal_is_not_overrun(trace: Path, columns: int) -> None:
-    terminal = Terminal(trace, columns=columns, rows=16)
-    terminal.until("Press a key.")
-    terminal.type("\r")
-    terminal.until("Step 1 of 10")
+def test_a_narrow_terminal_is_not_overrun(trace: Path, open_terminal: Open, columns: int) -> None:
+    terminal = open_terminal(trace, columns=columns, rows=16)
     terminal.type("f")
-    screen = terminal.until("more lines: e shows all\n")
-    assert max(map(len, screen.splitlines())) <= columns
+    terminal.until("more lines: e shows all")
+    terminal.type("e")
+    terminal.until("lines 1 to 15 of ")
+    terminal.type("   ")
+    terminal.until("Usually:" if columns == 72 else "preemption")
     terminal.type("q")
     assert terminal.end() == 1
 
 
-def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path) -> None:
-    terminal = Terminal(trace, columns=80)
-    terminal.until("Press a key.")
+def test_requests_are_offered_as_one_types(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace, columns=80)
+    terminal.type("rb-")
+    terminal.until("request (an id, or its beginning): b-")
+    terminal.until("b-cmpl-1-0-0123abcd  ")
+    terminal.type("cmpl\r")
+    terminal.until("Step 5 of 10")
+    terminal.type("r\x1bn")
+    terminal.until("Step 6 of 10")
+
+
+def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace)
+    terminal.until(FIRST)
+    assert not terminal.is_as_it_was()
     terminal.type("\x03")
     assert terminal.end() == 130
-    assert "Traceback" not in terminal.output
+    assert "Traceback" not in terminal.raw
 
 
-def test_a_terminal_that_goes_away_ends_it(trace: Path) -> None:
-    terminal = Terminal(trace, columns=80)
-    terminal.until("Press a key.")
+def test_ctrl_c_while_it_reads_ends_it(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
+    """A named pipe into which nobody writes is a file that never ends."""
+    os.mkfifo(tmp_path / "endless.jsonl")
+    terminal = open_terminal(tmp_path / "endless.jsonl")
+    until(lambda: not terminal.is_as_it_was(), why=lambda: terminal.raw)
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.raw
+
+
+def test_a_terminal_that_goes_away_ends_it(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace)
+    terminal.until(FIRST)
     terminal.hang_up()
-    terminal.end()
+    terminal.process.wait(SLOW_S)
 
 
-def test_plain_output_on_a_terminal_asks_for_no_key(trace: Path) -> None:
-    terminal = Terminal(trace, "--plain", columns=80)
+def test_plain_output_on_a_terminal_asks_for_no_key(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal("--plain", trace)
     terminal.until("10  01:24:36.009")
     assert terminal.end() == 1
 
 
-def test_who_waits_for_a_big_file_is_told(trace: Path, tmp_path: Path) -> None:
+def test_a_terminal_that_cannot_be_drawn_on_gets_lines(trace: Path, open_terminal: Open) -> None:
+    terminal = open_terminal(trace, kind="dumb")
+    terminal.until("10  01:24:36.009")
+    assert terminal.end() == 1
+
+
+def test_who_waits_for_a_big_file_is_told(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
     big = tmp_path / "big.jsonl"
     big.write_text(trace.read_text() + " " * (9 << 20) + "\n")
-    terminal = Terminal("--plain", big, columns=80)
-    assert "big.jsonl  [" in terminal.until("10  01:24:36.009")
+    terminal = open_terminal("--plain", big)
+    terminal.until("10  01:24:36.009")
+    assert "big.jsonl  [" in terminal.raw
     assert terminal.end() == 1

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import click
 import pytest
 from command_line import DRIFT, OK, run, write
 from history import history
+from processes import SLOW_S
 from wire import encoded
 
 from kvtrail.__main__ import COMMANDS
@@ -30,10 +35,40 @@ def test_audit_of_a_sound_trace(tmp_path: Path) -> None:
 def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None:
     result = run("audit", str(write(tmp_path / "t.jsonl", OK, DRIFT, a_line_each=True)))
     assert result.exit_code == 1
-    assert result.output.count("stale-lookup [crash]") == 1
-    assert "request r-1-0123abcd, epoch 1, Connector; once, not healed" in result.output
+    assert result.output.count("stale-lookup [could: crash]") == 1
+    assert (
+        "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: how is not known)"
+        in result.output
+    )
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
     assert "2 requests: 1 with drift, 1 ok, 0 unknown" in result.output
+
+
+def test_audit_of_a_fatal_trace_begins_with_what_died_and_why(tmp_path: Path) -> None:
+    fatal = DRIFT.replace("A 256\nend", "b: L 64 c0 h0 -> 0\nA 256 !AssertionError: Mismatch in tokens to load")
+    path = str(write(tmp_path / "t.jsonl", fatal))
+    result = run("audit", path)
+    assert result.exit_code == 1
+    assert result.output.splitlines()[:4] == [
+        "Engine engine died at 2025-12-03 01:24:36.010 UTC of AssertionError: Mismatch in tokens to load",
+        "  Lost: 2 requests: b-r-0-0123abcd, r-0-0123abcd",
+        "  Why: A cached lookup answer was handed out without regard to the computed tokens"
+        " (stale-lookup of request r-0-0123abcd)",
+        "",
+    ]
+    assert "; once; did: engine died (a call about it raised AssertionError: Mismatch in tokens" in result.output
+    report = json.loads(run("audit", "--json", path).output)
+    (death,), (finding,) = report["deaths"], report["findings"]
+    assert (death["engine"], len(death["lost"]), death["cause"]) == ("engine", 2, finding["id"])
+    assert finding["did"] == "engine died"
+
+
+def test_a_death_that_nothing_found_explains_is_inconclusive(tmp_path: Path) -> None:
+    fatal = OK.removesuffix("end") + "failure build_connector_meta !KeyError: 'x'"
+    result = run("audit", "--rule", "full-hit", str(write(tmp_path / "t.jsonl", fatal)))
+    assert result.exit_code == 3
+    assert result.output.startswith("Engine engine died at ")
+    assert "- engine died, and nothing found says of what: look at the end of its log." in result.output
 
 
 def test_audit_as_json(tmp_path: Path) -> None:
@@ -47,7 +82,7 @@ def test_audit_as_json(tmp_path: Path) -> None:
 def test_audit_by_some_rules_only(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.jsonl", DRIFT, "L 749 c0 h256 -> 256\nA 300\nend"))
     both = run("audit", "--rule", "stale-lookup", "--rule", "alloc-mismatch", path)
-    assert (both.exit_code, both.output.count("[crash]")) == (1, 2)
+    assert (both.exit_code, both.output.count("[could: crash]")) == (1, 2)
     one = run("audit", "--rule", "alloc-mismatch", path)
     assert one.exit_code == 1
     assert "stale-lookup" not in one.output
@@ -224,6 +259,24 @@ def test_an_unusable_file_is_named_with_the_reason(tmp_path: Path, content: byte
     assert said in result.output
 
 
+@pytest.mark.parametrize(
+    "command", ["audit", "replay --plain", "export", "minimize -o small.jsonl", "import -o trace.jsonl"]
+)
+def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
+    """While it reads from a named pipe that does not end."""
+    endless = tmp_path / "endless.jsonl"
+    os.mkfifo(endless)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvtrail", *command.split(), str(endless)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    with endless.open("w"):  # it has opened the other end
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=SLOW_S)
+    assert (process.returncode, output) == (130, "\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["endless.jsonl"]
+
+
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_every_command_has_help_with_an_example_and_is_documented(command: str) -> None:
     result = run(command, "--help")
@@ -237,6 +290,12 @@ def test_every_option_is_documented(command: str) -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     for option in re.findall(r"^\s+(--[a-z-]+)", run(command, "--help").output, flags=re.MULTILINE):
         assert f"`{option}`" in page or option == "--help", f"{option} of {command} is not in docs/commands.md"
+
+
+def test_a_command_that_there_is_not_is_told_with_the_nearest() -> None:
+    result = run("adit")
+    assert result.exit_code == 2
+    assert "There is no command 'adit'. Did you mean 'audit'?" in result.output
 
 
 def test_the_list_of_commands_loads_none_of_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -37,7 +38,7 @@ def exported(tmp_path: Path, *texts: str, foreign: int = 0) -> list[Data]:
         events = history(text, request=f"r-{number}-0123abcd", recorder=f"rec-{number}")
         lines.append(collector.line(events, *others))
     path.write_text("\n".join(lines))
-    result = run(path, "--perfetto", "-o", tmp_path / "out.json", "--force")
+    result = run(path, "-o", tmp_path / "out.json", "--force")
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda constant: pytest.fail(constant))
     assert set(data) == {"displayTimeUnit", "traceEvents"}
@@ -150,7 +151,7 @@ def test_engines_are_processes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     two = [history(DRIFT, engine=engine, recorder=engine) for engine in ("east", "west")]
     path.write_text("\n".join(otlp_json.to_json_line(encoded(events)) for events in two))
-    assert run(path, "--perfetto", "-o", tmp_path / "out.json").exit_code == 0
+    assert run(path, "-o", tmp_path / "out.json").exit_code == 0
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     check(events)
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["engine east", "engine west"]
@@ -194,7 +195,7 @@ def test_calls_within_calls_and_backward_clocks_still_nest(tmp_path: Path) -> No
     events[6].end_ns = events[6].start_ns + 10**12
     path = tmp_path / "t.jsonl"
     path.write_text(otlp_json.to_json_line(encoded(events)))
-    assert run(path, "--perfetto", "-o", tmp_path / "out.json").exit_code == 0
+    assert run(path, "-o", tmp_path / "out.json").exit_code == 0
     check(json.loads((tmp_path / "out.json").read_text())["traceEvents"])
 
 
@@ -202,7 +203,7 @@ def test_export_says_what_it_did_not_read_and_does_not_understand(tmp_path: Path
     path = tmp_path / "t.jsonl"
     line = collector.line(history(DRIFT)).replace("kv.schedule", "kv.dream")
     path.write_text(line + "\n{half")
-    result = run(path, "--perfetto", "-o", tmp_path / "out.json")
+    result = run(path, "-o", tmp_path / "out.json")
     assert result.exit_code == 0
     assert f"not read: {path}:2:" in result.output
     assert "not understood: kv.dream, 3 times: a newer kvtrail wrote it" in result.output
@@ -212,15 +213,14 @@ def test_export_keeps_what_is_there_and_names_what_it_cannot_use(tmp_path: Path)
     path, output = tmp_path / "t.jsonl", tmp_path / "out.json"
     path.write_text(collector.line(history(DRIFT)))
     output.write_text("precious")
-    kept = run(path, "--perfetto", "-o", output)
+    kept = run(path, "-o", output)
     assert (kept.exit_code, output.read_text()) == (2, "precious")
     assert "already exists; --force overwrites it" in kept.output
-    assert "is one of the files to read" in run(path, "--perfetto", "-o", path, "--force").output
-    assert "say for which tool: --perfetto" in run(path, "-o", output).output
-    gone = run(tmp_path / "none", "--perfetto", "-o", tmp_path / "x.json")
+    assert "is one of the files to read" in run(path, "-o", path, "--force").output
+    gone = run(tmp_path / "none", "-o", tmp_path / "x.json")
     assert gone.exit_code == 2
     assert f"{tmp_path / 'none'}: No such file" in gone.output
-    nowhere = run(path, "--perfetto", "-o", tmp_path / "no" / "x.json")
+    nowhere = run(path, "-o", tmp_path / "no" / "x.json")
     assert nowhere.exit_code == 2
     assert "No such file or directory" in nowhere.output
     assert not (tmp_path / "x.json").exists()
@@ -229,4 +229,18 @@ def test_export_keeps_what_is_there_and_names_what_it_cannot_use(tmp_path: Path)
 def test_export_to_the_standard_output_is_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(collector.line(history(DRIFT)))
-    check(json.loads(run(path, "--perfetto", "-o", "-").stdout)["traceEvents"])
+    check(json.loads(run(path, "-o", "-").stdout)["traceEvents"])
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz", "run"])
+def test_export_needs_nothing_but_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    text = collector.line(history(DRIFT)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    result = run(tmp_path / name)
+    assert result.exit_code == 0, result.output
+    assert "run.perfetto.json: " in result.output
+    assert [path.name for path in Path().iterdir()] == ["run.perfetto.json"]
+    check(json.loads(Path("run.perfetto.json").read_text())["traceEvents"])
+    assert "already exists" in run(tmp_path / name).output

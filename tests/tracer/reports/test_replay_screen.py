@@ -42,11 +42,11 @@ def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
 def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
     output = lines(STORY + LATE)
     at = next(n for n, line in enumerate(output) if line.startswith(f"{STALE_AT:>2}  "))
-    assert output[at + 1].startswith("    stale-lookup [crash] A cached lookup answer")
+    assert output[at + 1].startswith("    stale-lookup [could: crash] A cached lookup answer")
     assert "at most max(0, 256 - 336) = 0 can be new" in output[at + 3]
     assert "    again: stale-lookup of request cmpl-1-0-0123abcd, epoch 1" in output[at + 4 :]
     end = output.index("    At the end of the history, because something never came:")
-    assert output[end + 1].startswith("    stuck-load [hang]")
+    assert output[end + 1].startswith("    stuck-load [could: hang]")
 
 
 def test_a_gap_is_a_line_of_its_own() -> None:
@@ -90,7 +90,7 @@ def test_engines_and_connectors_are_named_where_there_are_several() -> None:
     assert "load (worker 0, A): " in both
 
 
-@pytest.mark.parametrize("columns", [40, 60, 95, 96, 140])
+@pytest.mark.parametrize("columns", [40, 60, 95, 96, 140, 150, 200])
 @pytest.mark.parametrize("rows", [10, 23, 60])
 def test_a_screen_fits_the_terminal_at_every_step(columns: int, rows: int) -> None:
     player = played(history(STORY + LATE))
@@ -112,7 +112,31 @@ def test_the_account_stands_beside_where_there_is_room() -> None:
     assert any(line.startswith("account: status preempted; epoch 1") for line in narrow)
     for output in (wide, narrow):
         assert any(f">{STALE_AT}! " in line for line in output)
-        assert any(line.startswith("stale-lookup [crash]") for line in output)
+        assert any(line.startswith("stale-lookup [could: crash]") for line in output)
+
+
+@pytest.mark.parametrize(("columns", "listed"), [(80, 28), (120, 32), (200, 45)])
+def test_the_list_of_steps_takes_the_height_that_is_left(columns: int, listed: int) -> None:
+    player = played(history("L 64 c0 h0 -> 0\n" * 60))
+    output = shown(player, columns, 50)
+    assert sum(" lookup: " in line[:60] for line in output) >= listed
+
+
+@pytest.mark.parametrize("columns", [80, 96, 150])
+def test_in_a_line_that_is_cut_the_answer_of_a_lookup_comes_first(columns: int) -> None:
+    player = played(history(STORY), requests=None)
+    player.go(STALE_AT)
+    (line,) = [line for line in shown(player, columns, 40) if line.startswith(">")]
+    assert "lookup: answered 256, cached" in line
+
+
+def test_a_page_says_where_one_is_in_it() -> None:
+    lines = [str(number) for number in range(1, 41)]
+    middle = [unstyle(line) for line in screen.page(lines, top=5, columns=80, rows=11)]
+    assert middle == [*lines[5:15], f"lines 6 to 15 of 40  {screen.PAGE_KEYS}"]
+    whole = [unstyle(line) for line in screen.page(lines, top=0, columns=80, rows=50)]
+    assert whole[-1] == screen.PAGE_KEYS
+    assert len(whole) == 50
 
 
 def test_what_does_not_fit_is_counted_and_can_be_had() -> None:

@@ -77,11 +77,11 @@ def test_the_whole_of_a_finding() -> None:
     (found,) = [f for held in detector.findings.values() for f in held.values()]
     assert text(found) == "\n".join(
         [
-            f"stale-lookup [crash] {found.title}",
+            f"stale-lookup [could: crash] {found.title}",
             "  In 1 request.",
             f"  Usually: {found.hint}",
             "",
-            "  request cmpl-1-0-0123abcd, epoch 1, Connector; once, not healed",
+            "  request cmpl-1-0-0123abcd, epoch 1, Connector; once",
             f"    {found.explanation}",
             "    2025-12-03 (UTC)",
             "    01:24:36.001  L1  lookup  0 of 749 computed, 256 matched; answered 256; epoch 0",
@@ -101,16 +101,16 @@ def test_what_a_rule_says_is_said_once_and_its_requests_stand_together() -> None
     )
     lines = [line for line in printed.splitlines() if line.startswith(("a ", "b ", "  request", "  In", "  Usually"))]
     assert lines == [
-        "a [crash] Something contradicts itself",
+        "a [could: crash] Something contradicts itself",
         "  In 2 requests.",
         "  Usually: Count again.",
-        "  request r-1, epoch 0, Connector; once, not healed",
+        "  request r-1, epoch 0, Connector; once",
         "  request r-1, epoch 1, Connector; twice, healed by the guard",
         "  request r-2, epoch 0, Connector; 3 times, healed by the guard once",
-        "b [leak] Something contradicts itself",
+        "b [could: leak] Something contradicts itself",
         "  In 1 request.",
         "  Usually: Count again.",
-        "  request r-1, epoch 0, Connector; once, not healed",
+        "  request r-1, epoch 0, Connector; once",
     ]
 
 
@@ -124,7 +124,7 @@ def test_equal_names_in_two_engines_are_two_requests() -> None:
 def test_what_concerns_no_request_is_said_of_its_engine() -> None:
     printed = text(finding(request=""))
     assert "  In 1 engine." in printed
-    assert "  Connector, engine engine; once, not healed" in printed
+    assert "  Connector, engine engine; once" in printed
 
 
 def test_of_many_requests_the_first_ten_are_shown() -> None:
@@ -179,13 +179,15 @@ def test_a_trace_file_cannot_steer_the_terminal() -> None:
 
 def test_each_severity_has_its_colour() -> None:
     assert list(COLORS) == list(Severity)
-    assert "\x1b[31m\x1b[1m[wrong output]\x1b[0m" in as_text(Audit(findings=[finding(severity=Severity.WRONG_OUTPUT)]))
+    assert "\x1b[31m\x1b[1m[could: wrong output]\x1b[0m" in as_text(
+        Audit(findings=[finding(severity=Severity.WRONG_OUTPUT)])
+    )
 
 
 def test_a_terminal_gets_colours_and_wrapped_lines(tmp_path: Path) -> None:
     path = str(write(tmp_path / "t.jsonl", OK, DRIFT))
     coloured = audited(path)
-    assert "\x1b[31m\x1b[1m[crash]\x1b[0m" in coloured
+    assert "\x1b[31m\x1b[1m[could: crash]\x1b[0m" in coloured
     assert "\x1b[2m01:24:36.001\x1b[0m" in coloured
     assert max(map(len, unstyle(coloured).splitlines())) <= 72
     assert audited(path, NO_COLOR="1") == unstyle(coloured)

@@ -1,0 +1,108 @@
+"""A command in a real terminal, and what a person sees on its screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pyte
+from processes import SLOW_S
+
+SIZES = [(80, 24), (200, 50)]
+"""Columns and rows: a terminal as it opens, and one that fills a screen."""
+
+
+class Terminal:
+    """A terminal of some size with `kvtrail` in it, as its controlling terminal: it passes on Ctrl-C and new sizes."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        columns: int = 80,
+        rows: int = 24,
+        folder: Path | None = None,
+        kind: str = "xterm-256color",
+    ) -> None:
+        """`kind` is what it says of itself, as TERM."""
+        self._ours, its = pty.openpty()
+        self.folder = folder or Path()
+        self._screen = pyte.HistoryScreen(columns, rows, history=10_000)
+        self._stream = pyte.ByteStream(self._screen)
+        self._resize_terminal(columns, rows)
+        clean = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "kvtrail", *map(str, arguments)],
+            stdin=its, stdout=its, stderr=its, cwd=folder, env=clean | {"TERM": kind},
+            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(its)
+        self.raw = ""
+
+    @property
+    def screen(self) -> list[str]:
+        """The lines that are seen now."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.screen)
+
+    @property
+    def last(self) -> list[str]:
+        """The lines that are seen, up to the last that says something."""
+        return self.text.rstrip().split("\n")
+
+    def until(self, text: str) -> list[str]:
+        """Wait until the text is seen; returns the lines that are seen then."""
+        deadline = time.monotonic() + SLOW_S
+        while text not in self.text:
+            assert self._read(deadline), self.raw
+        return self.screen
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._screen.resize(rows, columns)
+        self._resize_terminal(columns, rows)
+
+    def hang_up(self) -> None:
+        os.close(self._ours)
+
+    def end(self) -> int:
+        """Read until the command has ended; returns its exit code."""
+        deadline = time.monotonic() + SLOW_S
+        while self._read(deadline):
+            pass
+        return self.process.wait(SLOW_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def is_as_it_was(self) -> bool:
+        """Whether what is typed is shown and waits for Enter, as in a shell."""
+        flags: int = termios.tcgetattr(self._ours)[3]
+        return bool(flags & termios.ECHO and flags & termios.ICANON)
+
+    def _read(self, deadline: float) -> bool:
+        """Take in what was written; False if nobody is left who writes."""
+        assert select.select([self._ours], [], [], max(0, deadline - time.monotonic()))[0], self.raw
+        try:
+            chunk = os.read(self._ours, 65536)
+        except OSError:  # how Linux says that the other side of a terminal is closed
+            return False
+        self.raw += chunk.decode(errors="replace")
+        self._stream.feed(chunk)
+        return bool(chunk)
+
+    def _resize_terminal(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
