@@ -67,6 +67,12 @@ class Terminal:
             assert self._read(deadline), self.raw
         return self.screen
 
+    def until_last_line(self, text: str) -> None:
+        """Wait until the last line of the screen begins with the text: all of it is drawn then."""
+        deadline = time.monotonic() + SLOW_S
+        while not self.screen[-1].startswith(text):
+            assert self._read(deadline), self.raw
+
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 

@@ -56,13 +56,13 @@ class Console:
 
     Attributes:
         player: what is shown.
-        message: what the last key had to say.
+        message: what was read, and then what the last key had to say.
     """
 
     def __init__(self, player: Player, *, source: Input | None = None, output: Output | None = None) -> None:
         """`source` is where keys come from, and `output` where the screen is drawn; default: the terminal."""
         self.player = player
-        self.message = screen.first_message(player)
+        self.message = "\n".join(screen.opening(player, None))
         self._text: Callable[[int], list[str]] | None = None
         """A longer text to scroll through in place of the step, by the columns that it may have."""
         self._top = 0
@@ -101,7 +101,8 @@ class Console:
         size = self._application.output.get_size()
         rows = size.rows - (self._answer is not None)
         if self._text is None:
-            lines = screen.moment(self.player, columns=size.columns, rows=rows, message=self.message)
+            keys = screen.SHORT_KEYS if self._answer is None else screen.LINE_KEYS
+            lines = screen.moment(self.player, columns=size.columns, rows=rows, message=self.message, keys=keys)
         else:
             text = self._text(size.columns)
             self._top = max(0, min(self._top, len(text) - rows + 1))
@@ -203,12 +204,11 @@ class Console:
 
     # A line that is typed.
 
-    def _ask(self, question: str, answer: Callable[[str], str | None], choices: Sequence[str] = ()) -> str:
+    def _ask(self, question: str, answer: Callable[[str], str | None], choices: Sequence[str] = ()) -> None:
         """Let a line be typed at the foot of the screen."""
         self._question, self._answer, self._line.text = question, answer, ""
         self._line.completer = WordCompleter(list(choices), sentence=True)
         self._application.layout.focus(self._line)
-        return "Enter goes there, Esc stays here."
 
     def _answered(self) -> bool:
         """The line is complete; returns that it need not be kept."""

@@ -30,8 +30,9 @@ KEYS = (
     ("q", "quit"),
 )
 SHORT_KEYS = "n next  p back  f finding  r request  o only  g step  ? help  q quit"
+LINE_KEYS = "Enter go there  Esc stay here"
 PAGE_KEYS = "up, down scroll  Esc back  q quit"
-SIDE_BY_SIDE = 96
+SIDE_BY_SIDE = 108
 """Columns from which on the account is drawn beside the events."""
 ACCOUNT = 34
 """Columns of the account where it is drawn beside the events."""
@@ -65,19 +66,12 @@ def help_page(player: Player, columns: int) -> list[str]:
     return lines
 
 
-def first_message(player: Player) -> str:
-    """What the first screen says below the step: what was read, and the keys."""
-    return "\n".join([*opening(player, None), SHORT_KEYS])
-
-
-def moment(player: Player, *, columns: int, rows: int, message: str = "") -> list[str]:
+def moment(player: Player, *, columns: int, rows: int, message: str = "", keys: str = SHORT_KEYS) -> list[str]:
     """The step under the cursor as a screen of `rows` lines: the steps around it, what it says, its findings, and the account
-    of its request. Lines that do not fit are counted. The lines of the message stand below it, in place of the keys."""
+    of its request. Lines that do not fit are counted. Below it stand the lines of a message, and the keys."""
     step = player.here()
-    said = [line for text in message.split("\n") for line in wrapped(plain(text), columns)]
-    foot = [style(line, bold=True) for line in said[: max(1, rows // 3)]]
-    if not message:
-        foot = [style(_cut(SHORT_KEYS, columns), dim=True)]
+    said = [line for text in message.splitlines() for line in wrapped(plain(text), columns)]
+    foot = [*(style(line, bold=True) for line in said[: rows // 3]), style(_cut(keys, columns), dim=True)]
     head = _head(player, step, columns)
     room = max(3, rows - len(head) - len(foot))
     return [*head, *_fitted(_body(player, step, columns, room), columns, room), *foot]

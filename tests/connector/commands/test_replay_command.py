@@ -152,9 +152,9 @@ FIRST, FINDING = "Step 1 of 10", "stale-lookup"
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_on_a_terminal_keys_lead_to_the_finding(trace: Path, open_terminal: Open, columns: int, rows: int) -> None:
     terminal = open_terminal(trace, columns=columns, rows=rows)
-    first = terminal.until(FIRST)
+    terminal.until_last_line("n next")
+    assert FIRST in terminal.text
     assert "10 events of 2 requests in 1 engine" in terminal.text
-    assert first[-1].startswith("n next"), "to the last line"
     terminal.type("f")
     terminal.until("Step 8 of 10")
     assert FINDING in terminal.text
@@ -185,19 +185,19 @@ def test_it_is_drawn_again_when_the_terminal_gets_another_size(trace: Path, open
     terminal.until(FIRST)
     assert "account after it" not in terminal.text
     terminal.resize(200, 50)
-    screen = terminal.until("account after it")
-    assert screen[49].startswith("n next")
+    terminal.until("account after it")
+    terminal.until_last_line("n next")
     terminal.resize(60, 16)
     terminal.until("account: status")
-    assert terminal.screen[15].startswith("n next")
+    terminal.until_last_line("n next")
 
 
 def test_the_whole_height_shows_steps(open_terminal: Open, tmp_path: Path) -> None:
     terminal = open_terminal(write(tmp_path / "t.jsonl", "\n".join(f"{n}: L 749 c0 h0 -> 0" for n in LETTERS)), rows=40)
-    terminal.until("Step 1 of 26")
+    terminal.until("Step 1 of 52")
     terminal.type("n")
-    terminal.until("Step 2 of 26")
-    assert sum("lookup: answered" in line for line in terminal.screen) == 26
+    terminal.until("Step 2 of 52")
+    assert sum("arrived" in line or "lookup: answered" in line for line in terminal.screen) > 28
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
@@ -226,11 +226,11 @@ def test_requests_are_offered_as_one_types(trace: Path, open_terminal: Open) -> 
     terminal = open_terminal(trace, columns=80)
     terminal.type("rb-")
     terminal.until("request (an id, or its beginning): b-")
-    terminal.until("b-cmpl-1-0-0123abcd  ")
+    terminal.until(" b-cmpl-1-0-0123abcd")
     terminal.type("cmpl\r")
-    terminal.until("Step 5 of 10")
-    terminal.type("r\x1bn")
     terminal.until("Step 6 of 10")
+    terminal.type("r\x1bn")
+    terminal.until("Step 7 of 10")
 
 
 def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_terminal: Open) -> None:

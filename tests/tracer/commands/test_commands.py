@@ -37,7 +37,7 @@ def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None
     assert result.exit_code == 1
     assert result.output.count("stale-lookup [could: crash]") == 1
     assert (
-        "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: how is not known)"
+        "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: stopped)"
         in result.output
     )
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
@@ -50,7 +50,7 @@ def test_audit_of_a_fatal_trace_begins_with_what_died_and_why(tmp_path: Path) ->
     result = run("audit", path)
     assert result.exit_code == 1
     assert result.output.splitlines()[:4] == [
-        "Engine engine died at 2025-12-03 01:24:36.010 UTC of AssertionError: Mismatch in tokens to load",
+        "Engine engine died at 2025-12-03 01:24:36.009 UTC of AssertionError: Mismatch in tokens to load",
         "  Lost: 2 requests: b-r-0-0123abcd, r-0-0123abcd",
         "  Why: A cached lookup answer was handed out without regard to the computed tokens"
         " (stale-lookup of request r-0-0123abcd)",

@@ -90,7 +90,7 @@ def test_engines_and_connectors_are_named_where_there_are_several() -> None:
     assert "load (worker 0, A): " in both
 
 
-@pytest.mark.parametrize("columns", [40, 60, 95, 96, 140, 150, 200])
+@pytest.mark.parametrize("columns", [40, 60, 107, 108, 140, 150, 200])
 @pytest.mark.parametrize("rows", [10, 23, 60])
 def test_a_screen_fits_the_terminal_at_every_step(columns: int, rows: int) -> None:
     player = played(history(STORY + LATE))
@@ -122,7 +122,7 @@ def test_the_list_of_steps_takes_the_height_that_is_left(columns: int, listed: i
     assert sum(" lookup: " in line[:60] for line in output) >= listed
 
 
-@pytest.mark.parametrize("columns", [80, 96, 150])
+@pytest.mark.parametrize("columns", [80, 108, 150])
 def test_in_a_line_that_is_cut_the_answer_of_a_lookup_comes_first(columns: int) -> None:
     player = played(history(STORY), requests=None)
     player.go(STALE_AT)
@@ -151,10 +151,11 @@ def test_what_does_not_fit_is_counted_and_can_be_had() -> None:
     assert "more line" not in " ".join(shown(player, 60, 60))
 
 
-def test_a_message_takes_the_place_of_the_keys() -> None:
+def test_a_message_stands_above_the_keys() -> None:
     player = played(history(STORY))
     assert shown(player, 80, 24)[-1] == screen.SHORT_KEYS
-    assert shown(player, 80, 24, "This is the last step.")[-1] == "This is the last step."
+    assert shown(player, 80, 24, "This is the last step.")[-2:] == ["This is the last step.", screen.SHORT_KEYS]
+    assert shown(player, 80, 24, "one\ntwo")[-3:] == ["one", "two", screen.SHORT_KEYS]
 
 
 def test_a_trace_file_cannot_steer_the_terminal() -> None:
