@@ -23,6 +23,8 @@ from kvtrail.tracer.reports import terminal
 
 READY_WITHIN_S = 60.0
 JUDGED_WITHIN_S = 15.0
+WIDEST = 100
+"""Columns of a line, however wide the terminal is."""
 OTHER_PORTS = 20
 """Ports that are tried where one is taken."""
 T = TypeVar("T")
@@ -101,9 +103,11 @@ def _run(options: Options, children: Children) -> None:
             _compare(tokens, plain)
         if options.bug:
             _report_findings(options)
-        click.echo(f"\nThe dashboard: {options.page}   the api: {options.api}/docs   metrics: {options.api}/metrics")
+        click.echo(f"\nThe dashboard:  {options.page}")
+        click.echo(f"The api:        {options.api}/docs")
+        click.echo(f"The metrics:    {options.api}/metrics")
         if options.metrics_port and death is None:
-            click.echo(f"vLLM's own metrics: http://127.0.0.1:{options.metrics_port}/metrics")
+            click.echo(f"vLLM's metrics: http://127.0.0.1:{options.metrics_port}/metrics")
         if not options.once:
             click.echo(f"The {'workload repeats gently' if death is None else 'dashboard stays'} until Ctrl-C.")
         if death is not None:
@@ -237,9 +241,10 @@ def _report_findings(options: Options) -> None:
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
     for finding in findings:
         times = words.ending(finding["count"])
-        click.secho(f"\n{finding['title']} ({finding['rule']}, {times})", fg="yellow")
+        click.echo()
+        click.secho(_wrapped(f"{finding['rule']}, {times}: {finding['title']}"), fg="yellow")
         click.echo(f"  It could: {finding['severity']}. It did: {finding['did']}.")
-        click.echo(click.wrap_text(finding["explanation"], 100, "  ", "  "))
+        click.echo(_wrapped(finding["explanation"], indent="  "))
         click.echo(f"  {options.page}/request?id={finding['request']}")
 
 
@@ -254,7 +259,7 @@ def _death(options: Options, engine: _Engine) -> dict[str, Any]:
         _died(engine)
     assert death is not None
     click.echo("The engine raised")
-    click.echo(click.wrap_text(death["ended_by"], 100, "  ", "  "))
+    click.echo(_wrapped(death["ended_by"], indent="  "))
     return death
 
 
@@ -262,13 +267,18 @@ def _report_death(death: dict[str, Any]) -> None:
     """The last lines: what died, of what, what was lost by it, and why."""
     _one_line(f"The engine died, {words.some(death['lost'], 'request')} lost: {death['ended_by']}")
     cause = death["cause"]
-    _one_line(f"Why: {cause['title']} ({cause['rule']})" if cause else "Why: nothing was found before it.")
+    _one_line(f"Why: {cause['rule']}: {cause['title']}" if cause else "Why: nothing was found before it.")
 
 
 def _one_line(text: str) -> None:
     """Print a line in red, cut where the terminal ends: what is said last stays in sight."""
     columns = terminal.width()
     click.secho(text if columns is None or len(text) <= columns else f"{text[: columns - 3]}...", fg="red")
+
+
+def _wrapped(text: str, *, indent: str = "") -> str:
+    """The text in lines that fit the terminal and can be read."""
+    return "\n".join(terminal.wrapped(text, min(terminal.width() or WIDEST, WIDEST), first=indent))
 
 
 def _waited_for(answer: Callable[[], T]) -> T:

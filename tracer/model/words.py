@@ -256,6 +256,9 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
             return some(numbers["locks"], "chunk")
         case Kind.FREE | Kind.READ:
             return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
+        case Kind.HEARTBEAT if numbers.get("recorder_closed"):
+            ended_by = numbers.get("recorder_ended_by")
+            return f"goodbye; its engine ended by {ended_by}" if ended_by else "goodbye"
         case Kind.PREEMPT:
             return "taken off the engine; what was known of its tokens is void"
         case Kind.RECEIVED:

@@ -126,7 +126,8 @@ def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | N
     often = words.ending(finding.count)
     if finding.healed and did is not Did.HEALED:
         often += f", {words.healed(finding.healed, count=finding.count)}"
-    effect = f"did: {did}{f' ({became})' if became else ''}" if did else ""
+    how = f" ({became})" if became and did is not Did.DIED else ""  # of what the engine died stands above
+    effect = f"did: {did}{how}" if did else ""
     head = plain("; ".join(each for each in (", ".join(fact for fact in facts if fact), often, effect) if each))
     lines = [style(line, bold=True) for line in wrapped(head, columns, first="  ", rest="    ")]
     lines += wrapped(plain(" ".join(finding.explanation.split())), columns, first="    ")

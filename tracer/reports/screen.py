@@ -255,9 +255,12 @@ def _said(event: Event) -> str:
 
 
 def _listed(event: Event) -> str:
-    """What an event says, for a line that may be cut: of a lookup, the answer comes first."""
+    """What an event says, for a line that may be cut: an exception comes first, and of a lookup the answer."""
+    if event.error is not None:
+        return plain(f"raised {event.error}")
     facts, answered, answer = _said(event).partition("; answered ")
-    return f"answered {answer}; {facts}" if answered else facts
+    answer, apart, rest = answer.partition("; ")
+    return f"answered {answer}; {facts}{apart}{rest}" if answered else facts
 
 
 def _recorded_by(event: Event, *, name_connector: bool) -> str:

@@ -36,10 +36,7 @@ def test_audit_of_a_drifting_trace_in_any_order_of_lines(tmp_path: Path) -> None
     result = run("audit", str(write(tmp_path / "t.jsonl", OK, DRIFT, a_line_each=True)))
     assert result.exit_code == 1
     assert result.output.count("stale-lookup [could: crash]") == 1
-    assert (
-        "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: stopped)"
-        in result.output
-    )
+    assert "request r-1-0123abcd, epoch 1, Connector; once; did: no harm seen (it ended: stopped)" in result.output
     assert "at most max(0, 256 - 336) = 0 can be new" in result.output
     assert "2 requests: 1 with drift, 1 ok, 0 unknown" in result.output
 
@@ -56,7 +53,7 @@ def test_audit_of_a_fatal_trace_begins_with_what_died_and_why(tmp_path: Path) ->
         " (stale-lookup of request r-0-0123abcd)",
         "",
     ]
-    assert "; once; did: engine died (a call about it raised AssertionError: Mismatch in tokens" in result.output
+    assert "; once; did: engine died\n" in result.output
     report = json.loads(run("audit", "--json", path).output)
     (death,), (finding,) = report["deaths"], report["findings"]
     assert (death["engine"], len(death["lost"]), death["cause"]) == ("engine", 2, finding["id"])

@@ -67,6 +67,13 @@ def test_every_reason_says_what_to_do_and_is_documented(reason: Unknown) -> None
     assert f"| `{reason.name.lower()}` |" in (DOCS / "limits.md").read_text()
 
 
+def test_a_goodbye_is_said_in_words() -> None:
+    closed = {"recorder_recorded": 9, "recorder_closed": True}
+    assert words.said(semconv.Kind.HEARTBEAT, closed) == "goodbye"
+    said = words.said(semconv.Kind.HEARTBEAT, {**closed, "recorder_ended_by": "KeyError: 'x'"})
+    assert said == "goodbye; its engine ended by KeyError: 'x'"
+
+
 def test_what_became_of_a_request() -> None:
     assert words.became("failed", None, "AssertionError: 3") == "a call about it raised AssertionError: 3"
     assert words.became("finished", "stopped", None) == "it ended: stopped"
