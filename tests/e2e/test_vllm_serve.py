@@ -380,6 +380,9 @@ def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -
         )
     )
     until(lambda: not exporting & export_processes())
+    until(lambda: call(f"{story.api}/fleet")["engines"][0]["ended_ns"] is not None)
+    (engine,) = call(f"{story.api}/fleet")["engines"]
+    assert (engine["state"], engine["ended_by"], engine["lost"]) == ("drained", None, 0)
     assert [recorder["missing"] for recorder in call(f"{story.api}/health")["recorders"]] == [0, 0]
 
 

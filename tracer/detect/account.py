@@ -122,7 +122,7 @@ class Evidence:
     """The last completed asynchronous store after the end."""
 
     reached: int = 0
-    """Tokens that had been computed when the request was last preempted, as far as that is known."""
+    """Tokens whose KV was there when the request was last preempted, as far as that is known."""
 
     def begin_epoch(self) -> None:
         """Forget what a preemption makes void."""
@@ -183,7 +183,7 @@ class Account:
     waited_ns: int = 0
     """How long it waited for KV, in all: for these loads, and after answers 'ask me later'."""
     recomputed: int = 0
-    """Tokens that had been computed before a preemption and had to be computed again after it."""
+    """Tokens whose KV was there when it was preempted, and that had to be computed after that."""
     refused: int = 0
     """Lookup answers that the guard replaced."""
     started_ns: int = 0
@@ -370,8 +370,8 @@ class Account:
         evidence.asked = evidence.deferred = evidence.load_error = None
 
     def _recompute(self, first: Schedule) -> None:
-        """The request runs again after a preemption. If it had output by then, all but the last of its tokens had been
-        computed; the last one is always computed, for its logits."""
+        """The request runs again after a preemption. If it had output by then, the KV of all but the last of its tokens had
+        been there; the last one is always computed, for its logits."""
         total, reached = self.total, self.evidence.reached
         if total is not None:
             has_output = self.prompt is not None and total > self.prompt

@@ -60,33 +60,35 @@ def test_a_correct_connector_is_never_accused(
 
 @pytest.mark.parametrize("level", ["basic", "detailed"])
 def test_what_is_computed_twice_is_counted(tmp_path: Path, recorded: Callable[[], list[Event]], level: str) -> None:
-    """Every position that vLLM's scheduler runs, one by one: those of a request that it ran before."""
+    """By every step of vLLM's scheduler: what it runs of a request again, up to where that was when it was preempted."""
     bare = scheduler(tmp_path, "OffloadConnector", {"chunk_size": 256, "kvtrail": {"level": level}}, seed=3)
-    ran: dict[str, Counter[int]] = {}
+    reached: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    again: Counter[str] = Counter()
 
     def note(output: Any, _: Any) -> None:
+        cached = output.scheduled_cached_reqs
         at = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        at |= dict(
-            zip(output.scheduled_cached_reqs.req_ids, output.scheduled_cached_reqs.num_computed_tokens, strict=True)
-        )
+        at |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for name, count in output.num_scheduled_tokens.items():
-            ran.setdefault(name, Counter()).update(range(at[name], at[name] + count))
+            if at[name] < reached[name]:
+                held[name] = max(held[name], reached[name])
+            again[name] += max(0, min(at[name] + count, held[name]) - at[name])
+            reached[name] = at[name] + count
 
     bare.observers.append(note)
     storm(bare, seed=3)
     detector = Detector()
     detector.feed(recorded())
-    twice = {name: sum(often - 1 for often in of_request.values()) for name, of_request in ran.items()}
     accounts = {account.request: account for account in detector.accounts.values()}
-    again = {name: account for name, account in accounts.items() if account.epoch and name in ran}
-    assert not any(account.recomputed for name, account in accounts.items() if name not in again)
-    for name, account in again.items():
-        if level == "detailed":  # one that was preempted or aborted once more had not come to the end of it
-            is_simple = account.epoch == 1 and account.outcome != "aborted"
-            assert account.recomputed == twice[name] if is_simple else account.recomputed >= twice[name], name
-        elif account.epoch == 1:  # in the middle of a prompt, only the first step is known
-            assert account.recomputed <= max(twice[name], account.total or 0), name
-    assert sum(account.recomputed for account in again.values()) > sum(twice.values()) / 2 > 0
+    assert not any(account.recomputed for account in accounts.values() if not account.epoch)
+    preempted = {name: account for name, account in accounts.items() if account.epoch and name in reached}
+    for name, account in preempted.items():
+        if level == "detailed" and account.epoch == 1 and account.outcome != "aborted":
+            assert account.recomputed == again[name], name
+        elif level == "detailed":  # one that is preempted or aborted once more has not come to the end of it
+            assert account.recomputed >= again[name], name
+    assert sum(account.recomputed for account in preempted.values()) > again.total() / 2 > 0
 
 
 @pytest.mark.parametrize("unsampled", ["record", "drop"])
