@@ -100,8 +100,8 @@ def became(status: str, outcome: str | None, error: str | None) -> str:
 STATES: dict[State, str] = {
     State.RUNNING: "It is heard.",
     State.SILENT: "Nothing is heard of it, and nothing explains that: it was killed, or the network between is broken.",
-    State.DIED: "An exception ended it, or its process ended without a goodbye. Its open requests are lost.",
-    State.DRAINED: "It said goodbye: it was stopped in good order.",
+    State.DIED: "An exception ended it, or its process ended in the middle of requests. These are lost.",
+    State.DRAINED: "It was stopped in good order, or had nothing left to do when it ended.",
     State.REPLACED: "It fell silent, and another engine of its service and model came in its place.",
     State.UNSEEN: "Nothing is heard of it, and nothing says how it ended.",
 }

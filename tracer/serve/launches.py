@@ -2,8 +2,9 @@
 
 What an engine says of itself is final: a goodbye that names an exception is a death, one that names none is a good end. A
 silence is a death if the last that came was a call of the connector that raised, since vLLM catches none of these; otherwise
-nobody can tell it from a broken network. The recorder on the scheduler's side speaks for its engine: workers are ended by
-their engine, well or not.
+nobody can tell it from a broken network. A process that ended without a goodbye died if it left requests open: vLLM, asked
+to stop, kills its engine's process at once, unless it is given a `--shutdown-timeout`. The recorder on the scheduler's side
+speaks for its engine: workers are ended by their engine, well or not.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ class Launches:
                 told = replace(told, lost=max(len(lost), known.lost), cause=cause or known.cause)
             else:
                 told = replace(told, lost=len(lost), cause=cause)
+            if told.ended_by == NO_GOODBYE and not told.lost:
+                told = replace(told, state=State.DRAINED)
         if is_same or told.ended_ns is None:
             self._unsettled.pop(key, None)
         else:
@@ -160,7 +163,8 @@ def _requests_of(
 
 
 def _said(launch: Launch) -> tuple[object, ...]:
-    return launch.state, launch.began_ns, launch.ended_ns, launch.ended_by
+    """What of it follows from what its recorders said."""
+    return launch.state in FINAL or launch.state, launch.began_ns, launch.ended_ns, launch.ended_by
 
 
 def _cause(launch: Launch, lost: Sequence[Account], detector: Detector) -> Cause | None:

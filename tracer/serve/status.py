@@ -95,7 +95,7 @@ def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list
     for launch in sorted(launches, key=lambda each: -(each.ended_ns or 0)):
         if launch.ended_ns is None or not range_.since_ns <= launch.ended_ns <= range_.until_ns:
             continue
-        if launch.state is State.DIED:
+        if launch.state is State.DIED or (launch.state is State.DRAINED and launch.lost):
             deaths.append(_death(launch, launch.ended_ns, range_, place))
         elif launch.state is State.SILENT or (launch.state is State.REPLACED and launch.lost):
             silences.append(_silence(launch, launch.ended_ns, range_, place))
@@ -103,13 +103,16 @@ def of_launches(launches: Iterable[Launch], range_: Range, place: Place) -> list
 
 
 def _death(launch: Launch, at_ns: int, range_: Range, place: Place) -> Statement:
-    error, cause = launch.ended_by, launch.cause
-    how = "without a goodbye" if error in (None, NO_GOODBYE) else f"of {exception(error or '')}"
+    error, cause, at = launch.ended_by or "", launch.cause, range_.at(at_ns)
+    if launch.state is State.DRAINED:
+        how = f"was stopped at {at}"
+    else:
+        how = f"ended at {at} without a goodbye" if error == NO_GOODBYE else f"died at {at} of {exception(error)}"
     why = f": {indefinite(cause.rule)}" if cause is not None else ""
     statement = Statement(
         kind="death",
         level=Level.LOST,
-        text=f"Engine {place(launch.engine)} died at {range_.at(at_ns)} {how}, {_lost(launch)}{why}",
+        text=f"Engine {place(launch.engine)} {how}, {_lost(launch)}{why}",
         at_ns=at_ns,
         engine=launch.engine,
         page="fleet",

@@ -139,6 +139,19 @@ def test_what_the_call_raised_says_more_than_that_the_process_has_gone(tracer: T
     assert (tracer.state, tracer.engine()["ended_by"]) == ("died", "AssertionError: Mismatch")
 
 
+@pytest.mark.parametrize(("text", "state", "lost"), [(OPEN, "died", 1), (f"{OPEN}\nend", "drained", 0)])
+def test_a_process_that_ends_without_a_goodbye_died_if_requests_were_open(
+    tracer: Tracer, text: str, state: str, lost: int
+) -> None:
+    """vLLM, asked to stop, kills its engine's process at once; so does whoever is out of memory."""
+    events = alive(text)
+    tracer.hear([*events, *(ending(events, NO_GOODBYE) if lost else ending(events, NO_GOODBYE)[-1:])])
+    for _ in range(2):
+        tracer.wait(SETTLED_NS)
+        engine = tracer.engine()
+        assert (engine["state"], engine["ended_by"], engine["lost"]) == (state, NO_GOODBYE, lost)
+
+
 def test_a_goodbye_after_a_call_that_raised_is_a_death(tracer: Tracer) -> None:
     """The exception was caught somewhere on its way out, and the process ended in good order."""
     events = alive(DIED)

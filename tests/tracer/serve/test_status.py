@@ -15,6 +15,7 @@ from wire import encoded
 
 from kvtrail.tracer.detect.savings import SavingsRow
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.semconv import NO_GOODBYE
 from kvtrail.tracer.serve import api_status, status
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.metrics import Metrics
@@ -98,6 +99,18 @@ def test_a_death_is_told_with_its_place_its_loss_and_its_cause(tracer: Tracer) -
     ((kind, level, text),) = [(each["kind"], each["level"], each["text"]) for each in others]
     assert (kind, level) == ("findings", "lost")
     assert text == "1 finding of stale-lookup in 1 request: 1 did harm"
+
+
+def test_a_process_that_ended_without_a_goodbye_is_not_said_to_have_died_of_something(tracer: Tracer) -> None:
+    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True, ended_by=NO_GOODBYE)
+    at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
+    assert tracer.statements() == [("death", "lost", f"Engine a ended at {at} without a goodbye, 1 request lost")]
+
+
+def test_an_engine_that_was_stopped_in_the_middle_of_requests_has_lost_them(tracer: Tracer) -> None:
+    events = tracer.hear("L 749 c0 h0 -> 0\nA 0", dies=True)
+    at = status.Range(since_ns=0, until_ns=time.time_ns()).at(events[-1].end_ns)
+    assert tracer.statements() == [("death", "lost", f"Engine a was stopped at {at}, 1 request lost")]
 
 
 def test_only_what_is_in_the_range_is_told(tracer: Tracer) -> None:
