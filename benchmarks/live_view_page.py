@@ -12,7 +12,8 @@ import pandas as pd
 import streamlit as st
 
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.view import View, payload
+from kvtrail.dashboard.live.payload import busyness, payload
+from kvtrail.dashboard.live.view import View
 from kvtrail.tracer.detect.phases import WORDS
 
 EVERY_S = 3
@@ -57,7 +58,7 @@ def answer(events: int, *, shift_us: int) -> dict[str, Any]:
             "end_us": ends, "is_open": [False] * count, "is_unsure": [False] * count,
         },
         "segments": {"lane": lane, "phase": phase, "begin_us": begin, "end_us": end},
-        "marks": {name: [] for name in ("lane", "at_us", "rule", "title", "severity", "healed")},
+        "marks": {name: [] for name in ("lane", "at_us", "rule", "title", "severity", "healed")}, "engine_names": {},
         "gaps": {name: [] for name in ("engine", "begin_us", "end_us", "missing")},
         "engines": ["engine-a"], "connectors": ["C"], "heard_ns": now_ns, "known": count, "is_sample": False,
         "has_all_findings": True, "is_whole": True,
@@ -85,7 +86,8 @@ def page(kind: str, events: int) -> None:
     number = st.session_state["number"] = st.session_state.get("number", 0) + 1
     data = answer(events, shift_us=number * 50_000)
     if kind == "component":
-        component()(key="live", data=payload(data, View(), is_away=False), on_view_change=lambda: None)
+        shown = payload(data, View(), is_away=False, overview=busyness(data))
+        component()(key="live", data=shown, on_view_change=lambda: None)
     else:
         st.altair_chart(chart(data), key="chart")
     st.markdown(f"update {number}")

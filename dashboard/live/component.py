@@ -14,7 +14,10 @@ import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
 FOLDER = Path(__file__).parent
-MODULES = ("time", "model", "paint", "controls", "input", "live")
+MODULES = (
+    "time", "address", "theme", "rows", "model", "paint", "cursor", "card", "heads", "sentences", "minimap", "controls",
+    "toolbar", "input", "live",
+)  # fmt: skip
 """Each comes after those that it imports."""
 NAME = "kvtrail_live"
 

@@ -92,7 +92,7 @@ export function listenToPointer(live) {
     }
     event.preventDefault();
   };
-  canvas.addEventListener("wheel", wheel, { passive: false });
+  live.find(".field").addEventListener("wheel", wheel, { passive: false });
 }
 
 /** The middle between two fingers, and how far they are apart, in pixels. */
@@ -105,14 +105,16 @@ function thingAt(live, x, y) {
   const place = live.place();
   const mark = place.markNear(x, y);
   if (mark) return { mark, request: mark.lane, at: mark.at };
-  const row = y < RULER ? -1 : live.rowAt(y);
+  const rows = y < RULER ? [] : live.rowsAt(y);
   const at = place.at(x);
   const near_ms = ((place.to - place.from) / place.width) * NEAR;
-  return { mark: null, request: row < 0 ? -1 : requestAt(live.model, row, at, near_ms), at };
+  return { mark: null, request: requestAt(live.model, rows, at, near_ms), at };
 }
 
-/** Keys work wherever the page has the focus, except while somebody types. Returns what ends the listening. */
+/** Keys work wherever the page has the focus, except while somebody types. In the lanes, come to by keys, arrows go from
+ *  request to request. Returns what ends the listening. */
 export function listenToKeys(live) {
+  const { canvas } = live;
   const pan = (share) => live.change(panned(live.view, live.view.span_ms * share, live.now()));
   const zoom = (factor) => live.zoom(factor);
   const actions = {
@@ -120,8 +122,20 @@ export function listenToKeys(live) {
     ArrowUp: () => live.scrollBy(-52), ArrowDown: () => live.scrollBy(52),
     "+": () => zoom(0.6), "=": () => zoom(0.6), w: () => zoom(0.6), "-": () => zoom(1 / 0.6), s: () => zoom(1 / 0.6),
     n: () => live.step(1), N: () => live.step(-1), z: () => live.toSelection(), l: () => live.toNow(), " ": () => live.pause(),
-    "/": () => live.find(".q").focus(), "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),
+    f: () => live.fold(), 0: () => live.toFit(), t: () => live.find(".typed").select(), "/": () => live.find(".q").focus(),
+    "?": () => live.help(), Enter: () => live.openFocused(), Escape: () => live.escape(),
   };
+  const inLanes = {
+    ArrowLeft: () => live.walk({ within: -1 }), ArrowRight: () => live.walk({ within: 1 }),
+    ArrowUp: () => live.walk({ rows: -1 }), ArrowDown: () => live.walk({ rows: 1 }),
+  };
+  // Who has clicked into the lanes moves the picture with the arrows, as from anywhere else.
+  let walks = false;
+  canvas.addEventListener("focus", () => {
+    walks = canvas.matches(":focus-visible");
+    if (walks) live.walk({});
+  });
+  canvas.addEventListener("blur", () => (walks = false));
 
   const listen = (event) => {
     const target = event.composedPath()[0];
@@ -130,7 +144,7 @@ export function listenToKeys(live) {
     if (types || event.ctrlKey || event.metaKey || event.altKey) return;
     // A button or a link has these keys for itself.
     if ((event.key === " " || event.key === "Enter") && target.matches?.("button, a, summary")) return;
-    const act = actions[event.key];
+    const act = (walks && inLanes[event.key]) || actions[event.key];
     if (act && act() !== false) event.preventDefault();
   };
   document.addEventListener("keydown", listen);

@@ -1,26 +1,38 @@
 // The live page's canvas: holds what is shown, takes each answer, and draws when something has changed. The page's Python
 // asks the tracer: `setStateValue("view")` says what this wants to see, and an answer comes back as new data.
 
-import { showControls, showLegend, showSentences, Tip } from "./controls.js";
+import { Card, markText, showDetail } from "./card.js";
+import { showControls, showLegend } from "./controls.js";
+import { described, sameRequest, sentence, stepped } from "./cursor.js";
+import { announce, Heads, outOfSight } from "./heads.js";
 import { listenToKeys, listenToPointer } from "./input.js";
-import { modelOf, ROW, Rows } from "./model.js";
-import { paint, Place, RULER, themeOf } from "./paint.js";
-import { centred, rangeOf, showing, zoomed } from "./time.js";
+import { Minimap } from "./minimap.js";
+import { counts, extentOf, modelOf } from "./model.js";
+import { paint, Place, RULER } from "./paint.js";
+import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
+import { showSentences } from "./sentences.js";
+import { setVariables, themeOf } from "./theme.js";
+import { centred, fitted, rangeOf, showing, zoomed } from "./time.js";
+import { listenToToolbar, showTyped } from "./toolbar.js";
 
 const SEND_AFTER_MS = 250; // without a change, before the page is sent the view
 const EVERY_MS = 250;
+const HUNG_MS = 8000; // without an update
 
 class Live {
-  constructor(root, view) {
+  constructor(root, { view, typed }) {
     this.root = root;
     this.find = (selector) => root.querySelector(selector);
-    this.canvas = this.find("canvas");
+    this.canvas = this.find(".field canvas");
     this.pen = this.canvas.getContext("2d", { alpha: false });
-    this.tip = new Tip(this.find(".tip"), this.find(".field"));
-    this.rows = new Rows();
+    this.card = new Card(this.find(".card"), this.find(".field"));
+    this.heads = new Heads(this.find(".heads"), (engine) => this.fold(engine));
+    this.minimap = new Minimap(this.find(".map canvas"), this);
+    this.rows = rememberedRows();
     this.view = view;
-    this.answer = this.model = this.focused = null;
-    this.hovered = -1;
+    this.typed = typed.count; // how many typed times the page has read
+    this.answer = this.model = this.focused = this.overview = null;
+    this.hovered = this.chosen = -1; // requests: under the pointer, and that the keys have come to
     this.scroll = 0;
     this.ahead_ms = 0; // how far the tracer's clock is ahead of the browser's
     this.listen();
@@ -28,33 +40,22 @@ class Live {
 
   listen() {
     listenToPointer(this);
+    listenToToolbar(this);
     this.stopKeys = listenToKeys(this);
     this.resized = new ResizeObserver(() => this.draw());
     this.resized.observe(this.canvas);
     this.timer = setInterval(() => this.tick(), EVERY_MS);
-    const press = (selector, act) => (this.find(selector).onclick = act);
-    press(".pause", () => this.pause());
-    press(".follow", () => this.toNow());
-    press(".in", () => this.zoom(0.6));
-    press(".out", () => this.zoom(1 / 0.6));
-    press(".next", () => this.step(1));
-    press(".ask", () => this.help());
-    press(".help button", () => this.help());
-    press(".to", () => this.toSelection());
-    press(".clear", () => this.change({ ...this.view, select: null }));
-    for (const button of this.find(".spans").children) {
-      button.onclick = () => this.change({ ...this.view, span_ms: Number(button.dataset.span) });
-    }
-    for (const name of ["engine", "connector", "status"]) {
-      this.find(`.${name}`).onchange = (event) => this.change({ ...this.view, [name]: event.target.value });
-    }
-    this.find(".q").oninput = (event) => this.change({ ...this.view, q: event.target.value.trim() });
+    this.leave = () => rememberRows(this.rows);
+    window.addEventListener("pagehide", this.leave);
   }
 
-  /** A new answer, or none: `data` as `payload` in view.py makes it. */
+  /** A new answer, or none: `data` as `payload` in payload.py makes it. */
   take({ data, setStateValue, setTriggerValue }) {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
+    this.overview = data.overview;
+    if (data.typed.count > this.typed) showTyped(this, this.find(".typed"), data.typed.range);
+    this.typed = data.typed.count;
     // In a task of its own, after what Streamlit has just done: two short blocks are not noticed, one long one is.
     if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
@@ -66,28 +67,30 @@ class Live {
   build(answer) {
     const before = this.model;
     this.answer = answer;
-    this.model = modelOf(answer, this.rows);
+    this.model = modelOf(answer, this.rows, this.view.folded);
     if (before) this.refocus(before);
     this.hovered = -1;
+    if (this.view.fit) this.view = { ...this.view, ...fitted(extentOf(this.model), this.now()) };
     const root = this.find(".live");
     root.dataset.answers = Number(root.dataset.answers ?? 0) + 1;
     this.show();
   }
 
   show() {
-    this.theme = themeOf(this.find(".live"));
-    this.find(".live").classList.toggle("dark", this.theme.isDark);
+    const root = this.find(".live");
+    this.theme = themeOf(root, this.data.palette);
+    setVariables(root, this.theme);
     if (this.answer) showLegend(this.find(".legend"), this.theme, this.answer.phases);
     this.redraw();
   }
 
-  /** Focus the same finding as before, though the numbers of requests have changed. */
+  /** Focus the same finding and request as before, though the numbers of requests have changed. */
   refocus(before) {
+    this.chosen = sameRequest(before, this.chosen, this.model);
     if (!this.focused) return;
     const { at, rule } = this.focused;
     const moment = before.origin + at;
     this.focused = this.model.marks.find((m) => m.rule === rule && Math.abs(m.at + this.model.origin - moment) < 0.01) ?? null;
-    if (!this.focused) this.tip.hide();
   }
 
   now() {
@@ -104,17 +107,53 @@ class Live {
     return new Place(this.model, { width, height, from: from - origin, to: to - origin, now: now - origin, scroll: this.scroll });
   }
 
+  /** Show another view. One whose range somebody has chosen no longer fits itself to what there is. */
   change(view) {
-    this.view = view;
+    const isSame = view.span_ms === this.view.span_ms && view.to_ms === this.view.to_ms;
+    this.view = { ...view, fit: view.fit && isSame };
+    this.sendSoon();
+  }
+
+  sendSoon() {
     clearTimeout(this.sending);
     this.sending = setTimeout(() => this.send(), SEND_AFTER_MS);
     this.redraw();
+  }
+
+  type(text) {
+    this.send(); // sent later, the view would undo what is typed
+    this.setTriggerValue("typed", text);
   }
 
   send() {
     clearTimeout(this.sending);
     this.sending = null;
     this.setStateValue("view", this.view);
+  }
+
+  /** Take what a button in place of lanes offers. */
+  offered(changes) {
+    if (changes.fit) this.toFit();
+    else this.change({ ...this.view, ...changes });
+  }
+
+  toFit() {
+    const range = this.model ? fitted(extentOf(this.model), this.now()) : {};
+    this.view = { ...this.view, ...range, fit: true, paused: false, paused_ms: null };
+    this.sendSoon();
+  }
+
+  /** Fold an engine's rows into one, or unfold them; without an engine all of them. */
+  fold(engine) {
+    if (!this.model) return;
+    const { folded } = this.view;
+    const all = this.model.heads.map((head) => head.engine);
+    const isIn = (each) => folded.includes(each);
+    const next = engine === undefined ? (all.every(isIn) ? [] : all) : isIn(engine) ? folded.filter((each) => each !== engine) : [...folded, engine];
+    this.change({ ...this.view, folded: next });
+    const before = this.model;
+    this.model = modelOf(this.answer, this.rows, next);
+    this.refocus(before);
   }
 
   zoom(factor) {
@@ -153,6 +192,9 @@ class Live {
 
   focus(mark) {
     this.focused = mark;
+    this.chosen = -1;
+    this.card.hide();
+    this.say(sentence(markText(this.model, mark)));
     if (mark.lane >= 0) this.scrollTo(this.model.row[mark.lane]);
     const { from, to } = rangeOf(this.view, this.now());
     // The range becomes fixed: a finding that one looks at must not move away.
@@ -162,7 +204,30 @@ class Live {
   scrollTo(row) {
     const room = this.canvas.clientHeight - RULER;
     const top = this.model.tops[row];
-    if (top < this.scroll || top + ROW > this.scroll + room) this.scroll = Math.max(0, top - room / 2);
+    // An engine's head lies over the uppermost row.
+    if (top - HEAD < this.scroll || top + ROW > this.scroll + room) this.scroll = Math.max(0, top - room / 2);
+  }
+
+  /** Go from request to request: up and down by rows, or along one; what is come to is read out. */
+  walk(by) {
+    if (!this.model) return;
+    const number = stepped(this.model, this.chosen, this.place(), by);
+    if (number < 0) return;
+    this.chosen = number;
+    this.focused = null;
+    this.card.hide();
+    this.say(sentence(described(this.model, number)));
+    this.scrollTo(this.model.row[number]);
+    const { begin, end } = this.model.requests;
+    const { from, to } = this.place();
+    if (end[number] < from || begin[number] > to) {
+      this.change(centred(this.view, this.model.origin + begin[number], this.now()));
+    } else this.redraw();
+  }
+
+  /** Have a screen reader read it. */
+  say(text) {
+    this.find(".said").textContent = text;
   }
 
   open(number) {
@@ -172,9 +237,16 @@ class Live {
     this.setTriggerValue("open", { request: request[number], engine: engine[number] });
   }
 
+  /** Open the request of the finding in focus, or that the keys have come to. */
   openFocused() {
-    if (!this.focused || this.focused.lane < 0) return false;
-    return this.open(this.focused.lane);
+    const number = this.focused ? this.focused.lane : this.chosen;
+    return number >= 0 && this.open(number);
+  }
+
+  blur() {
+    this.focused = null;
+    this.chosen = -1;
+    this.redraw();
   }
 
   help() {
@@ -185,12 +257,8 @@ class Live {
 
   escape() {
     if (!this.find(".help").hidden) this.help();
-    else if (this.focused) {
-      this.focused = null;
-      this.tip.hide();
-    }
-    else if (this.view.select) return this.change({ ...this.view, select: null });
-    return this.redraw();
+    else if (this.focused || this.chosen >= 0) this.blur();
+    else if (this.view.select) this.change({ ...this.view, select: null });
   }
 
   /** True if there was something to scroll. */
@@ -203,9 +271,10 @@ class Live {
     return true;
   }
 
-  rowAt(y) {
+  /** The rows at a height: several where they lie on each other, as their engine is folded. */
+  rowsAt(y) {
     const at = y - RULER + this.scroll;
-    return this.model.tops.findIndex((top) => at >= top && at < top + ROW);
+    return this.model.tops.flatMap((top, row) => (at >= top && at < top + ROW ? [row] : []));
   }
 
   point({ mark, request, at }, where) {
@@ -213,10 +282,9 @@ class Live {
     this.hovered = request;
     this.canvas.classList.toggle("onrequest", request >= 0);
     if (isNew) this.redraw();
-    if (this.focused) return;
-    if (mark) this.tip.mark(this.model, mark, where);
-    else if (request >= 0) this.tip.request(this.model, request, at, where);
-    else this.tip.hide();
+    if (mark) this.card.mark(this.model, mark, where);
+    else if (request >= 0) this.card.request(this.model, request, at, where);
+    else this.card.hide();
   }
 
   /** The picture follows the present once that has moved by a pixel. */
@@ -225,7 +293,7 @@ class Live {
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
     // However much there is to draw, drawing must take only a small part of the time.
     const isRested = performance.now() - (this.rested ?? 0) > 0;
-    if (this.theme && isRested && (moved || Date.now() - this.came_ms > 8000)) this.redraw();
+    if (this.theme && isRested && (moved || Date.now() - this.came_ms > HUNG_MS)) this.redraw();
   }
 
   redraw() {
@@ -245,21 +313,33 @@ class Live {
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     pen.setTransform(sharp, 0, 0, sharp, 0, 0);
     this.drawn_ms = this.now();
-    showControls(this.find, view, answer, model?.marks.length ?? 0);
-    const known = { answer, model, isAway: this.data.is_away, came_ms: this.came_ms, ...rangeOf(view, this.drawn_ms) };
-    showSentences(this.find, view, known, (changes) => this.change({ ...this.view, ...changes }));
+    const { from, to } = rangeOf(view, this.drawn_ms);
+    const inside = model ? counts(model, from - model.origin, to - model.origin) : null;
+    showControls(this.find, view, answer, model, this.drawn_ms);
+    const known = { answer, model, from, to, came_ms: this.came_ms, deaths: this.deaths(), isAway: this.data.is_away, elsewhere: this.data.elsewhere };
+    showSentences(this.find, view, known, inside, (changes) => this.offered(changes));
+    this.minimap.draw();
+    this.find(".under").hidden = showDetail(this.find(".detail"), model, this);
     if (!model) {
       pen.fillStyle = theme.background;
       pen.fillRect(0, 0, width, height);
       return;
     }
-    this.scroll = Math.min(this.scroll, Math.max(0, model.height - (canvas.clientHeight - RULER)));
+    const room = canvas.clientHeight - RULER;
+    this.scroll = Math.min(this.scroll, Math.max(0, model.height - room));
     const place = this.place();
-    paint(pen, place, theme, { hovered: this.hovered, focused: this.focused, select: view.select, end: this.end() });
-    if (this.focused && (this.focused.at < place.from || this.focused.at > place.to)) this.tip.hide();
-    else if (this.focused) {
-      this.tip.mark(model, this.focused, place.ofMark(this.focused), () => this.openFocused());
+    const { hovered, focused, chosen } = this;
+    paint(pen, place, theme, { hovered, focused, chosen, select: view.select, end: this.end() });
+    this.heads.show(model, this.scroll, room, inside.heads);
+    for (const [name, by] of [["above", -1], ["below", 1]]) {
+      announce(this.find(`.${name}`), outOfSight(model, place, inside.heads, room, by), (top) => this.scrollBy(top - this.scroll));
     }
+  }
+
+  /** The deaths that are known, of the lanes and of the overview. */
+  deaths() {
+    const known = [...(this.answer?.deaths ?? []), ...(this.overview?.deaths ?? [])];
+    return [...new Map(known.map((death) => [death.engine, death])).values()];
   }
 
   /** Where knowledge ends, and why. */
@@ -270,6 +350,8 @@ class Live {
   }
 
   stop() {
+    this.leave();
+    window.removeEventListener("pagehide", this.leave);
     this.stopKeys();
     this.resized.disconnect();
     clearInterval(this.timer);
@@ -286,7 +368,7 @@ export default function (component) {
   const root = component.parentElement;
   let live = instances.get(root);
   if (!live) {
-    live = new Live(root, component.data.view);
+    live = new Live(root, component.data);
     instances.set(root, live);
   }
   live.take(component);

@@ -1,14 +1,14 @@
 // The tracer's answer, made ready to be drawn: times in milliseconds after `origin`, requests in rows, segments by phase.
 
 export const TRANSFERS = new Set(["load", "store"]); // drawn below the phase, as they run beside it
-export const HEAD = 22; // pixels: an engine's head
-export const ROW = 26;
-const APART_SHARE = 0.004; // of the range: the least space between neighbours in a row
 
-/** The model of an answer; `rows` remembers the rows of the last one. */
-export function modelOf(answer, rows) {
-  const requests = { ...answer.requests, begin: toMs(answer.requests.begin_us), end: toMs(answer.requests.end_us) };
-  const placed = rows.place(requests, answer.to_ms - answer.from_ms);
+/** The model of an answer; `rows` remembers the rows of the last one, and the engines of `folded` have one row. */
+export function modelOf(answer, rows, folded = []) {
+  const { begin_us: begins, end_us: ends, is_open, is_unsure } = answer.requests;
+  const requests = { ...answer.requests, begin: toMs(begins), end: toMs(ends), is_open: [...is_open], is_unsure: [...is_unsure] };
+  const deaths = (answer.deaths ?? []).map((death) => ({ ...death, at: death.at_ms - answer.from_ms }));
+  const isLost = lostIn(requests, deaths);
+  const placed = rows.place(requests, answer.to_ms - answer.from_ms, { folded, names: answer.engine_names });
   const { lane, phase, begin_us, end_us } = answer.segments;
   // What is still running goes on until the next answer.
   const segments = { lane, phase, begin: toMs(begin_us), end: toMs(end_us), goes_on: new Uint8Array(lane.length) };
@@ -18,7 +18,8 @@ export function modelOf(answer, rows) {
     byPhase[phase[n]].push(n);
     const number = lane[n];
     if (first[number] < 0) first[number] = n;
-    if (requests.is_open[number] && !requests.is_unsure[number] && segments.end[n] >= requests.end[number]) segments.goes_on[n] = 1;
+    if (isLost[number]) segments.end[n] = Math.min(segments.end[n], requests.end[number]);
+    else if (requests.is_open[number] && !requests.is_unsure[number] && segments.end[n] >= requests.end[number]) segments.goes_on[n] = 1;
   }
   const inRow = placed.tops.map(() => []); // requests by time
   placed.row.forEach((row, number) => inRow[row].push(number));
@@ -30,8 +31,10 @@ export function modelOf(answer, rows) {
     now: answer.now_ms,
     phases: answer.phases,
     requests,
+    isLost,
+    deaths,
     ...placed,
-    heads: placed.heads.map((head) => ({ ...head, name: answer.engine_names[head.engine] ?? head.engine })),
+    headOf: headsOf(placed, requests.begin.length),
     inRow,
     segments,
     byPhase,
@@ -39,6 +42,29 @@ export function modelOf(answer, rows) {
     marks: marks.sort((a, b) => a.at - b.at || a.lane - b.lane),
     gaps: records(answer.gaps).map((gap) => ({ ...gap, from: gap.begin_us / 1000, to: gap.end_us / 1000 })),
   };
+}
+
+const OVER = new Set(["finished", "failed"]);
+
+/** Which requests were open when their engine died; they end there. */
+function lostIn(requests, deaths) {
+  const isLost = new Uint8Array(requests.begin.length);
+  const died = new Map(deaths.map((death) => [death.engine, death.at]));
+  if (died.size === 0) return isLost;
+  requests.engine.forEach((engine, number) => {
+    const at = died.get(engine);
+    if (at === undefined || OVER.has(requests.status[number])) return;
+    isLost[number] = 1;
+    requests.end[number] = Math.min(requests.end[number], at);
+    requests.is_open[number] = requests.is_unsure[number] = false;
+  });
+  return isLost;
+}
+
+/** The number of each request's head. */
+function headsOf({ heads, row }, count) {
+  const ofRow = heads.flatMap((head, number) => Array(head.rows).fill(number));
+  return Int32Array.from({ length: count }, (_, number) => ofRow[row[number]]);
 }
 
 /** A loop, not `Float64Array.from`, which takes ten times as long: this is most of what an update costs. */
@@ -54,78 +80,28 @@ function records(columns) {
   return columns[names[0]].map((_, n) => Object.fromEntries(names.map((name) => [name, columns[name][n]])));
 }
 
-/** Which row a request is drawn in. Requests that do not overlap share a row; each engine has its own rows.
- *  A request keeps its row from update to update, so that nothing jumps. */
-export class Rows {
-  #known = new Map(); // by engine: the rows of its requests
-
-  /** The `row` of each request, the `tops` of the rows in pixels, the engines' `heads`, and the `height` of all. */
-  place(requests, width_ms) {
-    const apart = width_ms * APART_SHARE;
-    const known = new Map();
-    const row = new Int32Array(requests.begin.length);
-    const tops = [];
-    const heads = [];
-    let top = 0;
-    for (const engine of [...new Set(requests.engine)].sort()) {
-      const rows = this.#ofEngine(requests, engine, apart);
-      known.set(engine, new Map(rows.flatMap((members, n) => members.map((each) => [requests.request[each.number], n]))));
-      heads.push({ engine, top, rows: rows.length });
-      top += HEAD;
-      for (const members of rows) {
-        for (const each of members) row[each.number] = tops.length;
-        tops.push(top);
-        top += ROW;
-      }
-      top += 6;
-    }
-    this.#known = known;
-    return { row, tops, heads, height: top };
+/** Between which moments there is something; null if there is nothing. */
+export function extentOf(model) {
+  const { begin, end, is_open } = model.requests;
+  let [from, to] = [Infinity, -Infinity];
+  for (let n = 0; n < begin.length; n++) {
+    from = Math.min(from, begin[n]);
+    to = Math.max(to, is_open[n] ? model.now - model.origin : end[n]);
   }
-
-  #ofEngine(requests, engine, apart) {
-    const before = this.#known.get(engine) ?? new Map();
-    const rows = [];
-    const fresh = [];
-    for (let number = 0; number < requests.begin.length; number++) {
-      if (requests.engine[number] !== engine) continue;
-      const end = requests.is_open[number] ? Infinity : requests.end[number];
-      const each = { number, begin: requests.begin[number], end: end + apart };
-      const row = before.get(requests.request[number]);
-      if (row === undefined || !insert((rows[row] ??= []), each)) fresh.push(each);
-    }
-    for (let n = 0; n < rows.length; n++) rows[n] ??= [];
-    for (const each of fresh) {
-      if (!rows.some((members) => insert(members, each))) rows.push([each]);
-    }
-    while (rows.length > 1 && rows.at(-1).length === 0) rows.pop();
-    return rows;
-  }
+  for (const { at } of model.marks) [from, to] = [Math.min(from, at), Math.max(to, at)];
+  for (const { at } of model.deaths) to = Math.max(to, at);
+  return from > to ? null : { from: from + model.origin, to: to + model.origin };
 }
 
-/** Put a request into a row, which is ordered by time; false if it would overlap. */
-function insert(members, each) {
-  const last = members.at(-1);
-  if (last === undefined || last.end <= each.begin) return Boolean(members.push(each)); // most come in order
-  let [low, high] = [0, members.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (members[middle].begin <= each.begin) low = middle + 1;
-    else high = middle;
-  }
-  if (low > 0 && members[low - 1].end > each.begin) return false;
-  if (low < members.length && members[low].begin < each.end) return false;
-  members.splice(low, 0, each);
-  return true;
-}
-
-/** The request in a row at `at` milliseconds after the origin, or the nearest within `near_ms`; -1 if there is none. */
-export function requestAt(model, row, at, near_ms) {
+/** The request in these rows at `at` milliseconds after the origin, or the nearest within `near_ms`; -1 if there is none. */
+export function requestAt(model, rows, at, near_ms) {
   const { begin, end } = model.requests;
   let [best, least] = [-1, near_ms];
-  for (const number of model.inRow[row] ?? []) {
-    const away = Math.max(begin[number] - at, at - end[number], 0);
-    if (away <= least) [best, least] = [number, away];
+  for (const row of rows) {
+    for (const number of model.inRow[row]) {
+      const away = Math.max(begin[number] - at, at - end[number], 0);
+      if (away <= least) [best, least] = [number, away];
+    }
   }
   return best;
 }
@@ -143,12 +119,19 @@ export function segmentAt(model, number, at) {
   return segment;
 }
 
-/** How many requests overlap a stretch of time, and how many findings are in it. */
+/** How many requests overlap a stretch of time, and how many findings are in it; of `heads` the same for each engine. */
 export function counts(model, from, to) {
   const { begin, end } = model.requests;
+  const heads = model.heads.map(() => ({ requests: 0, findings: 0 }));
   let requests = 0;
-  for (let n = 0; n < begin.length; n++) requests += begin[n] <= to && end[n] >= from;
-  return { requests, findings: model.marks.filter((mark) => mark.at >= from && mark.at <= to).length };
+  for (let n = 0; n < begin.length; n++) {
+    if (begin[n] > to || end[n] < from) continue;
+    requests++;
+    heads[model.headOf[n]].requests++;
+  }
+  const marks = model.marks.filter((mark) => mark.at >= from && mark.at <= to);
+  for (const { lane } of marks) if (lane >= 0) heads[model.headOf[lane]].findings++;
+  return { requests, findings: marks.length, heads };
 }
 
 /** How long requests were in which phase within a stretch of time: pairs, the longest first. */

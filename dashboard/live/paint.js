@@ -1,6 +1,8 @@
-// Draws the lanes: axis, phases, names, findings, missing spans, the selection, and where the present ends.
+// Draws the lanes: axis, phases, names, findings, missing spans, deaths, the selection, and where the present ends.
 
-import { HEAD, ROW, TRANSFERS } from "./model.js";
+import { TRANSFERS } from "./model.js";
+import { HEAD, ROW } from "./rows.js";
+import { hatch } from "./theme.js";
 import { clock, ticks } from "./time.js";
 
 export const RULER = 30; // pixels, as all of these
@@ -9,66 +11,6 @@ const BAR = 10;
 const STRIP = 4; // of the bar, for a transfer
 const LEAST_NAME = 84; // a shorter part of a name says nothing
 const MARK = 6; // half a finding's diamond
-
-// One colour for each phase, with enough contrast on light and on dark. Red is only for what is wrong.
-const LIGHT = {
-  queued: "#98a2b3", lookup: "#0e9fb8", "waiting for remote KV": "#d99a06", load: "#0a9168", prefill: "#2458d3",
-  decode: "#7ba4f4", preempted: "#e8590c", store: "#8b46d9", done: "#c3c9d3", running: "#4c7de8", failed: "#d92d20",
-};
-const DARK = {
-  queued: "#667085", lookup: "#22b8cf", "waiting for remote KV": "#e6b422", load: "#20b486", prefill: "#3b74f2",
-  decode: "#8fb4fa", preempted: "#f47b3e", store: "#a877ee", done: "#475063", running: "#5f8ff5", failed: "#f2594b",
-};
-
-/** Streamlit's own colours, as they are at an element of the page. */
-export function themeOf(element) {
-  const style = getComputedStyle(element);
-  const value = (name, otherwise) => style.getPropertyValue(`--st-${name}`).trim() || otherwise;
-  const background = value("background-color", "#ffffff");
-  const isDark = luminance(background) < 0.4;
-  const text = (opacity) => (isDark ? `rgba(250, 250, 250, ${opacity})` : `rgba(49, 51, 63, ${opacity})`);
-  return {
-    isDark,
-    background,
-    text: value("text-color", text(1)),
-    border: text(0.14),
-    faint: text(isDark ? 0.06 : 0.05),
-    muted: text(isDark ? 0.66 : 0.68),
-    primary: value("primary-color", "#2563eb"),
-    wrong: isDark ? "#ff6b5e" : "#d92d20",
-    gap: isDark ? "rgba(255, 107, 94, 0.42)" : "rgba(217, 45, 32, 0.30)",
-    font: value("font", "sans-serif"),
-    phases: isDark ? DARK : LIGHT,
-  };
-}
-
-function luminance(colour) {
-  const pen = document.createElement("canvas").getContext("2d");
-  pen.fillStyle = colour;
-  pen.fillRect(0, 0, 1, 1);
-  const [red, green, blue] = pen.getImageData(0, 0, 1, 1).data;
-  return (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
-}
-
-const patterns = new Map();
-
-/** Slanted lines, for what is unknown or missing. */
-function hatch(context, colour) {
-  if (!patterns.has(colour)) {
-    const tile = document.createElement("canvas");
-    tile.width = tile.height = 8;
-    const pen = tile.getContext("2d");
-    pen.strokeStyle = colour;
-    pen.lineWidth = 1.2;
-    for (const shift of [-8, 0, 8]) {
-      pen.moveTo(shift, 8);
-      pen.lineTo(shift + 8, 0);
-    }
-    pen.stroke();
-    patterns.set(colour, context.createPattern(tile, "repeat"));
-  }
-  return patterns.get(colour);
-}
 
 /** Where things are on the canvas: pixels from milliseconds after the model's origin, and back. */
 export class Place {
@@ -105,20 +47,20 @@ export class Place {
 }
 
 /** The whole picture. `end` is where knowledge ends, and why: {at, text, isWrong}. */
-export function paint(pen, place, theme, { hovered, focused, select, end }) {
+export function paint(pen, place, theme, { hovered, focused, chosen, select, end }) {
   const { model } = place;
   const axis = ticks(place.from + model.origin, place.to + model.origin, place.width / 110);
   pen.fillStyle = theme.background;
   pen.fillRect(0, 0, place.width, place.height);
   pen.lineWidth = 1;
   verticals(pen, place, axis, RULER, place.height, theme.faint);
-  paintHeads(pen, place, theme);
   paintSegments(pen, place, theme);
   paintUnsure(pen, place, theme);
   paintNames(pen, place, theme);
   paintUnasked(pen, place, theme);
-  if (hovered >= 0) paintHover(pen, place, theme, hovered);
+  for (const number of [hovered, chosen]) if (number >= 0) paintFrame(pen, place, theme, number);
   paintMarks(pen, place, theme, focused);
+  paintDeaths(pen, place, theme);
   paintEnd(pen, place, theme, end);
   paintRuler(pen, place, theme, axis);
   paintGaps(pen, place, theme);
@@ -157,19 +99,6 @@ function paintRuler(pen, place, theme, axis) {
   }
 }
 
-function paintHeads(pen, place, theme) {
-  pen.font = `600 12px ${theme.font}`;
-  pen.textBaseline = "middle";
-  for (const head of place.model.heads) {
-    const y = RULER + head.top - place.scroll;
-    if (y > place.height || y + HEAD < RULER) continue;
-    pen.fillStyle = theme.faint;
-    pen.fillRect(0, y, place.width, HEAD - 4);
-    pen.fillStyle = theme.muted;
-    pen.fillText(`engine ${head.name}`, 8, y + (HEAD - 4) / 2 + 0.5);
-  }
-}
-
 /** All segments, phase by phase, as changing the colour is expensive. What falls on the same pixel is drawn once. */
 function paintSegments(pen, place, theme) {
   const { model } = place;
@@ -200,7 +129,7 @@ function paintSegments(pen, place, theme) {
 
 /** Each request's name above its bar, as much of it as there is room for; and how it ended, if badly. */
 function paintNames(pen, place, theme) {
-  const { inRow, requests } = place.model;
+  const { heads, headOf, inRow, isLost, requests } = place.model;
   const { begin, end, external, request, status } = requests;
   pen.font = `11px ${theme.font}`;
   pen.textBaseline = "alphabetic";
@@ -208,13 +137,15 @@ function paintNames(pen, place, theme) {
     const y = place.y(row);
     if (y > place.height || y + ROW < RULER) continue;
     inRow[row].forEach((number, n) => {
+      if (heads[headOf[number]].isFolded) return; // the names would lie on each other
       if (end[number] < place.from || begin[number] > place.to) return;
       const left = Math.max(0, place.x(begin[number]));
       // A name may extend over free space, up to the next request of the row.
       const next = n + 1 < inRow[row].length ? place.x(begin[inRow[row][n + 1]]) - 6 : place.width;
-      const isBad = status[number] === "failed" || status[number] === "abandoned";
+      const became = isLost[number] ? "lost" : status[number];
+      const isBad = became === "lost" || became === "failed" || became === "abandoned";
       const room = Math.min(next, place.width) - left - 2;
-      const name = (external[number] || request[number]) + (isBad ? ` · ${status[number]}` : "");
+      const name = (external[number] || request[number]) + (isBad ? ` · ${became}` : "");
       if (room < LEAST_NAME && pen.measureText(name).width > room) return;
       pen.fillStyle = isBad ? theme.wrong : theme.muted;
       pen.fillText(fitting(pen, name, room), left + 1, y + BAR_TOP - 3);
@@ -249,8 +180,8 @@ function paintUnsure(pen, place, theme) {
   pen.setLineDash([]);
 }
 
-/** A frame around the request under the pointer. */
-function paintHover(pen, place, theme, number) {
+/** A frame around the request under the pointer, or that the keys have come to. */
+function paintFrame(pen, place, theme, number) {
   const { row, requests } = place.model;
   const y = place.y(row[number]) + BAR_TOP - 1.5;
   const left = Math.max(-4, place.x(requests.begin[number]));
@@ -285,13 +216,44 @@ function paintGaps(pen, place, theme) {
     const head = place.model.heads.find((each) => each.engine === gap.engine);
     if (head) {
       const top = Math.max(RULER, RULER + head.top - place.scroll);
-      const bottom = RULER + head.top + HEAD + head.rows * ROW - place.scroll;
+      const bottom = RULER + head.bottom - place.scroll;
       pen.fillStyle = hatch(pen, theme.gap);
       pen.fillRect(left, top, right - left, Math.max(0, bottom - top));
     }
     pen.fillStyle = theme.wrong;
     pen.fillRect(left, RULER - 3, right - left, 3);
   }
+}
+
+/** A death: a red line through the engine's rows, with its moment, and a mark on the axis. */
+function paintDeaths(pen, place, theme) {
+  for (const death of place.model.deaths) {
+    const x = place.x(death.at);
+    if (x < -1 || x > place.width + 1) continue;
+    pen.fillStyle = theme.wrong;
+    pen.fillRect(x - 1, RULER - 7, 2, 7);
+    const head = place.model.heads.find((each) => each.engine === death.engine);
+    if (!head) continue;
+    const top = Math.max(RULER, RULER + head.top - place.scroll);
+    const bottom = RULER + head.bottom - place.scroll;
+    if (bottom <= top) continue;
+    pen.fillRect(x - 1, top, 2, bottom - top);
+    label(pen, place, theme, `died ${clock(place.model.origin + death.at, 1000)}`, x, bottom - 8);
+  }
+}
+
+/** Words on the background, beside a line: to its right, or where there is no room to its left. */
+function label(pen, place, theme, text, x, y) {
+  pen.font = `600 12px ${theme.font}`;
+  pen.textBaseline = "middle";
+  const { width } = pen.measureText(text);
+  const left = x + width + 12 <= place.width ? x + 6 : x - width - 6;
+  pen.globalAlpha = 0.85;
+  pen.fillStyle = theme.background;
+  pen.fillRect(left - 2, y - 8, width + 4, 16);
+  pen.globalAlpha = 1;
+  pen.fillStyle = theme.wrong;
+  pen.fillText(text, left, y);
 }
 
 /** Findings are red diamonds. */

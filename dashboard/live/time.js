@@ -4,6 +4,22 @@
 export const SHORTEST_MS = 1;
 export const LONGEST_MS = 7 * 86_400_000;
 
+const FIT_STEPS_S = [10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 300, 420, 600, 900];
+const FIT_MOST_MS = FIT_STEPS_S.at(-1) * 1000;
+const LEAST_SILENCE_MS = 60_000;
+const AFTER_SHARE = 0.04; // of a fitted range that ends in the past, kept free after its end
+
+/** The range that holds what there is between two moments, or nothing. It follows the present, unless that would leave more
+ *  than half of it empty. */
+export function fitted(extent, now_ms) {
+  if (extent === null) return { span_ms: 300_000, to_ms: null };
+  const length = Math.min(FIT_MOST_MS, extent.to - extent.from);
+  const follows = now_ms - extent.to < Math.max(LEAST_SILENCE_MS, length);
+  const least = follows ? now_ms - extent.from : length * (1 + 2 * AFTER_SHARE);
+  const span_ms = 1000 * (FIT_STEPS_S.find((step) => step * 1000 >= least) ?? FIT_STEPS_S.at(-1));
+  return { span_ms, to_ms: follows ? null : extent.to + span_ms * AFTER_SHARE };
+}
+
 export function rangeOf(view, now_ms) {
   const to = view.to_ms ?? now_ms;
   return { from: to - view.span_ms, to };
@@ -68,6 +84,13 @@ export function clock(at_ms, step_ms = 1) {
 
 export function day(at_ms) {
   return new Date(at_ms).toISOString().slice(0, 10);
+}
+
+/** Two moments with their dates; the second one's only where it is another day. */
+export function between(from_ms, to_ms) {
+  const step = to_ms - from_ms < 10_000 ? 1 : 1000;
+  const until = day(from_ms) === day(to_ms) ? "" : `${day(to_ms)} `;
+  return `${day(from_ms)} ${clock(from_ms, step)} to ${until}${clock(to_ms, step)}`;
 }
 
 /** A duration with its unit: 9 µs, 2.31 ms, 1.24 s, 2 min 03 s. */

@@ -1,25 +1,25 @@
-"""What the live page shows: as its component has it, as its address has it, and what the tracer is asked for it.
-
-Addresses are written by people too: what cannot be read is ignored, and is never an error.
-"""
+"""What the live page shows, as its component has it, and what the tracer is asked for it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.dashboard.client import Row
-
 DEFAULT_SPAN_MS = 300_000.0
+FIT_MS = 900_000.0
+"""As much as a view that fits itself shows at most."""
 LONGEST_MS = 7 * 86_400_000.0
 LATEST_MS = 4_102_444_800_000.0
 """The year 2100; later moments are ignored."""
 FILTERS = ("q", "engine", "connector", "status")
+MOST_FOLDED = 100
 AROUND = 0.5
 """This share of the span is asked for on either side as well, so that a small move needs no new answer."""
+OVERVIEWS_MS = (900_000.0, 3_600_000.0, 6 * 3_600_000.0, 86_400_000.0, LONGEST_MS, 4 * LONGEST_MS)
+"""How much time the strip above the lanes shows: the least of these that is `WIDER` times the span."""
+WIDER = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +27,18 @@ class View:
     """What is shown. Moments are milliseconds since 1970, UTC.
 
     Attributes:
+        fit: whether the component chooses the range: what there is, `FIT_MS` at most.
         span_ms: how much time.
         to_ms: where it ends; None follows the present.
         paused: whether nothing new is asked for.
         paused_ms: the moment of pausing.
         q: part of a request's id.
         engine, connector, status: only these; empty for all.
+        folded: the engines whose rows are folded into one.
         select: the selected range.
     """
 
+    fit: bool = True
     span_ms: float = DEFAULT_SPAN_MS
     to_ms: float | None = None
     paused: bool = False
@@ -44,23 +47,35 @@ class View:
     engine: str = ""
     connector: str = ""
     status: str = ""
+    folded: tuple[str, ...] = ()
     select: tuple[float, float] | None = None
 
 
-def question(view: View, *, now_ms: float) -> dict[str, int | str]:
-    """What to ask the tracer for a view: the parameters of `/api/lanes`."""
-    to_ms = now_ms if view.to_ms is None else view.to_ms
+def question(view: View, *, end_ms: float) -> dict[str, int | str]:
+    """What to ask the tracer for a view: the parameters of `/api/lanes`. A view that fits itself, or follows the present,
+    ends at `end_ms`."""
+    if view.fit:
+        return _asked(view, end_ms - FIT_MS * (1 + AROUND), end_ms + FIT_MS * AROUND)
+    to_ms = end_ms if view.to_ms is None else view.to_ms
     around_ms = view.span_ms * AROUND
-    from_ns = int(max(0.0, to_ms - view.span_ms - around_ms) * 1e6)
-    to_ns = max(int((to_ms + around_ms) * 1e6), from_ns + 1_000_000)
-    return {"from_ns": from_ns, "to_ns": to_ns, **{name: getattr(view, name) for name in FILTERS}}
+    return _asked(view, to_ms - view.span_ms - around_ms, to_ms + around_ms)
 
 
-def payload(answer: Row | None, view: View, *, is_away: bool) -> dict[str, Any]:
-    """The component's data. JavaScript's numbers cannot hold nanoseconds since 1970: moments become milliseconds."""
-    if answer is not None:
-        answer = answer | {f"{name}_ms": answer[f"{name}_ns"] / 1e6 for name in ("from", "to", "now")}
-    return {"answer": answer, "view": asdict(view), "is_away": is_away}
+def fit_end_ms(answer: Mapping[str, Any]) -> float:
+    """The `end_ms` of the question that this answers, of a view that fits itself."""
+    return float(answer["to_ns"] / 1e6 - FIT_MS * AROUND)
+
+
+def overview_question(view: View, *, end_ms: float) -> dict[str, int | str]:
+    """The same for the strip above the lanes, which shows more time, more coarsely."""
+    span_ms = FIT_MS if view.fit else view.span_ms
+    length_ms = next((each for each in OVERVIEWS_MS if each >= span_ms * WIDER), OVERVIEWS_MS[-1])
+    to_ms = end_ms
+    if not view.fit and view.to_ms is not None and end_ms - view.to_ms > length_ms - span_ms * WIDER / 2:
+        # By steps, so that it stays where it is while the range moves in it.
+        step_ms = length_ms / 3
+        to_ms = min(end_ms, math.ceil(view.to_ms / step_ms + 1) * step_ms)
+    return {**_asked(view, to_ms - length_ms, to_ms), "points": 100}
 
 
 def of_component(state: Any) -> View:
@@ -68,76 +83,40 @@ def of_component(state: Any) -> View:
     if not isinstance(state, Mapping):
         return View()
     select = state.get("select")
-    ends = [_moment(each) for each in select] if isinstance(select, list | tuple) and len(select) == 2 else []
-    to_ms = _moment(state.get("to_ms"))
+    ends = [moment(each) for each in select] if isinstance(select, list | tuple) and len(select) == 2 else []
+    to_ms = moment(state.get("to_ms"))
+    folded = state.get("folded")
     return View(
-        span_ms=_span(state.get("span_ms")),
+        fit=bool(state.get("fit", True)),
+        span_ms=span(state.get("span_ms")),
         to_ms=to_ms,
         paused=bool(state.get("paused")) and to_ms is not None,
-        paused_ms=_moment(state.get("paused_ms")),
+        paused_ms=moment(state.get("paused_ms")),
         **{name: str(state.get(name) or "")[:200] for name in FILTERS},
-        select=_range(*ends) if ends else None,
+        folded=tuple(map(str, folded))[:MOST_FOLDED] if isinstance(folded, list | tuple) else (),
+        select=between(*ends) if ends else None,
     )
 
 
-def of_query(query: Mapping[str, str]) -> View:
-    """The view that an address names: `span` in seconds, or `from` and `to`; `paused`, `select`, and the filters."""
-    range_ms = _range(*(_parsed(query.get(name, "")) for name in ("from", "to")))
-    try:
-        span_ms = _span(float(query.get("span", "")) * 1000)
-    except ValueError:
-        span_ms = DEFAULT_SPAN_MS
-    paused_ms = _parsed(query.get("paused", ""))
-    if range_ms is None and paused_ms is not None:
-        range_ms = (paused_ms - span_ms, paused_ms)
-    begin, _, end = query.get("select", "").partition("~")
-    return View(
-        span_ms=_span(range_ms[1] - range_ms[0]) if range_ms else span_ms,
-        to_ms=range_ms[1] if range_ms else None,
-        paused=paused_ms is not None,
-        paused_ms=paused_ms,
-        **{name: query.get(name, "") for name in FILTERS},
-        select=_range(_parsed(begin), _parsed(end)),
-    )
-
-
-def as_query(view: View) -> dict[str, str]:
-    """The address of a view; defaults are left out."""
-    query = {name: getattr(view, name) for name in FILTERS}
-    if view.to_ms is not None:
-        query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
-    elif view.span_ms != DEFAULT_SPAN_MS:
-        query["span"] = f"{view.span_ms / 1000:.12g}"
-    if view.paused and (at := view.paused_ms or view.to_ms) is not None:
-        query["paused"] = _written(at)
-    if view.select is not None:
-        query["select"] = "~".join(map(_written, view.select))
-    return {name: text for name, text in query.items() if text}
-
-
-def _written(at_ms: float) -> str:
-    whole, micros = divmod(round(at_ms * 1000), 1_000_000)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06}".rstrip("0").rstrip(".") + "Z"
-
-
-def _parsed(text: str) -> float | None:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return _moment((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def _moment(value: Any) -> float | None:
+def moment(value: Any) -> float | None:
+    """A moment that somebody has said; None if it is none."""
     return float(value) if _is_positive(value) and value < LATEST_MS else None
 
 
-def _range(begin: float | None, end: float | None) -> tuple[float, float] | None:
+def between(begin: float | None, end: float | None) -> tuple[float, float] | None:
+    """A range of two moments; None if it is none."""
     return None if begin is None or end is None or end <= begin else (begin, end)
 
 
-def _span(value: Any) -> float:
+def span(value: Any) -> float:
+    """How much time somebody has said, within bounds."""
     return min(max(float(value), 1.0), LONGEST_MS) if _is_positive(value) else DEFAULT_SPAN_MS
+
+
+def _asked(view: View, from_ms: float, to_ms: float) -> dict[str, int | str]:
+    from_ns = int(max(0.0, from_ms) * 1e6)
+    to_ns = max(int(to_ms * 1e6), from_ns + 1_000_000)
+    return {"from_ns": from_ns, "to_ns": to_ns, **{name: getattr(view, name) for name in FILTERS}}
 
 
 def _is_positive(value: Any) -> bool:

@@ -1,19 +1,30 @@
-"""What happens now: all requests of the last minutes as lanes over time, with their findings."""
+"""What happens now: the requests of the last minutes as lanes over time, with their findings."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
+from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
-from kvtrail.dashboard.live.view import View, as_query, of_component, of_query, payload, question
+from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
+from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, of_component, overview_question, question
 from kvtrail.dashboard.views.shared import EVERY_S, request_query, tracer
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's names for the component, the address's view, the view when the page was left, the last answer, and the
 request that was clicked."""
+SEEN, FOUND, TYPED = "live_seen", "live_found", "live_typed"
+"""The same for the overview, what a search has found at other times, and the range that was typed."""
+SELDOM_MS = 10_000
+"""How often the overview, and a search of all time, are asked again."""
+MOST_FOUND = 6
+
+Answer = TypeVar("Answer")
 
 
 @st.fragment(run_every=EVERY_S)
@@ -26,9 +37,17 @@ def page() -> None:
     answer, is_away = read(view)
     component()(
         key=KEY,
-        data=payload(answer, view, is_away=is_away),
+        data=payload(
+            answer,
+            view,
+            is_away=is_away,
+            overview=None if answer is None else overview(view, answer),
+            elsewhere=None if answer is None else elsewhere(view, answer),
+            typed=st.session_state.get(TYPED),
+        ),
         on_view_change=write_address,
         on_open_change=remember_click,
+        on_typed_change=read_typed,
     )
 
 
@@ -41,16 +60,52 @@ def current_view() -> View:
 
 def read(view: View) -> tuple[Row | None, bool]:
     """The tracer's answer, and whether the tracer is away: then it is the last answer, if there was one."""
-    asked = question(view, now_ms=time.time() * 1000)
+    asked = question(view, end_ms=now_ms())
     last: tuple[dict[str, int | str], Row] | None = st.session_state.get(ANSWERED)
     if view.paused and last is not None and last[0] == asked:
         return last[1], False
     try:
         answer = tracer().lanes(**asked)
+        if view.fit and shows_nothing(answer, view, now_ms=now_ms()) and not any(getattr(view, f) for f in FILTERS):
+            answer = the_latest(view) or answer
     except TracerAway:
         return (None if last is None else last[1]), True
     st.session_state[ANSWERED] = (asked, answer)
     return answer, False
+
+
+def the_latest(view: View) -> Row | None:
+    """The lanes around the last request there is, if there is one."""
+    requests = tracer().requests(limit=1)
+    return tracer().lanes(**question(view, end_ms=requests[0]["last_ns"] / 1e6)) if requests else None
+
+
+def overview(view: View, answer: Row) -> Row | None:
+    """How busy it was around the view."""
+    end_ms = fit_end_ms(answer) if view.fit else now_ms()
+    asked = overview_question(view, end_ms=-(-end_ms // SELDOM_MS) * SELDOM_MS)
+    return seldom(SEEN, asked, lambda: busyness(tracer().lanes(**asked)))
+
+
+def elsewhere(view: View, answer: Row) -> Row | None:
+    """What the search finds at any time, if it finds nothing in the view's."""
+    if not view.q or not shows_nothing(answer, view, now_ms=now_ms()):
+        return None
+    asked = {"q": view.q, "at": now_ms() // SELDOM_MS}
+    return seldom(FOUND, asked, lambda: found(view.q, tracer().requests(search=view.q, limit=MOST_FOUND)))
+
+
+def seldom(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:
+    """An answer that is kept until something else is `asked`; while the tracer is away it is the last one."""
+    known_of, known = st.session_state.get(key, (None, None))
+    if known_of == asked:
+        return known
+    try:
+        answer = ask()
+    except TracerAway:
+        return known
+    st.session_state[key] = (asked, answer)
+    return answer
 
 
 def write_address() -> None:
@@ -66,9 +121,9 @@ def first_view() -> View:
     """
     query = st.query_params.to_dict()
     if query and "id" not in query:
-        return of_query(query)
+        return of_query(query, folded=st.query_params.get_all("fold"), now_ms=now_ms())
     view: View = st.session_state.get(LEFT, View())
-    if query != as_query(view):
+    if query or view != View():
         st.query_params.from_dict(as_query(view))
     return view
 
@@ -78,6 +133,17 @@ def remember_click() -> None:
     st.session_state[OPEN] = st.session_state[KEY].get("open")
 
 
-st.header("Live", anchor=False)
+def read_typed() -> None:
+    """A time was typed: the next run tells the component which range that is."""
+    known = st.session_state.get(TYPED, {"count": 0})
+    said = typed_range(str(st.session_state[KEY].get("typed") or ""), current_view(), now_ms=now_ms())
+    st.session_state[TYPED] = {"count": known["count"] + 1, "range": said}
+
+
+def now_ms() -> float:
+    """The present."""
+    return time.time() * 1000
+
+
 st.session_state[FIRST] = first_view()
 page()

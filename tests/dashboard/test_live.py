@@ -11,42 +11,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import FOLDER, MODULES, joined
+from kvtrail.dashboard.live.payload import BINS, busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import (
     DEFAULT_SPAN_MS,
     FILTERS,
+    FIT_MS,
     LONGEST_MS,
     View,
-    as_query,
+    fit_end_ms,
     of_component,
-    of_query,
-    payload,
+    overview_question,
     question,
 )
 
 AT_MS = 1_764_725_076_123.5
+HOUR_MS = 3_600_000.0
 MOMENTS = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000).map(lambda us: us / 1000)
 
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    span_ms = draw(st.integers(1, 86_400_000)) * 1.0
+    # An address has a moment to the microsecond, and a length that follows the present to the second.
     to_ms = draw(st.none() | MOMENTS)
+    span_ms = draw(st.integers(1, 86_400_000) if to_ms else st.integers(1, 86_400).map(lambda s: s * 1000)) * 1.0
+    fit = draw(st.booleans()) and to_ms is None
     paused = to_ms is not None and draw(st.booleans())
     begin, length = draw(MOMENTS), draw(st.integers(1, 10**6))
     return View(
-        span_ms=span_ms, to_ms=to_ms, paused=paused, paused_ms=draw(MOMENTS) if paused else None,
-        **{name: draw(st.text(max_size=8)) for name in FILTERS}, select=draw(st.none() | st.just((begin, begin + length))),
+        fit=fit, span_ms=DEFAULT_SPAN_MS if fit else span_ms, to_ms=to_ms, paused=paused,
+        paused_ms=draw(MOMENTS) if paused else None, **{name: draw(st.text(max_size=8)) for name in FILTERS},
+        folded=tuple(draw(st.lists(st.text(min_size=1, max_size=8), max_size=3))),
+        select=draw(st.none() | st.just((begin, begin + length))),
     )  # fmt: skip
+
+
+def read(query: dict[str, Any]) -> View:
+    """The view of an address, read at `AT_MS`."""
+    texts = {name: text for name, text in query.items() if isinstance(text, str)}
+    return of_query(texts, folded=query.get("fold", ()), now_ms=AT_MS)
 
 
 @given(views())
 def test_an_address_gives_back_the_view(view: View) -> None:
-    read = of_query(as_query(view))
-    assert (read.to_ms is None, read.paused) == (view.to_ms is None, view.paused)
-    assert all(getattr(read, name) == getattr(view, name) for name in FILTERS)
+    again = read(as_query(view))
+    assert (again.fit, again.to_ms is None, again.paused) == (view.fit, view.to_ms is None, view.paused)
+    assert all(getattr(again, name) == getattr(view, name) for name in (*FILTERS, "folded"))
     for name in ("span_ms", "to_ms", "paused_ms", "select"):
-        assert getattr(read, name) == pytest.approx(getattr(view, name), abs=0.01), name
+        assert getattr(again, name) == pytest.approx(getattr(view, name), abs=0.01), name
 
 
 @given(views())
@@ -54,29 +67,42 @@ def test_what_the_component_says_comes_through_json(view: View) -> None:
     assert of_component(json.loads(json.dumps(asdict(view)))) == view
 
 
-def test_the_usual_view_has_no_address() -> None:
+def test_the_usual_view_fits_itself_and_has_no_address() -> None:
     assert as_query(View()) == {}
-    assert of_query({}) == View()
-    assert as_query(View(span_ms=60_000)) == {"span": "60"}
-    data = {"from": "2025-12-03T01:24:26.1235Z", "to": "2025-12-03T01:24:36.1235Z"}
-    assert as_query(View(span_ms=10_000, to_ms=AT_MS)) == data
+    assert read({}) == View()
+    assert View().fit
+    assert as_query(View(fit=False, span_ms=60_000)) == {"from": "now-1m", "to": "now"}
+    assert as_query(View(fit=False, span_ms=90_000)) == {"from": "now-90s", "to": "now"}
+    written = {"from": "2025-12-03T01:24:26.1235Z", "to": "2025-12-03T01:24:36.1235Z"}
+    assert as_query(View(fit=False, span_ms=10_000, to_ms=AT_MS)) == written
+
+
+def test_an_address_is_read_as_on_the_other_pages() -> None:
+    assert read({"from": "now-2h", "to": "now"}) == View(fit=False, span_ms=2 * HOUR_MS)
+    assert read({"from": "now-2h"}) == View(fit=False, span_ms=2 * HOUR_MS)
+    before = read({"from": "now-2h", "to": "now-1h"})
+    assert (before.fit, before.span_ms, before.to_ms) == (False, HOUR_MS, pytest.approx(AT_MS - HOUR_MS, abs=1))
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        {"span": "x"}, {"span": "-5"}, {"span": "nan"}, {"from": "yesterday", "to": "now"}, {"from": "2025-12-03"},
+        {"from": "yesterday", "to": "now"}, {"to": "2025-12-03"}, {"from": "now", "to": "now-1h"},
         {"from": "2025-12-03T02:00:00Z", "to": "2025-12-03T01:00:00Z"}, {"select": "~"}, {"select": "1~2~3"},
         {"paused": "yes"}, {"from": "9999-01-01", "to": "9999-01-02"},
     ],
 )  # fmt: skip
 def test_an_address_that_says_nonsense_is_the_usual_view(query: dict[str, str]) -> None:
-    assert of_query(query) == View()
+    assert read(query) == View()
 
 
-def test_a_pause_without_a_range_ends_where_it_was_made() -> None:
-    view = of_query({"paused": "2025-12-03T01:24:36Z", "span": "60"})
-    assert (view.paused, view.span_ms, view.to_ms) == (True, 60_000, view.paused_ms)
+def test_a_typed_time_is_a_range() -> None:
+    view = View(fit=False, span_ms=60_000)
+    assert typed_range("now-2h", view, now_ms=AT_MS) == {"span_ms": 2 * HOUR_MS, "to_ms": None}
+    middle = typed_range("2025-12-02 14:59", view, now_ms=AT_MS)
+    assert middle is not None
+    assert as_query(View(fit=False, **middle)) == {"from": "2025-12-02T14:58:30Z", "to": "2025-12-02T14:59:30Z"}  # type: ignore[arg-type]
+    assert typed_range("tomorrow", view, now_ms=AT_MS) is None
 
 
 @pytest.mark.parametrize(
@@ -91,29 +117,81 @@ def test_a_component_that_says_nonsense_is_not_believed(said: Any) -> None:
 
 
 def test_a_span_has_bounds() -> None:
-    assert of_query({"span": "1e12"}).span_ms == LONGEST_MS
-    assert of_query({"span": "1e-9"}).span_ms == 1
+    assert of_component({"span_ms": 1e15}).span_ms == LONGEST_MS
+    assert of_component({"span_ms": 1e-9}).span_ms == 1
 
 
 def test_more_than_the_range_is_asked_for() -> None:
-    view = View(span_ms=10_000, to_ms=AT_MS, engine="e", q="chat")
-    asked = question(view, now_ms=0)
+    view = View(fit=False, span_ms=10_000, to_ms=AT_MS, engine="e", q="chat")
+    asked = question(view, end_ms=0)
     from_ns, to_ns = (int(asked[name]) for name in ("from_ns", "to_ns"))
     assert (to_ns - from_ns) / 1e6 == pytest.approx(20_000, abs=1)
     assert asked == {
         "from_ns": from_ns, "to_ns": to_ns, "engine": "e", "connector": "", "status": "", "q": "chat",
     }  # fmt: skip
-    following = question(View(), now_ms=AT_MS)
+    following = question(View(fit=False), end_ms=AT_MS)
     assert int(following["from_ns"]) < (AT_MS - DEFAULT_SPAN_MS) * 1e6 < AT_MS * 1e6 < int(following["to_ns"])
-    early = question(View(span_ms=10_000, to_ms=1.0), now_ms=0)
+    early = question(View(fit=False, span_ms=10_000, to_ms=1.0), end_ms=0)
     assert 0 == int(early["from_ns"]) < int(early["to_ns"])
+
+
+def test_a_view_that_fits_itself_asks_for_the_most_that_it_may_show() -> None:
+    asked = question(View(span_ms=10_000, to_ms=1.0), end_ms=AT_MS)
+    assert int(asked["from_ns"]) < (AT_MS - FIT_MS) * 1e6 < AT_MS * 1e6 < int(asked["to_ns"])
+    assert fit_end_ms(asked) == pytest.approx(AT_MS, abs=1)
+
+
+def test_the_overview_shows_more_and_stays_while_the_range_moves_in_it() -> None:
+    def ends(view: View) -> tuple[float, float]:
+        asked = overview_question(view, end_ms=AT_MS)
+        return int(asked["from_ns"]) / 1e6, int(asked["to_ns"]) / 1e6
+
+    assert ends(View()) == pytest.approx((AT_MS - HOUR_MS, AT_MS), abs=1)
+    assert ends(View(fit=False, span_ms=10_000)) == pytest.approx((AT_MS - FIT_MS, AT_MS), abs=1)
+    long_ago = AT_MS - 100 * HOUR_MS
+    for to_ms in (long_ago, long_ago + 400_000, AT_MS - 5000):
+        view = View(fit=False, span_ms=60_000, to_ms=to_ms)
+        begin, end = ends(view)
+        assert begin <= to_ms - view.span_ms, to_ms
+        assert to_ms <= end, to_ms
+    moved = [View(fit=False, span_ms=60_000, to_ms=long_ago - long_ago % FIT_MS + ms) for ms in (10_000, 250_000)]
+    assert ends(moved[0]) == ends(moved[1])
+
+
+def lanes(*spans_us: tuple[int, int], from_ns: int = 0, to_ns: int = BINS * 1_000_000) -> dict[str, Any]:
+    """An answer with these requests."""
+    return {
+        "from_ns": from_ns, "to_ns": to_ns, "now_ns": to_ns, "marks": {"at_us": [2500]},
+        "requests": {"begin_us": [begin for begin, _ in spans_us], "end_us": [end for _, end in spans_us]},
+        "deaths": [{"engine": "e", "at_ns": 3_000_000, "ended_by": "AssertionError: x", "lost": 2}],
+    }  # fmt: skip
+
+
+def test_the_overview_counts_requests_and_has_findings_and_deaths() -> None:
+    seen = busyness(lanes((-500, 1500), (1000, 3999), (1000, 1001)))
+    assert seen["busy"][:6] == [1, 3, 1, 1, 0, 0]
+    assert len(seen["busy"]) == BINS
+    assert (seen["begun_ms"], seen["marks"]) == (0, [2.5])
+    assert [death["at_ms"] for death in seen["deaths"]] == [3]
+    assert busyness(lanes((5000, 6000)))["begun_ms"] == 5
+    assert sum(busyness(lanes())["busy"]) == 0
+
+
+def test_whether_a_search_found_nothing_in_the_range() -> None:
+    view = View(fit=False, span_ms=10, to_ms=20.0, q="chat")
+    assert shows_nothing(lanes((0, 5000), (25_000, 26_000)), view, now_ms=0)
+    assert not shows_nothing(lanes((0, 5000), (12_000, 26_000)), view, now_ms=0)
+    assert not shows_nothing(lanes((0, 5000)), View(), now_ms=0)
+    row = {"request": "r", "external": "x", "status": "finished", "started_ns": 5_000_000, "last_ns": 7_000_000}
+    offer = {"request": "r", "external": "x", "status": "finished", "begin_ms": 5, "end_ms": 7}
+    assert found("chat", [row]) == {"q": "chat", "found": [offer]}
 
 
 def test_javascript_gets_numbers_that_it_can_hold() -> None:
     answer = {"from_ns": 1_764_725_076_123_456_789, "to_ns": 2, "now_ns": 3, "known": 4}
     data = payload(answer, View(), is_away=True)
     assert data["answer"]["from_ms"] == pytest.approx(1_764_725_076_123.456789)
-    assert (data["is_away"], data["view"]["paused"]) == (True, False)
+    assert (data["is_away"], data["view"]["paused"], data["answer"]["deaths"]) == (True, False, [])
     assert payload(None, View(), is_away=False)["answer"] is None
 
 

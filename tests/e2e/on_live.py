@@ -46,3 +46,10 @@ def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) ->
     page.mouse.down()
     page.mouse.move(box["x"] + end[0], box["y"] + end[1], steps=5)
     page.mouse.up()
+
+
+def span_s(page: playwright.Page) -> float:
+    """How long the shown range is, as the line above the lanes has it."""
+    begin, end = re.findall(r"\d\d:\d\d:\d\d(?:\.\d+)?", shown_range(page))
+    seconds = [sum(float(part) * 60.0**n for n, part in enumerate(reversed(at.split(":")))) for at in (begin, end)]
+    return (seconds[1] - seconds[0]) % 86_400

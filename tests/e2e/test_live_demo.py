@@ -53,7 +53,7 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
     page.goto(f"{live.page}/request?trace={finding['trace_id']}")  # as Grafana's exemplars lead here
     see(page, f"Request {finding['external']}")
 
-    page.goto(live.page)
+    page.goto(f"{live.page}/live")
     ready(page)
     page.keyboard.press("/")
     page.keyboard.type(finding["request"])
@@ -64,7 +64,7 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
 
 
 def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, live: Demo) -> None:
-    page.goto(live.page)
+    page.goto(f"{live.page}/live")
     ready(page)
     page.keyboard.press("n")
     for _ in range(3):
@@ -118,7 +118,7 @@ def settled(page: playwright.Page) -> tuple[str, str]:
 
 
 def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: Demo) -> None:
-    page.goto(f"{live.page}/?span=60")
+    page.goto(f"{live.page}/live?from=now-1m&to=now")
     ready(page)
     page.keyboard.press("Space")
     see(page, "Paused at")
@@ -144,7 +144,7 @@ def test_paused_nothing_changes_until_it_goes_on(page: playwright.Page, live: De
 
 
 def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.Page, live: Demo) -> None:
-    page.goto(live.page)
+    page.goto(f"{live.page}/live")
     ready(page)
     page.get_by_role("button", name="Next finding").click()
     see(page, TITLE)
@@ -169,7 +169,7 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
     # The keyboard does it as well.
     page.keyboard.press("n")
     see(page, TITLE)
-    page.locator(".tip.stays").wait_for()
+    page.locator(".detail").wait_for()
     page.keyboard.press("Enter")
     see(page, "verdict: drift")
     page.get_by_role("link", name="Runbook").first.click()
@@ -180,7 +180,7 @@ def test_from_a_finding_to_its_request_to_its_replay_and_back(page: playwright.P
 
 def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) -> None:
     """It hangs: the demo itself would end with a tracer that died."""
-    page.goto(live.page)
+    page.goto(f"{live.page}/live")
     ready(page)
     browser = page.context.browser
     assert browser is not None

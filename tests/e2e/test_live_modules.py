@@ -16,8 +16,8 @@ def ask(page: playwright.Page) -> Any:
     """Evaluates an expression over the modules."""
     from kvtrail.dashboard.live.component import joined
 
-    names = "rangeOf, zoomed, panned, pinched, centred, showing, ticks, clock, lasting, count"
-    names += ", Rows, modelOf, requestAt, spent, Live"
+    names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
+    names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live"
     text = joined().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page.goto("about:blank")
     page.add_script_tag(content=text, type="module")
@@ -58,6 +58,33 @@ def test_a_moment_in_sight_moves_nothing(ask: Any) -> None:
     assert ask("m.centred({span_ms: 1000, to_ms: 5000}, 1000, 9000).to_ms") == 1500
 
 
+def test_a_range_fits_itself_to_what_there_is(ask: Any) -> None:
+    now = 10_000_000
+    assert ask(f"m.fitted(null, {now})") == {"span_ms": 300_000, "to_ms": None}
+    assert ask(f"m.fitted({{from: {now - 50_000}, to: {now}}}, {now})") == {"span_ms": 60_000, "to_ms": None}
+    assert ask(f"m.fitted({{from: {now - 5_000_000}, to: {now}}}, {now})") == {"span_ms": 900_000, "to_ms": None}
+    past = ask(f"m.fitted({{from: {now - 700_000}, to: {now - 600_000}}}, {now})")
+    assert past["span_ms"] == 120_000, "half of it would be empty if it followed the present"
+    assert now - 600_000 < past["to_ms"] < now - 590_000
+
+
+def test_a_range_in_words_and_as_a_link(ask: Any) -> None:
+    now = 1_764_725_076_123
+    for to, said in (
+        ("null", "now-1m to now"),
+        (now, "01:23:36 to 01:24:36"),
+        (now - 86_400_000, "2025-12-02 01:23:36 to 2025-12-02 01:24:36"),
+    ):
+        assert ask(f"m.rangeText({{span_ms: 60000, to_ms: {to}}}, {now})") == said
+    assert ask(f"m.between({now - 86_400_000}, {now})") == "2025-12-02 01:24:36 to 2025-12-03 01:24:36"
+    assert ask(f"m.between({now - 60_000}, {now})") == "2025-12-03 01:23:36 to 01:24:36"
+    view = f"span_ms: 60000, to_ms: {now}, q: 'a b', engine: '', connector: '', status: '', folded: ['e', 'f'], select: null"
+    link = ask(f"m.linkTo({{{view}}}, {now}, {{origin: 'http://h', pathname: '/live'}})")
+    assert link == (
+        "http://h/live?from=2025-12-03T01%3A23%3A36.123Z&to=2025-12-03T01%3A24%3A36.123Z&q=a+b&fold=e&fold=f"
+    )
+
+
 def test_clocks_and_lengths(ask: Any) -> None:
     assert ask("[1, 1000, 60000].map((step) => m.clock(1764725076123, step))") == ["01:24:36.123", "01:24:36", "01:24"]
     said = ask("[0.009, 2.31, 1240, 123000, 300000, 7500000].map(m.lasting)")
@@ -70,10 +97,10 @@ OPENED = """(() => {
   const sent = [];
   const send = (name, value) => sent.push([name, value]);
   const live = Object.create(m.Live.prototype);
-  Object.assign(live, { model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
+  Object.assign(live, { view: {}, model: { requests: { request: ['r'], engine: ['e'] } }, redraw() {} });
   Object.assign(live, { setStateValue: send, setTriggerValue: send });
-  live.change({ span_ms: 1 });
-  live.change({ span_ms: 2 });
+  live.change({ span_ms: 1, fit: true });
+  live.change({ span_ms: 2, fit: true });
   live.open(0);
   return new Promise((done) => setTimeout(() => done(sent), 500));
 })()"""
@@ -81,7 +108,7 @@ OPENED = """(() => {
 
 def test_a_view_is_sent_before_a_request_opens_and_never_after(ask: Any) -> None:
     """After it, the view would become the address of the request's page."""
-    assert ask(OPENED) == [["view", {"span_ms": 2}], ["open", {"request": "r", "engine": "e"}]]
+    assert ask(OPENED) == [["view", {"span_ms": 2, "fit": False}], ["open", {"request": "r", "engine": "e"}]]
 
 
 PLACE = """(() => {
@@ -109,6 +136,36 @@ def test_requests_share_rows_and_keep_them(ask: Any) -> None:
     assert d > max(a, b, c, e, is_open), "another engine, other rows"
 
 
+REOPENED = """(() => {
+  const requests = (ids) => ({request: ids, engine: ids.map(() => 'x'), begin: ids.map((_, n) => n), end: ids.map(() => 50),
+                              is_open: ids.map(() => false)});
+  const before = new m.Rows();
+  before.place(requests(['a', 'b', 'c']), 100);
+  const again = new m.Rows(JSON.parse(JSON.stringify(before.remembered())));
+  return [...again.place(requests(['c', 'b', 'new']), 100).row];
+})()"""
+
+
+def test_rows_are_kept_when_the_page_is_opened_again(ask: Any) -> None:
+    assert ask(REOPENED) == [2, 1, 0]
+
+
+FOLDED = """(() => {
+  const requests = {request: ['a', 'b', 'c'], engine: ['x', 'x', 'y'], begin: [0, 0, 0], end: [9, 9, 9],
+                    is_open: [false, false, false]};
+  const placed = (folded) => new m.Rows().place(requests, 100, {folded, names: {x: 'z-last', y: 'a-first'}});
+  return [placed([]), placed(['x'])].map(({tops, heads, height}) => [tops, heads.map((each) => each.name), height]);
+})()"""
+
+
+def test_a_folded_engine_has_one_row_and_engines_are_ordered_by_name(ask: Any) -> None:
+    (tops, names, height), (folded, _, less) = ask(FOLDED)
+    assert names == ["a-first", "z-last"]
+    assert len(set(tops)) == 3
+    assert folded[1] == folded[2], "its rows lie on each other"
+    assert less < height
+
+
 MODEL = """(() => {
   const answer = {
     from_ms: 1000, to_ms: 2000, now_ms: 2000, phases: ['queued', 'load', 'decode'],
@@ -119,7 +176,7 @@ MODEL = """(() => {
     gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {e: 'llama-0'},
   };
   const model = m.modelOf(answer, new m.Rows());
-  return [m.requestAt(model, 0, 310, 20), m.requestAt(model, 0, 330, 20), m.spent(model, 50, 200),
+  return [m.requestAt(model, [0], 310, 20), m.requestAt(model, [0], 330, 20), m.spent(model, 50, 200),
           [...model.segments.goes_on], model.heads.map((head) => head.name)];
 })()"""
 
@@ -130,3 +187,54 @@ def test_what_is_under_the_pointer_and_in_a_range(ask: Any) -> None:
     assert spent == [["decode", 100], ["queued", 50], ["load", 50]]
     assert goes_on == [0, 1, 0], "the last phase goes on, a transfer that ended does not"
     assert names == ["llama-0"], "an engine's rows have its name"
+
+
+DEAD = """(() => {
+  const answer = {
+    from_ms: 1000, to_ms: 2000, now_ms: 2000, phases: ['decode'],
+    requests: {request: ['r', 's', 't'], external: ['r', 's', 't'], engine: ['e', 'e', 'f'], begin_us: [0, 0, 0],
+               end_us: [900000, 100000, 900000], is_open: [true, false, true], is_unsure: [false, false, false],
+               status: ['running', 'finished', 'running']},
+    segments: {lane: [0], phase: [0], begin_us: [0], end_us: [900000]},
+    marks: {lane: [1], at_us: [5], rule: ['x'], title: ['t'], severity: ['s'], healed: [0]},
+    gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {e: 'llama-0', f: 'llama-1'},
+    deaths: [{engine: 'e', at_ms: 1500, ended_by: 'AssertionError: no', lost: 1}],
+  };
+  const model = m.modelOf(answer, new m.Rows());
+  return [[...model.isLost], [...model.requests.end], [...model.segments.end], m.counts(model, 0, 1000).heads,
+          m.deathsText(answer.deaths, answer.engine_names)];
+})()"""
+
+
+def test_what_was_open_when_an_engine_died_is_lost_and_ends_there(ask: Any) -> None:
+    lost, ends, segments, inside, said = ask(DEAD)
+    assert lost == [1, 0, 0]
+    assert ends == [500, 100, 900]
+    assert segments == [500]
+    assert inside == [{"requests": 2, "findings": 1}, {"requests": 1, "findings": 0}]
+    assert said == "Engine llama-0 died 00:00:01 of AssertionError, 1 request lost"
+
+
+WALKED = """(() => {
+  const answer = {
+    from_ms: 0, to_ms: 1000, now_ms: 1000, phases: ['decode'],
+    requests: {request: ['a', 'b', 'c'], external: ['a', 'b', 'c'], engine: ['e', 'e', 'e'], begin_us: [0, 50000, 300000],
+               end_us: [100000, 200000, 400000], is_open: [false, false, false], is_unsure: [false, false, false],
+               status: ['finished', 'finished', 'finished']},
+    segments: {lane: [], phase: [], begin_us: [], end_us: []},
+    marks: {lane: [], at_us: [], rule: [], title: [], severity: [], healed: []},
+    gaps: {engine: [], begin_us: [], end_us: [], missing: []}, engine_names: {},
+  };
+  const model = m.modelOf(answer, new m.Rows());
+  const place = {from: 0, to: 1000};
+  const walk = (...steps) => steps.reduce((at, by) => m.stepped(model, at, place, by), -1);
+  const [down, up, on, back] = [{rows: 1}, {rows: -1}, {within: 1}, {within: -1}];
+  return [walk({}), walk({}, down), walk({}, down, down), walk({}, on), walk({}, on, back), walk({}, on, down, up)];
+})()"""
+
+
+def test_keys_go_from_request_to_request(ask: Any) -> None:
+    first, below, end, beside, back, near = ask(WALKED)
+    assert (first, below, end) == (0, 1, 1)
+    assert (beside, back) == (2, 0)
+    assert near == 0, "up again to what is nearest in time to where one was"

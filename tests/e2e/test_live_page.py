@@ -8,27 +8,19 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
-from on_live import facts, ready, shown_range
+from coming import S, post
+from on_live import facts, ready, shown_range, span_s
 from processes import Tracer, until
 from traffic import Engine, served
-from wire import encoded
-
-from kvtrail.tracer.model.events import Event
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-S = 10**9
 PHONE: playwright.ViewportSize = {"width": 412, "height": 840}
-
-
-def post(tracer: Tracer, events: Sequence[Event]) -> None:
-    for first in range(0, len(events), 500):
-        tracer.post(encoded(events[first : first + 500]))
 
 
 def busy(tracer: Tracer, *, seconds: int = 120) -> None:
@@ -45,7 +37,7 @@ def test_search_filters_and_help(
     tracer = start_tracer()
     busy(tracer)
     url = start_dashboard(tracer.url)
-    page.goto(url)
+    page.goto(f"{url}/live")
     ready(page)
     page.keyboard.press("?")
     see(page, "zoom to the selection")
@@ -60,7 +52,7 @@ def test_search_filters_and_help(
     page.get_by_label("Engine", exact=True).select_option("engine-b")
     playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·", timeout=SLOW_MS)
     page.get_by_role("searchbox").fill("nobody")
-    see(page, "No request matches")
+    see(page, "Neither in this time nor at any other.")
     shoot(page, "live-nothing-fits")
     page.get_by_role("button", name="Clear search and filters").click()
     ready(page)
@@ -76,13 +68,14 @@ def test_fingers_move_and_zoom(
     phone = chromium.new_context(has_touch=True, viewport=PHONE).new_page()
     now = datetime.now(UTC)
     begin, end = (f"{now - timedelta(seconds=ago):%Y-%m-%dT%H:%M:%SZ}" for ago in (100, 20))
-    phone.goto(f"{start_dashboard(tracer.url)}/?from={begin}&to={end}")
+    phone.goto(f"{start_dashboard(tracer.url)}/live?from={begin}&to={end}")
     ready(phone)
     assert span_s(phone) == 80
     shoot(phone, "live-phone")
-    last = phone.get_by_role("button", name="Help").bounding_box()
-    assert last is not None
-    assert last["x"] + last["width"] <= PHONE["width"], "nothing is cut"
+    for name in ("Help", "Copy link", "Zoom in"):
+        button = phone.get_by_role("button", name=name).bounding_box()
+        assert button is not None, name
+        assert button["x"] + button["width"] <= PHONE["width"], name
     swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
     until(lambda: span_s(phone) < 30)
     zoomed, was = span_s(phone), shown_range(phone)
@@ -91,13 +84,6 @@ def test_fingers_move_and_zoom(
     assert shown_range(phone) < was, "dragged to the right: what was before"
     assert abs(span_s(phone) - zoomed) <= 1
     assert "/request" not in phone.url, "no tap"
-
-
-def span_s(page: playwright.Page) -> float:
-    """How long the shown range is, as the line above the lanes has it."""
-    begin, end = re.findall(r"\d\d:\d\d:\d\d(?:\.\d+)?", shown_range(page))
-    seconds = [sum(float(part) * 60.0**n for n, part in enumerate(reversed(at.split(":")))) for at in (begin, end)]
-    return (seconds[1] - seconds[0]) % 86_400
 
 
 def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[int, int]], steps: int = 8) -> None:
@@ -122,7 +108,7 @@ def test_empty_incomplete_and_away(
 ) -> None:
     tracer = start_tracer()
     url = start_dashboard(tracer.url)
-    page.goto(url)
+    page.goto(f"{url}/live")
     see(page, "No requests yet")
     shoot(page, "live-empty")
 
@@ -147,6 +133,6 @@ def test_empty_incomplete_and_away(
 
 
 def test_a_tracer_that_was_never_there_is_said(page: playwright.Page, start_dashboard: Callable[[str], str]) -> None:
-    page.goto(start_dashboard("http://127.0.0.1:9"))
+    page.goto(f"{start_dashboard('http://127.0.0.1:9')}/live")
     see(page, "Start it with kvtrail serve.")
     shoot(page, "live-no-tracer")

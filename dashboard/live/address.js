@@ -1,0 +1,30 @@
+// The shown range in words, and the address of what is shown.
+
+import { clock, day, rangeOf } from "./time.js";
+
+const UNITS_MS = { d: 86_400_000, h: 3_600_000, m: 60_000, s: 1000 };
+
+/** The range as the field shows it, in words that it takes: `now-5m to now`, `14:50:00 to 14:59:00`. */
+export function rangeText(view, now_ms) {
+  if (view.to_ms === null) return `now-${shortSpan(view.span_ms)} to now`;
+  const { from, to } = rangeOf(view, now_ms);
+  const step = to - from < 10_000 ? 1 : 1000;
+  const isToday = day(from) === day(now_ms) && day(to) === day(now_ms);
+  return [from, to].map((at) => `${isToday ? "" : `${day(at)} `}${clock(at, step)}`).join(" to ");
+}
+
+function shortSpan(span_ms) {
+  const unit = Object.keys(UNITS_MS).find((each) => span_ms % UNITS_MS[each] === 0) ?? "s";
+  return `${Math.max(1, Math.round(span_ms / UNITS_MS[unit]))}${unit}`;
+}
+
+/** An address that shows the same to somebody else, later: the range is fixed in it. */
+export function linkTo(view, now_ms, page) {
+  const { from, to } = rangeOf(view, now_ms);
+  const written = (at) => new Date(at).toISOString();
+  const query = new URLSearchParams({ from: written(from), to: written(to) });
+  for (const name of ["q", "engine", "connector", "status"]) if (view[name]) query.set(name, view[name]);
+  for (const engine of view.folded) query.append("fold", engine);
+  if (view.select) query.set("select", view.select.map(written).join("~"));
+  return `${page.origin}${page.pathname}?${query}`;
+}

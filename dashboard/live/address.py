@@ -1,0 +1,79 @@
+"""The live page's address: `from` and `to` as on all pages, `paused`, `select`, `fold`, and the filters.
+
+Addresses are written by people too: what cannot be read is ignored, and is never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from kvtrail.dashboard.content import time_range
+from kvtrail.dashboard.live.view import FILTERS, MOST_FOLDED, View, between, moment, span
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
+
+
+def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: float) -> View:
+    """The view that an address names. `folded` has the values of `fold`, which may be several."""
+
+    def at(text: str) -> float | None:
+        at_ns = time_range.parsed(text, now_ns=int(now_ms * 1e6)) if text else None
+        return None if at_ns is None else moment(at_ns / 1e6)
+
+    follows = query.get("to", "now") == "now"
+    range_ms = between(at(query.get("from", "")), at(query.get("to", "now")))
+    paused_ms = at(query.get("paused", ""))
+    if range_ms is None:
+        paused_ms = None
+    begin, _, end = query.get("select", "").partition("~")
+    return View(
+        fit=range_ms is None,
+        **({} if range_ms is None else {"span_ms": span(range_ms[1] - range_ms[0])}),
+        to_ms=None if range_ms is None or (follows and paused_ms is None) else range_ms[1],
+        paused=paused_ms is not None,
+        paused_ms=paused_ms,
+        **{name: query.get(name, "") for name in FILTERS},
+        folded=tuple(folded)[:MOST_FOLDED],
+        select=between(at(begin), at(end)),
+    )
+
+
+def as_query(view: View) -> dict[str, str | list[str]]:
+    """The address of a view; defaults are left out."""
+    query: dict[str, str | list[str]] = {name: getattr(view, name) for name in FILTERS}
+    if not view.fit and view.to_ms is None:
+        query |= {"from": f"now-{_length(view.span_ms)}", "to": "now"}
+    elif not view.fit and view.to_ms is not None:
+        query |= {"from": _written(view.to_ms - view.span_ms), "to": _written(view.to_ms)}
+    if view.paused and (at := view.paused_ms or view.to_ms) is not None:
+        query["paused"] = _written(at)
+    if view.select is not None:
+        query["select"] = "~".join(map(_written, view.select))
+    query["fold"] = list(view.folded)
+    return {name: said for name, said in query.items() if said}
+
+
+def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, float | None] | None:
+    """The range that somebody has typed, as the component's `span_ms` and `to_ms`; None if it cannot be read."""
+    to_ms = now_ms if view.to_ms is None else view.to_ms
+    shown = time_range.TimeRange(int((to_ms - max(view.span_ms, 1000)) * 1e6), int(to_ms * 1e6))
+    try:
+        found = time_range.typed(text, now_ns=int(now_ms * 1e6), shown=shown)
+    except ValueError:
+        return None
+    follows = found.relative is not None and found.relative.endswith(" to now")
+    length_ms = (found.until_ns - found.since_ns) / 1e6
+    return {"span_ms": span(length_ms), "to_ms": None if follows else found.until_ns / 1e6}
+
+
+def _length(ms: float) -> str:
+    """A length in the largest unit that it is a whole number of; at least a second."""
+    whole = max(1000, round(ms / 1000) * 1000)
+    unit = next(unit for unit, each in _UNITS_MS.items() if whole % each == 0)
+    return f"{whole // _UNITS_MS[unit]}{unit}"
+
+
+def _written(at_ms: float) -> str:
+    whole, micros = divmod(round(at_ms * 1000), 1_000_000)
+    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06}".rstrip("0").rstrip(".") + "Z"

@@ -1,0 +1,117 @@
+"""The data of the live page's component, out of the tracer's answers.
+
+JavaScript's numbers cannot hold nanoseconds since 1970: moments become milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from typing import Any
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.live.view import View
+
+BINS = 240
+"""The overview's columns."""
+
+
+def payload(
+    answer: Row | None,
+    view: View,
+    *,
+    is_away: bool,
+    overview: Row | None = None,
+    elsewhere: Row | None = None,
+    typed: Row | None = None,
+) -> dict[str, Any]:
+    """The component's data.
+
+    Args:
+        answer: of `/api/lanes`; None before the first one.
+        is_away: whether the tracer does not answer; then `answer` is its last one.
+        overview: `busyness` of more time than the answer's.
+        elsewhere: what the search finds at other times, as `found` has it.
+        typed: `count`, how many times somebody has typed a time, and the last one's `range`.
+    """
+    if answer is not None:
+        moments = {f"{name}_ms": answer[f"{name}_ns"] / 1e6 for name in ("from", "to", "now")}
+        answer = answer | moments | {"deaths": deaths(answer)}
+    return {
+        "answer": answer,
+        "view": asdict(view),
+        "is_away": is_away,
+        "overview": overview,
+        "elsewhere": elsewhere,
+        "typed": typed or {"count": 0, "range": None},
+        "palette": COLOURS,
+    }
+
+
+def busyness(answer: Row) -> Row:
+    """An answer in columns: how many requests there were at a time in each of `BINS`, and the moments of findings and deaths.
+
+    `begun_ms` is the first request's beginning, at the earliest that of the answer.
+    """
+    from_ms, to_ms = answer["from_ns"] / 1e6, answer["to_ns"] / 1e6
+    bin_us = (to_ms - from_ms) * 1000 / BINS
+    changes = [0] * (BINS + 1)
+    begins, ends = answer["requests"]["begin_us"], answer["requests"]["end_us"]
+    for begin_us, end_us in zip(begins, ends, strict=True):
+        first, last = (min(max(int(us / bin_us), 0), BINS - 1) for us in (begin_us, end_us))
+        changes[first] += 1
+        changes[last + 1] -= 1
+    return {
+        "from_ms": from_ms,
+        "to_ms": to_ms,
+        "begun_ms": from_ms + max(0.0, min(begins, default=0) / 1000),
+        "busy": list(accumulate(changes[:BINS])),
+        "marks": [from_ms + us / 1000 for us in answer["marks"]["at_us"]],
+        "deaths": deaths(answer),
+    }
+
+
+def deaths(answer: Row) -> list[Row]:
+    """The engines that died in an answer's time."""
+    return [{**death, "at_ms": death["at_ns"] / 1e6} for death in answer.get("deaths", ())]
+
+
+def found(q: str, requests: Sequence[Row]) -> Row:
+    """What a search for `q` finds at any time: its requests."""
+    names = ("request", "external", "status")
+    return {
+        "q": q,
+        "found": [
+            {
+                **{name: row[name] for name in names},
+                "begin_ms": row["started_ns"] / 1e6,
+                "end_ms": max(row["last_ns"], row["started_ns"]) / 1e6,
+            }
+            for row in requests
+        ],
+    }
+
+
+def shows_nothing(answer: Row, view: View, *, now_ms: float) -> bool:
+    """Whether no request of the answer overlaps what the view shows."""
+    if view.fit:
+        return not answer["requests"]["begin_us"]
+    to_ms = now_ms if view.to_ms is None else view.to_ms
+    from_us, to_us = ((at * 1e6 - answer["from_ns"]) / 1000 for at in (to_ms - view.span_ms, to_ms))
+    spans = zip(answer["requests"]["begin_us"], answer["requests"]["end_us"], strict=True)
+    return not any(begin <= to_us and end >= from_us for begin, end in spans)
+
+
+def _colours(*, dark: bool) -> Row:
+    named = {"wrong": palette.RED, "warning": palette.ORANGE, "calm": palette.GREEN, "muted": palette.GREY}
+    return {
+        **{name: colour.on(dark=dark) for name, colour in named.items()},
+        "phases": palette.colours(palette.PHASE, dark=dark),
+        "means": {name: each.means for name, each in palette.PHASE.items()},
+    }
+
+
+COLOURS = {"light": _colours(dark=False), "dark": _colours(dark=True)}
+"""What the component takes of the palette."""

@@ -1,0 +1,148 @@
+// The sentences around the lanes: whether they are live, what the range and the selection hold, and what shows in place of
+// lanes where there are none.
+
+import { counts, spent } from "./model.js";
+import { between, clock, count, day, lasting } from "./time.js";
+
+const SILENT_MS = 30_000;
+const HUNG_MS = 8000; // without an update
+const RECENT_MS = 900_000; // a death is of the present for so long
+const MOST_OFFERS = 5;
+
+/** Show the sentences. `known` has what there is to know, `inside` what the range holds; `change` is called with the changes
+ *  of the view that a button offers. */
+export function showSentences(find, view, known, inside, change) {
+  const { answer, model, from, to } = known;
+  const [is, text] = stateOf(view, known);
+  const state = find(".state");
+  if (state.textContent !== text) state.textContent = text; // a screen reader announces each change
+  state.dataset.is = is;
+  const facts = model ? factsOf(model, answer, from, to, inside) : "";
+  const wrong = model ? wrongOf(view, model, from - model.origin, to - model.origin) : "";
+  const bold = Object.assign(document.createElement("b"), { textContent: wrong });
+  find(".facts").replaceChildren(facts, wrong ? " · " : "", bold);
+  const hasSelection = Boolean(view.select && model);
+  find(".under").classList.toggle("chosen", hasSelection);
+  const hint = "Drag along the time axis to select a range; click a request to open it; ? shows all keys.";
+  find(".selected").textContent = hasSelection ? selectionText(model, view.select) : hint;
+  showEmpty(find(".empty"), emptyText(view, known, inside), change);
+}
+
+/** Whether the picture is live, still, or without an answer, or an engine has died: a class and a sentence. */
+function stateOf(view, { answer, deaths, isAway, came_ms }) {
+  const asked_ms = answer?.now_ms ?? Date.now();
+  const heard_ms = answer?.heard_ns ? answer.heard_ns / 1e6 : null;
+  const silent_ms = Date.now() - came_ms;
+  if (isAway) return ["wrong", `The tracer does not answer, since ${clock(asked_ms, 1000)} UTC. Trying again.`];
+  if (silent_ms > HUNG_MS) return ["wrong", `No update for ${lasting(silent_ms - (silent_ms % 1000))}: is the dashboard still running?`];
+  if (view.paused) return ["still", `Paused at ${clock(view.paused_ms ?? view.to_ms, 1000)} UTC`];
+  const recent = view.fit ? deaths : deaths.filter(({ at_ms }) => asked_ms - at_ms < Math.max(RECENT_MS, view.span_ms));
+  if ((view.fit || view.to_ms === null) && recent.length > 0) return ["wrong", deathsText(recent, answer.engine_names)];
+  if (view.to_ms !== null && !view.fit) return ["still", "The range is fixed; requests in it still update"];
+  if (heard_ms && asked_ms - heard_ms > SILENT_MS) return ["quiet", `No spans since ${clock(heard_ms, 1000)} UTC`];
+  if (view.to_ms !== null) return ["still", "The latest there is"];
+  return ["live", "Live"];
+}
+
+/** Who died, when, of what, and how much was lost. */
+export function deathsText(deaths, names) {
+  const [last, ...others] = [...deaths].sort((a, b) => b.at_ms - a.at_ms);
+  const cause = last.ended_by ? ` of ${last.ended_by.split(":")[0]}` : "";
+  const lost = last.lost ? `, ${count(last.lost, "request")} lost` : "";
+  const also = others.length > 0 ? `; ${count(others.length, "other engine")} died before` : "";
+  return `Engine ${names?.[last.engine] ?? last.engine} died ${clock(last.at_ms, 1000)}${cause}${lost}${also}`;
+}
+
+/** What the range holds, in a line. */
+function factsOf(model, answer, from, to, inside) {
+  const requests = count(inside.requests, "request");
+  const sample = answer.has_all_findings ? "a sample with every finding" : "a sample of the findings too";
+  const parts = [`${between(from, to)} UTC`];
+  parts.push(answer.is_sample ? `${requests}, ${sample}` : requests, count(inside.findings, "finding"));
+  if (answer.is_sample) parts.push(`about ${count(Number(answer.known.toPrecision(2)))} requests were near this time`);
+  if (!answer.is_whole) parts.push("the search took too long and was stopped: narrow the range");
+  return parts.join(" · ");
+}
+
+/** What is wrong in the range beside findings: missing spans, and deaths if the state does not say them. */
+function wrongOf(view, model, from, to) {
+  const dead = view.to_ms === null || view.fit ? [] : model.deaths.filter(({ at }) => at >= from && at <= to);
+  const names = Object.fromEntries(model.heads.map(({ engine, name }) => [engine, name]));
+  return [dead.length > 0 && deathsText(dead, names), gapsOf(model, from, to)].filter(Boolean).join(" · ");
+}
+
+function gapsOf(model, from, to) {
+  const gaps = model.gaps.filter((gap) => gap.to >= from && gap.from <= to);
+  if (gaps.length === 0) return "";
+  const first = Math.min(...gaps.map((gap) => gap.from));
+  const last = Math.max(...gaps.map((gap) => gap.to));
+  const missing = gaps.reduce((sum, gap) => sum + gap.missing, 0);
+  const step = last - first < 10_000 ? 1 : 1000;
+  const ends = `${clock(model.origin + first, step)} and ${clock(model.origin + last, step)}`;
+  return `${count(missing, "span")} missing between ${ends}`;
+}
+
+function selectionText(model, [from, to]) {
+  const inside = counts(model, from - model.origin, to - model.origin);
+  const sums = spent(model, from - model.origin, to - model.origin);
+  const all = sums.reduce((sum, [, ms]) => sum + ms, 0);
+  const most = sums.slice(0, 3).map(([name, ms]) => `${name} ${Math.round((100 * ms) / all)} %`);
+  const range = `${clock(from)} to ${clock(to)} (${lasting(to - from)})`;
+  const parts = [range, count(inside.requests, "request"), count(inside.findings, "finding"), most.join(", ")];
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** What shows where there are no lanes: a title, a text, and what is offered, each a label with its change of the view; null
+ *  where there are lanes, or the answer is on its way. */
+function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside) {
+  if (answer === null) {
+    return isAway
+      ? ["The tracer does not answer", "Start it with kvtrail serve. This page looks again every 2 seconds.", []]
+      : ["Asking the tracer …", "The first lanes show in a moment.", []];
+  }
+  if (inside.requests > 0) return null;
+  if (from < model.origin || Math.min(to, model.now) > model.until) return null;
+  const clear = { q: "", engine: "", connector: "", status: "" };
+  if (view.q) return searchText(view, elsewhere, ["Clear search and filters", clear]);
+  const fit = { fit: true, paused: false, paused_ms: null };
+  if (view.engine || view.connector || view.status) {
+    return ["No request matches", "Nothing in this time matches the filters.", [["Clear search and filters", clear]]];
+  }
+  if (view.fit) {
+    const how = "The tracer is up and has no request yet. Serve a model with the traced connector: the first lanes show here by themselves.";
+    return ["No requests yet", how, []];
+  }
+  const last = answer.heard_ns === null ? "" : ` The last spans came at ${clock(answer.heard_ns / 1e6, 1000)} UTC.`;
+  return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", fit]]];
+}
+
+/** Where a search finds nothing in the range: what it finds in all time. */
+function searchText(view, elsewhere, clear) {
+  if (elsewhere?.q !== view.q) return ["Not in this time", "Searching all time …", [clear]];
+  const { found } = elsewhere;
+  if (found.length === 0) return ["No request matches", "Neither in this time nor at any other.", [clear]];
+  const more = found.length > MOST_OFFERS ? ` The latest ${MOST_OFFERS}:` : "";
+  const offers = found.slice(0, MOST_OFFERS).map((request) => {
+    const { begin_ms, end_ms } = request;
+    const margin = Math.max(500, (end_ms - begin_ms) * 0.5);
+    const change = { q: request.request, engine: "", connector: "", status: "", paused: false, paused_ms: null };
+    const label = `${request.external || request.request} · ${day(begin_ms)} ${clock(begin_ms, 1000)} · ${request.status}`;
+    return [label, { ...change, span_ms: end_ms - begin_ms + 2 * margin, to_ms: end_ms + margin }];
+  });
+  return ["Not in this time", `${found.length === 1 ? "It is" : "They are"} at another.${more}`, [...offers, clear]];
+}
+
+/** Show that, or nothing; `change` is called with a button's change of the view. */
+function showEmpty(box, empty, change) {
+  box.hidden = empty === null;
+  if (empty === null) return;
+  const [title, text, offers] = empty;
+  const said = JSON.stringify(empty);
+  if (box.dataset.said === said) return; // a button that is replaced while it is pressed is never clicked
+  box.dataset.said = said;
+  box.querySelector("strong").textContent = title;
+  box.querySelector("p").textContent = text;
+  const buttons = offers.map(([label, changes]) =>
+    Object.assign(document.createElement("button"), { type: "button", textContent: label, onclick: () => change(changes) }));
+  box.querySelector(".offers").replaceChildren(...buttons);
+}

@@ -1,0 +1,60 @@
+// The colours of the page's theme, light or dark. Which they are says the palette of the dashboard, which comes along with
+// the data; background and font are Streamlit's own.
+
+/** The theme at an element of the page. */
+export function themeOf(element, palette) {
+  const style = getComputedStyle(element);
+  const value = (name, otherwise) => style.getPropertyValue(`--st-${name}`).trim() || otherwise;
+  const background = value("background-color", "#ffffff");
+  const isDark = luminance(background) < 0.4;
+  const text = (opacity) => (isDark ? `rgba(250, 250, 250, ${opacity})` : `rgba(49, 51, 63, ${opacity})`);
+  const colours = palette[isDark ? "dark" : "light"];
+  return {
+    ...colours,
+    isDark,
+    background,
+    border: text(0.2),
+    faint: text(isDark ? 0.06 : 0.05),
+    gap: translucent(colours.wrong, isDark ? 0.5 : 0.35),
+    primary: value("primary-color", colours.text),
+    font: value("font", "sans-serif"),
+  };
+}
+
+/** The palette's colours for the style sheet, as its variables. */
+export function setVariables(element, theme) {
+  for (const name of ["muted", "wrong", "warning", "calm"]) element.style.setProperty(`--${name}`, theme[name]);
+}
+
+/** `#rrggbb` with an opacity. */
+export function translucent(colour, opacity) {
+  return colour + Math.round(opacity * 255).toString(16).padStart(2, "0");
+}
+
+function luminance(colour) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.fillStyle = colour;
+  pen.fillRect(0, 0, 1, 1);
+  const [red, green, blue] = pen.getImageData(0, 0, 1, 1).data;
+  return (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+}
+
+const patterns = new Map();
+
+/** Slanted lines, for what is unknown or missing. */
+export function hatch(context, colour) {
+  if (!patterns.has(colour)) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 8;
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = colour;
+    pen.lineWidth = 1.2;
+    for (const shift of [-8, 0, 8]) {
+      pen.moveTo(shift, 8);
+      pen.lineTo(shift + 8, 0);
+    }
+    pen.stroke();
+    patterns.set(colour, context.createPattern(tile, "repeat"));
+  }
+  return patterns.get(colour);
+}

@@ -1,0 +1,71 @@
+// What the toolbar's buttons and fields do, and those of the panel below the lanes.
+
+import { linkTo } from "./address.js";
+
+const COPIED_MS = 2000;
+
+export function listenToToolbar(live) {
+  const press = (selector, act) => (live.find(selector).onclick = act);
+  press(".pause", () => live.pause());
+  press(".fit", () => live.toFit());
+  press(".follow", () => live.toNow());
+  press(".in", () => live.zoom(0.6));
+  press(".out", () => live.zoom(1 / 0.6));
+  press(".next", () => live.step(1));
+  press(".folds", () => live.fold());
+  press(".copy", (event) => copy(linkTo(live.view, live.now(), location), event.currentTarget));
+  press(".ask", () => live.help());
+  press(".help button", () => live.help());
+  press(".open", () => live.openFocused());
+  press(".close", () => live.blur());
+  press(".to", () => live.toSelection());
+  press(".clear", () => live.change({ ...live.view, select: null }));
+  for (const button of live.find(".spans").querySelectorAll("[data-span]")) {
+    button.onclick = () => live.change({ ...live.view, span_ms: Number(button.dataset.span), fit: false });
+  }
+  for (const name of ["engine", "connector", "status"]) {
+    live.find(`.${name}`).onchange = (event) => live.change({ ...live.view, [name]: event.target.value });
+  }
+  live.find(".q").oninput = (event) => live.change({ ...live.view, q: event.target.value.trim() });
+  listenToTyped(live, live.find(".typed"));
+}
+
+/** Enter has the page read what was typed: it knows the same words on all pages. */
+function listenToTyped(live, field) {
+  field.onfocus = () => field.select();
+  field.oninput = () => field.removeAttribute("aria-invalid");
+  field.onblur = () => {
+    field.removeAttribute("aria-invalid");
+    live.redraw();
+  };
+  field.onkeydown = (event) => {
+    if (event.key === "Enter") live.type(field.value);
+  };
+}
+
+/** Show the range that the page has read; without one the text is marked, and stays to be mended. */
+export function showTyped(live, field, range) {
+  if (range === null) {
+    field.setAttribute("aria-invalid", "true");
+    return;
+  }
+  field.blur();
+  live.change({ ...live.view, ...range, fit: false, paused: false, paused_ms: null });
+}
+
+/** Copy a text, and say so on the button. Without https a browser has no clipboard: the old way then. */
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.createElement("textarea");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  const label = "Copy link";
+  button.textContent = "Copied";
+  setTimeout(() => (button.textContent = label), COPIED_MS);
+}

@@ -1,0 +1,73 @@
+"""Made-up traffic that keeps coming while somebody looks at a page."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from processes import Tracer
+from traffic import Engine, served
+from wire import encoded
+
+from kvtrail.tracer.model.events import Event, Heartbeat
+
+S = 10**9
+EVERY_S = 0.5
+LONGEST_S = 300
+"""What is made up for the future; no test watches for longer."""
+
+
+def post(tracer: Tracer, events: Sequence[Event]) -> None:
+    """Send events of one recorder, some at a time."""
+    for first in range(0, len(events), 500):
+        tracer.post(encoded(events[first : first + 500]))
+
+
+@contextmanager
+def coming(tracer: Tracer, *engines: tuple[Engine, float, int], seconds: int = 120) -> Iterator[None]:
+    """Engines that have served for so many seconds, and go on: each with the milliseconds between its requests, and how many
+    of them come to one stale answer (0 for none)."""
+    begun_ns = time.time_ns()
+    recorded = [
+        served(
+            engine,
+            from_ns=begun_ns - seconds * S,
+            to_ns=begun_ns + LONGEST_S * S,
+            every_ms=every_ms,
+            stale_every=stale_every,
+        )
+        for engine, every_ms, stale_every in engines
+    ]
+    ended = threading.Event()
+
+    def send_what_has_happened() -> None:
+        now_ns = time.time_ns()
+        for events in recorded:
+            happened = sum(event.end_ns <= now_ns for event in events)
+            if happened:
+                post(tracer, events[:happened])
+                del events[:happened]
+
+    def go_on() -> None:
+        while not ended.wait(EVERY_S):
+            send_what_has_happened()
+
+    send_what_has_happened()
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def goodbye(engine: Engine, *, sequence: int, at_ns: int, ended_by: str | None = None) -> Heartbeat:
+    """The last sign of life of an engine's recorder, and of what the engine ended."""
+    return Heartbeat(
+        engine=engine.name, recorder=f"recorder-of-{engine.name}", sequence=sequence, connector="", role="", rank=0,
+        start_ns=at_ns, end_ns=at_ns, recorder_closed=True, recorder_recorded=sequence, scheduler_step=0,
+        recorder_ended_by=ended_by,
+    )  # fmt: skip
