@@ -48,7 +48,14 @@ export class Heads {
   }
 }
 
-export function holding({ requests, findings }) {
+/** The folded engines after a press on one of them, or on the button for all. */
+export function foldedAfter(folded, heads, engine) {
+  const all = heads.map((head) => head.engine);
+  if (engine === undefined) return all.every((each) => folded.includes(each)) ? [] : all;
+  return folded.includes(engine) ? folded.filter((each) => each !== engine) : [...folded, engine];
+}
+
+function holding({ requests, findings }) {
   return [count(requests, "request"), findings > 0 && count(findings, "finding")].filter(Boolean).join(" · ");
 }
 

@@ -1,10 +1,10 @@
 // Mouse, fingers and keys. Drag to move, drag the axis to select, click to open; wheel with Ctrl, or two fingers, to zoom.
 
+import { CLICK } from "./minimap.js";
 import { requestAt } from "./model.js";
 import { RULER } from "./paint.js";
 import { panned, pinched, zoomed } from "./time.js";
 
-const CLICK = 4; // pixels that a hand may move during a click
 const NEAR = 6; // pixels beside a request that still mean it
 
 export function listenToPointer(live) {

@@ -4,20 +4,19 @@
 import { Card, markText, showDetail } from "./card.js";
 import { showControls, showLegend } from "./controls.js";
 import { described, sameRequest, sentence, stepped } from "./cursor.js";
-import { announce, Heads, outOfSight } from "./heads.js";
+import { announce, foldedAfter, Heads, outOfSight } from "./heads.js";
 import { listenToKeys, listenToPointer } from "./input.js";
 import { Minimap } from "./minimap.js";
 import { counts, extentOf, modelOf } from "./model.js";
 import { paint, Place, RULER } from "./paint.js";
 import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
-import { showSentences } from "./sentences.js";
-import { setVariables, themeOf } from "./theme.js";
-import { centred, fitted, rangeOf, showing, zoomed } from "./time.js";
+import { HUNG_MS, showSentences } from "./sentences.js";
+import { setVariables, sharpen, themeOf } from "./theme.js";
+import { centred, fitted, pausedOrResumed, rangeOf, RUNNING, showing, zoomed } from "./time.js";
 import { listenToToolbar, showTyped } from "./toolbar.js";
 
 const SEND_AFTER_MS = 250; // without a change, before the page is sent the view
 const EVERY_MS = 250;
-const HUNG_MS = 8000; // without an update
 
 class Live {
   constructor(root, { view, typed }) {
@@ -139,21 +138,17 @@ class Live {
 
   toFit() {
     const range = this.model ? fitted(extentOf(this.model), this.now()) : {};
-    this.view = { ...this.view, ...range, fit: true, paused: false, paused_ms: null };
+    this.view = { ...this.view, ...RUNNING, ...range, fit: true };
     this.sendSoon();
   }
 
   /** Fold an engine's rows into one, or unfold them; without an engine all of them. */
   fold(engine) {
     if (!this.model) return;
-    const { folded } = this.view;
-    const all = this.model.heads.map((head) => head.engine);
-    const isIn = (each) => folded.includes(each);
-    const next = engine === undefined ? (all.every(isIn) ? [] : all) : isIn(engine) ? folded.filter((each) => each !== engine) : [...folded, engine];
-    this.change({ ...this.view, folded: next });
-    const before = this.model;
-    this.model = modelOf(this.answer, this.rows, next);
-    this.refocus(before);
+    const { model } = this;
+    this.change({ ...this.view, folded: foldedAfter(this.view.folded, model.heads, engine) });
+    this.model = modelOf(this.answer, this.rows, this.view.folded);
+    this.refocus(model);
   }
 
   zoom(factor) {
@@ -163,12 +158,7 @@ class Live {
   }
 
   pause() {
-    const now = this.now();
-    const { view } = this;
-    if (view.paused) {
-      const followed = view.to_ms === null || Math.abs(view.to_ms - view.paused_ms) < 1;
-      this.change({ ...view, paused: false, paused_ms: null, to_ms: followed ? null : view.to_ms });
-    } else this.change({ ...view, paused: true, paused_ms: now, to_ms: view.to_ms ?? now });
+    this.change(pausedOrResumed(this.view, this.now()));
   }
 
   toSelection() {
@@ -176,7 +166,7 @@ class Live {
   }
 
   toNow() {
-    this.change({ ...this.view, to_ms: null, paused: false, paused_ms: null });
+    this.change({ ...this.view, ...RUNNING, to_ms: null });
   }
 
   /** Go to the next finding, or the one before. */
@@ -307,32 +297,40 @@ class Live {
 
   draw() {
     if (!this.theme || this.canvas.clientWidth === 0) return;
-    const { pen, canvas, view, answer, model, theme } = this;
-    const sharp = window.devicePixelRatio || 1;
-    const [width, height] = [Math.round(canvas.clientWidth * sharp), Math.round(canvas.clientHeight * sharp)];
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    pen.setTransform(sharp, 0, 0, sharp, 0, 0);
     this.drawn_ms = this.now();
+    const { model, view } = this;
     const { from, to } = rangeOf(view, this.drawn_ms);
-    const inside = model ? counts(model, from - model.origin, to - model.origin) : null;
-    showControls(this.find, view, answer, model, this.drawn_ms);
-    const known = { answer, model, from, to, came_ms: this.came_ms, deaths: this.deaths(), isAway: this.data.is_away, elsewhere: this.data.elsewhere };
-    showSentences(this.find, view, known, inside, (changes) => this.offered(changes));
+    const inside = model && counts(model, from - model.origin, to - model.origin);
+    this.drawWords(from, to, inside);
     this.minimap.draw();
     this.find(".under").hidden = showDetail(this.find(".detail"), model, this);
+    this.drawLanes(inside);
+  }
+
+  /** What is said around the lanes; `inside` is what the range holds. */
+  drawWords(from, to, inside) {
+    const { answer, came_ms, data, find, model, view } = this;
+    showControls(find, view, answer, model, this.drawn_ms);
+    const known = { answer, model, from, to, came_ms, deaths: this.deaths(), isAway: data.is_away, elsewhere: data.elsewhere };
+    showSentences(find, view, known, inside, (changes) => this.offered(changes));
+  }
+
+  drawLanes(inside) {
+    const { canvas, chosen, focused, hovered, model, pen, theme, view } = this;
+    sharpen(canvas, pen);
     if (!model) {
       pen.fillStyle = theme.background;
-      pen.fillRect(0, 0, width, height);
+      pen.fillRect(0, 0, canvas.clientWidth, canvas.clientHeight);
       return;
     }
     const room = canvas.clientHeight - RULER;
     this.scroll = Math.min(this.scroll, Math.max(0, model.height - room));
     const place = this.place();
-    const { hovered, focused, chosen } = this;
     paint(pen, place, theme, { hovered, focused, chosen, select: view.select, end: this.end() });
     this.heads.show(model, this.scroll, room, inside.heads);
     for (const [name, by] of [["above", -1], ["below", 1]]) {
-      announce(this.find(`.${name}`), outOfSight(model, place, inside.heads, room, by), (top) => this.scrollBy(top - this.scroll));
+      const out = outOfSight(model, place, inside.heads, room, by);
+      announce(this.find(`.${name}`), out, (top) => this.scrollBy(top - this.scroll));
     }
   }
 

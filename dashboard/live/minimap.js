@@ -1,9 +1,9 @@
 // The strip above the lanes: how busy it was for longer than is shown, with findings and deaths, and the range in it.
 
 import { clock, count, rangeOf, showing, ticks } from "./time.js";
-import { translucent } from "./theme.js";
+import { sharpen, translucent } from "./theme.js";
 
-const CLICK = 4; // pixels that a hand may move during a click
+export const CLICK = 4; // pixels that a hand may move during a click
 const LABELS = 15; // pixels at the top
 const EDGE = 6; // pixels around an end of the range that take hold of it
 
@@ -28,12 +28,9 @@ export class Minimap {
   draw() {
     const { canvas, pen } = this;
     const { overview, theme } = this.live;
-    const sharp = window.devicePixelRatio || 1;
     const { clientWidth: width, clientHeight: height } = canvas;
     if (width === 0) return;
-    const [across, down] = [Math.round(width * sharp), Math.round(height * sharp)];
-    if (canvas.width !== across || canvas.height !== down) Object.assign(canvas, { width: across, height: down });
-    pen.setTransform(sharp, 0, 0, sharp, 0, 0);
+    sharpen(canvas, pen);
     pen.clearRect(0, 0, width, height);
     const { shown, from, to } = this.range();
     const x = (at) => ((at - from) / (to - from)) * width;

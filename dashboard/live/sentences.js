@@ -2,10 +2,10 @@
 // lanes where there are none.
 
 import { counts, spent } from "./model.js";
-import { between, clock, count, day, lasting } from "./time.js";
+import { between, clock, count, day, lasting, RUNNING } from "./time.js";
 
 const SILENT_MS = 30_000;
-const HUNG_MS = 8000; // without an update
+export const HUNG_MS = 8000; // without an update
 const RECENT_MS = 900_000; // a death is of the present for so long
 const MOST_OFFERS = 5;
 
@@ -104,7 +104,6 @@ function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside)
   if (from < model.origin || Math.min(to, model.now) > model.until) return null;
   const clear = { q: "", engine: "", connector: "", status: "" };
   if (view.q) return searchText(view, elsewhere, ["Clear search and filters", clear]);
-  const fit = { fit: true, paused: false, paused_ms: null };
   if (view.engine || view.connector || view.status) {
     return ["No request matches", "Nothing in this time matches the filters.", [["Clear search and filters", clear]]];
   }
@@ -113,7 +112,7 @@ function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside)
     return ["No requests yet", how, []];
   }
   const last = answer.heard_ns === null ? "" : ` The last spans came at ${clock(answer.heard_ns / 1e6, 1000)} UTC.`;
-  return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", fit]]];
+  return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", { fit: true }]]];
 }
 
 /** Where a search finds nothing in the range: what it finds in all time. */
@@ -125,7 +124,7 @@ function searchText(view, elsewhere, clear) {
   const offers = found.slice(0, MOST_OFFERS).map((request) => {
     const { begin_ms, end_ms } = request;
     const margin = Math.max(500, (end_ms - begin_ms) * 0.5);
-    const change = { q: request.request, engine: "", connector: "", status: "", paused: false, paused_ms: null };
+    const change = { q: request.request, engine: "", connector: "", status: "", ...RUNNING };
     const label = `${request.external || request.request} · ${day(begin_ms)} ${clock(begin_ms, 1000)} · ${request.status}`;
     return [label, { ...change, span_ms: end_ms - begin_ms + 2 * margin, to_ms: end_ms + margin }];
   });

@@ -1,5 +1,5 @@
-// The colours of the page's theme, light or dark. Which they are says the palette of the dashboard, which comes along with
-// the data; background and font are Streamlit's own.
+// What the canvases are drawn with: the colours of the page's theme, light or dark, slanted lines, and sharp pixels. The
+// palette of the dashboard, which comes along with the data, says what colours mean; background and font are Streamlit's own.
 
 /** The theme at an element of the page. */
 export function themeOf(element, palette) {
@@ -24,6 +24,14 @@ export function themeOf(element, palette) {
 /** The palette's colours for the style sheet, as its variables. */
 export function setVariables(element, theme) {
   for (const name of ["muted", "wrong", "warning", "calm"]) element.style.setProperty(`--${name}`, theme[name]);
+}
+
+/** Give a canvas as many dots as the screen has, and its pen the pixels of the page. */
+export function sharpen(canvas, pen) {
+  const sharp = window.devicePixelRatio || 1;
+  const [width, height] = [Math.round(canvas.clientWidth * sharp), Math.round(canvas.clientHeight * sharp)];
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+  pen.setTransform(sharp, 0, 0, sharp, 0, 0);
 }
 
 /** `#rrggbb` with an opacity. */

@@ -49,6 +49,15 @@ export function pinched(view, factor, from_share, to_share, now_ms) {
   return panned(next, at + next.span_ms * (1 - to_share) - rangeOf(next, now_ms).to, now_ms);
 }
 
+export const RUNNING = { paused: false, paused_ms: null };
+
+/** The view paused, or running again: it then follows the present if it did so before. */
+export function pausedOrResumed(view, now_ms) {
+  if (!view.paused) return { ...view, paused: true, paused_ms: now_ms, to_ms: view.to_ms ?? now_ms };
+  const followed = view.to_ms === null || Math.abs(view.to_ms - view.paused_ms) < 1;
+  return { ...view, ...RUNNING, to_ms: followed ? null : view.to_ms };
+}
+
 export function showing(view, from_ms, to_ms) {
   return { ...view, span_ms: Math.max(SHORTEST_MS, to_ms - from_ms), to_ms };
 }

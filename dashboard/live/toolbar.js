@@ -1,6 +1,7 @@
 // What the toolbar's buttons and fields do, and those of the panel below the lanes.
 
 import { linkTo } from "./address.js";
+import { RUNNING } from "./time.js";
 
 const COPIED_MS = 2000;
 
@@ -50,7 +51,7 @@ export function showTyped(live, field, range) {
     return;
   }
   field.blur();
-  live.change({ ...live.view, ...range, fit: false, paused: false, paused_ms: null });
+  live.change({ ...live.view, ...RUNNING, ...range, fit: false });
 }
 
 /** Copy a text, and say so on the button. Without https a browser has no clipboard: the old way then. */
@@ -65,7 +66,6 @@ async function copy(text, button) {
     document.execCommand("copy");
     area.remove();
   }
-  const label = "Copy link";
   button.textContent = "Copied";
-  setTimeout(() => (button.textContent = label), COPIED_MS);
+  setTimeout(() => (button.textContent = "Copy link"), COPIED_MS);
 }
