@@ -51,10 +51,9 @@ export function showDetail(panel, model, { focused, chosen }) {
 export function markText(model, mark) {
   const { external, request } = model.requests;
   const engine = mark.lane < 0 ? "" : model.heads[model.headOf[mark.lane]].name;
-  const did = mark.did ?? (mark.healed ? "healed by the guard" : "");
   return {
     title: mark.title,
-    wrong: [`could: ${mark.severity}${did ? `; did: ${did}` : ""}`],
+    wrong: [`could: ${mark.severity}; did: ${mark.did}`],
     lines: [
       mark.lane >= 0 && `request ${external[mark.lane] || request[mark.lane]} on ${engine}`,
       `${clock(model.origin + mark.at)} UTC`,

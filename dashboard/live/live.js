@@ -11,7 +11,7 @@ import { counts, extentOf, modelOf } from "./model.js";
 import { paint, Place, RULER } from "./paint.js";
 import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
 import { HUNG_MS, showSentences } from "./sentences.js";
-import { setVariables, sharpen, themeOf } from "./theme.js";
+import { backgroundAt, setVariables, sharpen, themeOf } from "./theme.js";
 import { centred, fitted, pausedOrResumed, rangeOf, RUNNING, showing, zoomed } from "./time.js";
 import { listenToToolbar, showTyped } from "./toolbar.js";
 
@@ -277,8 +277,9 @@ class Live {
     else this.card.hide();
   }
 
-  /** The picture follows the present once that has moved by a pixel. */
+  /** The picture follows the theme, and the present once that has moved by a pixel. */
   tick() {
+    if (this.theme && backgroundAt(this.find(".live")) !== this.theme.background) this.show();
     const perPixel = this.view.span_ms / Math.max(1, this.canvas.clientWidth);
     const moved = this.view.to_ms === null && this.now() - (this.drawn_ms ?? 0) >= perPixel;
     // However much there is to draw, drawing must take only a small part of the time.

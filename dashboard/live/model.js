@@ -24,7 +24,7 @@ export function modelOf(answer, rows, folded = []) {
   const inRow = placed.tops.map(() => []); // requests by time
   placed.row.forEach((row, number) => inRow[row].push(number));
   for (const numbers of inRow) numbers.sort((a, b) => requests.begin[a] - requests.begin[b]);
-  const marks = records(answer.marks).map(({ at_us, healed, ...mark }) => ({ ...mark, at: at_us / 1000, healed: healed > 0 }));
+  const marks = records(answer.marks).map(({ at_us, ...mark }) => ({ ...mark, at: at_us / 1000 }));
   return {
     origin: answer.from_ms,
     until: answer.to_ms,

@@ -5,7 +5,7 @@
 export function themeOf(element, palette) {
   const style = getComputedStyle(element);
   const value = (name, otherwise) => style.getPropertyValue(`--st-${name}`).trim() || otherwise;
-  const background = value("background-color", "#ffffff");
+  const background = backgroundAt(element);
   const isDark = luminance(background) < 0.4;
   const text = (opacity) => (isDark ? `rgba(250, 250, 250, ${opacity})` : `rgba(49, 51, 63, ${opacity})`);
   const colours = palette[isDark ? "dark" : "light"];
@@ -19,6 +19,11 @@ export function themeOf(element, palette) {
     primary: value("primary-color", colours.text),
     font: value("font", "sans-serif"),
   };
+}
+
+/** Streamlit's background there: somebody may change the theme while the page is open. */
+export function backgroundAt(element) {
+  return getComputedStyle(element).getPropertyValue("--st-background-color").trim() || "#ffffff";
 }
 
 /** The palette's colours for the style sheet, as its variables. */

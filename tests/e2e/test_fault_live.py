@@ -113,7 +113,7 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
         page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme)
-            page.wait_for_timeout(500)  # the picture is drawn anew
+            until(lambda wanted=scheme: drawn_in(page) == wanted)
             shoot(page, f"live-phone-{scheme}")
             for entry in page.locator(".legend li").all():
                 box = entry.bounding_box()
@@ -122,6 +122,12 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
                 assert box["x"] + box["width"] <= PHONE["width"]
             unreadable = {name: ratio for name, ratio in contrasts(page).items() if ratio < 4.5}
             assert unreadable == {}, scheme
+
+
+def drawn_in(page: playwright.Page) -> str:
+    """In which theme the lanes are drawn."""
+    corner = "canvas => canvas.getContext('2d').getImageData(1, 1, 1, 1).data[0]"
+    return "dark" if page.locator(".field canvas").evaluate(corner) < 128 else "light"
 
 
 def contrasts(page: playwright.Page) -> dict[str, float]:
