@@ -54,18 +54,19 @@ export function showTyped(live, field, range) {
   live.change({ ...live.view, ...RUNNING, ...range, fit: false });
 }
 
-/** Copy a text, and say so on the button. Without https a browser has no clipboard: the old way then. */
+/** Copy a text, and say so on the button. Without https a browser has no clipboard for scripts: the old way then. */
 async function copy(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const area = document.createElement("textarea");
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  }
-  button.textContent = "Copied";
+  const isCopied = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : copiedByHand(text);
+  button.textContent = isCopied ? "Copied" : "Not copied";
   setTimeout(() => (button.textContent = "Copy link"), COPIED_MS);
+}
+
+function copiedByHand(text) {
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  return isCopied;
 }

@@ -13,7 +13,8 @@ from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, of_component, overview_question, question
-from kvtrail.dashboard.views.shared import EVERY_S, request_query, tracer
+from kvtrail.dashboard.views.answers import EVERY_S, tracer
+from kvtrail.dashboard.views.links import request_query
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's names for the component, the address's view, the view when the page was left, the last answer, and the
