@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from kvtrail.dashboard.content import time_range
 from kvtrail.dashboard.live.view import FILTERS, MOST_FOLDED, View, between, moment, span
@@ -54,8 +55,8 @@ def as_query(view: View) -> dict[str, str | list[str]]:
     return {name: said for name, said in query.items() if said}
 
 
-def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, float | None] | None:
-    """The range that somebody has typed, as the component's `span_ms` and `to_ms`; None if it cannot be read."""
+def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | None:
+    """The range that somebody has typed, as a view's `span_ms` and `to_ms`; None if it cannot be read."""
     to_ms = now_ms if view.to_ms is None else view.to_ms
     shown = time_range.TimeRange(int((to_ms - max(view.span_ms, 1000)) * 1e6), int(to_ms * 1e6))
     try:

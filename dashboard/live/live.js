@@ -13,13 +13,13 @@ import { HEAD, rememberedRows, rememberRows, ROW } from "./rows.js";
 import { HUNG_MS, showSentences } from "./sentences.js";
 import { backgroundAt, setVariables, sharpen, themeOf } from "./theme.js";
 import { centred, fitted, pausedOrResumed, rangeOf, RUNNING, showing, zoomed } from "./time.js";
-import { listenToToolbar, showTyped } from "./toolbar.js";
+import { listenToToolbar, markTyped } from "./toolbar.js";
 
 const SEND_AFTER_MS = 250; // without a change, before the page is sent the view
 const EVERY_MS = 250;
 
 class Live {
-  constructor(root, { view, typed }) {
+  constructor(root, { view, told }) {
     this.root = root;
     this.find = (selector) => root.querySelector(selector);
     this.canvas = this.find(".field canvas");
@@ -28,8 +28,7 @@ class Live {
     this.heads = new Heads(this.find(".heads"), (engine) => this.fold(engine));
     this.minimap = new Minimap(this.find(".map canvas"), this);
     this.rows = rememberedRows();
-    this.view = view;
-    this.typed = typed.count; // how many typed times the page has read
+    this.view = { ...view, told: told.count };
     this.answer = this.model = this.focused = this.overview = null;
     this.hovered = this.chosen = -1; // requests: under the pointer, and that the keys have come to
     this.scroll = 0;
@@ -53,8 +52,7 @@ class Live {
     Object.assign(this, { data, setStateValue, setTriggerValue });
     this.came_ms = Date.now();
     this.overview = data.overview;
-    if (data.typed.count > this.typed) showTyped(this, this.find(".typed"), data.typed.range);
-    this.typed = data.typed.count;
+    if (data.told.count !== this.view.told) this.told(data.told);
     // In a task of its own, after what Streamlit has just done: two short blocks are not noticed, one long one is.
     if (data.answer !== null) {
       if (!data.is_away) this.ahead_ms = data.answer.now_ms - Date.now();
@@ -119,9 +117,17 @@ class Live {
     this.redraw();
   }
 
+  /** Have the page read a time; it tells which view that is. */
   type(text) {
     this.send(); // sent later, the view would undo what is typed
     this.setTriggerValue("typed", text);
+  }
+
+  /** The page tells what to show: what was typed, or what the address names after the browser's way back. */
+  told({ count, view }) {
+    markTyped(this.find(".typed"), view !== null);
+    this.view = { ...(view ?? this.view), told: count };
+    this.sendSoon();
   }
 
   send() {

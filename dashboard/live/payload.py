@@ -5,7 +5,7 @@ JavaScript's numbers cannot hold nanoseconds since 1970: moments become millisec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
@@ -16,6 +16,7 @@ from kvtrail.dashboard.live.view import View
 
 BINS = 240
 """The overview's columns."""
+NOT_TOLD = {"count": 0, "view": None}
 
 
 def payload(
@@ -25,7 +26,7 @@ def payload(
     is_away: bool,
     overview: Row | None = None,
     elsewhere: Row | None = None,
-    typed: Row | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The component's data.
 
@@ -34,7 +35,8 @@ def payload(
         is_away: whether the tracer does not answer; then `answer` is its last one.
         overview: `busyness` of more time than the answer's.
         elsewhere: what the search finds at other times, as `found` has it.
-        typed: `count`, how many times somebody has typed a time, and the last one's `range`.
+        told: the last view that the component was told to show, and the `count` of those; None as a view says that what was
+            typed cannot be read.
     """
     if answer is not None:
         moments = {f"{name}_ms": answer[f"{name}_ns"] / 1e6 for name in ("from", "to", "now")}
@@ -45,7 +47,7 @@ def payload(
         "is_away": is_away,
         "overview": overview,
         "elsewhere": elsewhere,
-        "typed": typed or {"count": 0, "range": None},
+        "told": {"count": told["count"], "view": told["view"] and asdict(told["view"])} if told else NOT_TOLD,
         "palette": COLOURS,
     }
 

@@ -1,7 +1,6 @@
 // What the toolbar's buttons and fields do, and those of the panel below the lanes.
 
 import { linkTo } from "./address.js";
-import { RUNNING } from "./time.js";
 
 const COPIED_MS = 2000;
 
@@ -44,14 +43,10 @@ function listenToTyped(live, field) {
   };
 }
 
-/** Show the range that the page has read; without one the text is marked, and stays to be mended. */
-export function showTyped(live, field, range) {
-  if (range === null) {
-    field.setAttribute("aria-invalid", "true");
-    return;
-  }
-  field.blur();
-  live.change({ ...live.view, ...RUNNING, ...range, fit: false });
+/** Mark what was typed if it could not be read, and leave it to be mended. */
+export function markTyped(field, isRead) {
+  if (isRead) field.blur();
+  else field.setAttribute("aria-invalid", "true");
 }
 
 /** Copy a text, and say so on the button. Without https a browser has no clipboard for scripts: the old way then. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import streamlit as st
@@ -19,8 +20,8 @@ from kvtrail.dashboard.views.links import request_query
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
 """The session's names for the component, the address's view, the view when the page was left, the last answer, and the
 request that was clicked."""
-SEEN, FOUND, TYPED = "live_seen", "live_found", "live_typed"
-"""The same for the overview, what a search has found at other times, and the range that was typed."""
+SEEN, FOUND, TOLD = "live_seen", "live_found", "live_told"
+"""The same for the overview, what a search has found at other times, and the view that the page has told the component."""
 SELDOM_MS = 10_000
 """How often the overview, and a search of all time, are asked again."""
 MOST_FOUND = 6
@@ -44,7 +45,7 @@ def page() -> None:
             is_away=is_away,
             overview=None if answer is None else overview(view, answer),
             elsewhere=None if answer is None else elsewhere(view, answer),
-            typed=st.session_state.get(TYPED),
+            told=st.session_state[TOLD],
         ),
         on_view_change=write_address,
         on_open_change=remember_click,
@@ -53,10 +54,22 @@ def page() -> None:
 
 
 def current_view() -> View:
-    """What the component shows; at first what the address names."""
-    said = st.session_state.get(KEY, {}).get("view")
+    """What the component shows, or has been told to show; at first what the address names."""
+    said, told = said_view(), st.session_state[TOLD]
     view: View = of_component(said) if said else st.session_state[FIRST]
-    return view
+    # The component says which of the views that it was told it has taken.
+    return view if told["view"] is None or (said and said.get("told") == told["count"]) else told["view"]
+
+
+def said_view() -> Mapping[str, Any] | None:
+    """The view as the component has said it, if it has."""
+    said: Mapping[str, Any] | None = st.session_state.get(KEY, {}).get("view")
+    return said
+
+
+def tell(view: View | None) -> None:
+    """Tell the component to show a view; None says that what was typed cannot be read."""
+    st.session_state[TOLD] = {"count": st.session_state[TOLD]["count"] + 1, "view": view}
 
 
 def read(view: View) -> tuple[Row | None, bool]:
@@ -110,9 +123,15 @@ def seldom(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Ans
 
 
 def write_address() -> None:
-    """Write the view into the address, so that it can be shared."""
+    """Write the view into the address, so that it can be shared. Each address is a step of the browser's history."""
     view = st.session_state[LEFT] = current_view()
-    st.query_params.from_dict(as_query(view))
+    if as_query(view) != as_query(addressed()):
+        st.query_params.from_dict(as_query(view))
+
+
+def addressed() -> View:
+    """The view that the address names."""
+    return of_query(st.query_params.to_dict(), folded=st.query_params.get_all("fold"), now_ms=now_ms())
 
 
 def first_view() -> View:
@@ -122,11 +141,20 @@ def first_view() -> View:
     """
     query = st.query_params.to_dict()
     if query and "id" not in query:
-        return of_query(query, folded=st.query_params.get_all("fold"), now_ms=now_ms())
+        return addressed()
     view: View = st.session_state.get(LEFT, View())
     if query or view != View():
         st.query_params.from_dict(as_query(view))
     return view
+
+
+def follow_address() -> None:
+    """Show what the address names: at first, and where the browser's way back or forward has changed it."""
+    if said_view() is None:
+        st.session_state[FIRST] = first_view()
+        st.session_state[TOLD] = {"count": 0, "view": None}
+    elif as_query(addressed()) != as_query(current_view()):
+        tell(addressed())
 
 
 def remember_click() -> None:
@@ -135,10 +163,10 @@ def remember_click() -> None:
 
 
 def read_typed() -> None:
-    """A time was typed: the next run tells the component which range that is."""
-    known = st.session_state.get(TYPED, {"count": 0})
-    said = typed_range(str(st.session_state[KEY].get("typed") or ""), current_view(), now_ms=now_ms())
-    st.session_state[TYPED] = {"count": known["count"] + 1, "range": said}
+    """A time was typed: the next run tells the component which view that is."""
+    view = current_view()
+    found = typed_range(str(st.session_state[KEY].get("typed") or ""), view, now_ms=now_ms())
+    tell(None if found is None else replace(view, fit=False, paused=False, paused_ms=None, **found))
 
 
 def now_ms() -> float:
@@ -146,5 +174,5 @@ def now_ms() -> float:
     return time.time() * 1000
 
 
-st.session_state[FIRST] = first_view()
+follow_address()
 page()

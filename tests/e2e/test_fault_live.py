@@ -278,8 +278,12 @@ def test_time_is_typed_brushed_and_shared(page: playwright.Page, start_tracer: S
 
         brushed(page)
         until(lambda: not shown_range(page).endswith(f"{begin} to {end} UTC"))
-        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         said = shown_range(page)
+        page.go_back()
+        until(lambda: shown_range(page).endswith(f"{begin} to {end} UTC"))
+        page.go_forward()
+        until(lambda: shown_range(page) == said)
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy link").click()
         see(page, "Copied")
         link = page.evaluate("navigator.clipboard.readText()")
@@ -304,3 +308,4 @@ def brushed(page: playwright.Page) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 140, y, steps=4)
     page.mouse.up()
+    page.wait_for_timeout(2000)  # the address follows the picture
