@@ -1,6 +1,6 @@
 // The engines' heads over their rows, each a button that folds and unfolds, and the announcement of what is out of sight.
 
-import { HEAD } from "./rows.js";
+import { HEAD, ROW } from "./rows.js";
 import { clock, count } from "./time.js";
 
 /** Buttons stay the same elements from update to update: one that is replaced while it is pressed is never clicked. */
@@ -71,18 +71,19 @@ function setText(button, selector, text) {
 
 /** What lies out of sight above (`by` -1) or below (1): words, and where to scroll to; null if there is nothing. */
 export function outOfSight(model, place, inside, room, by) {
-  const isOut = (top, height) => (by > 0 ? top - place.scroll > room - height : top - place.scroll < 0);
-  const away = model.heads.map((head, n) => ({ ...head, ...inside[n] })).filter((each) =>
-    each.requests > 0 && (by > 0 ? isOut(each.top, 2 * HEAD) : each.bottom <= place.scroll));
-  const tops = model.marks
+  const [upper, lower] = [place.scroll, place.scroll + room];
+  const engines = model.heads
+    .map((head, n) => ({ ...head, ...inside[n] }))
+    .filter(({ requests, top, bottom }) => requests > 0 && (by > 0 ? top + HEAD + ROW > lower : bottom <= upper));
+  const findings = model.marks
     .filter((mark) => mark.lane >= 0 && mark.at >= place.from && mark.at <= place.to)
     .map((mark) => model.tops[model.row[mark.lane]])
-    .filter((top) => isOut(top, HEAD / 2));
-  if (away.length === 0 && tops.length === 0) return null;
-  const engines = away.length === 1 ? `${away[0].name}, ${count(away[0].requests, "request")}` : count(away.length, "engine");
-  const words = [away.length > 0 && engines, tops.length > 0 && count(tops.length, "finding")].filter(Boolean);
-  const goals = [...away.map((each) => each.top), ...(away.length ? [] : tops.map((top) => top - HEAD))];
-  return { text: `${words.join(" · ")} ${by > 0 ? "below" : "above"}`, scroll: by > 0 ? Math.min(...goals) : Math.max(...goals) };
+    .filter((top) => (by > 0 ? top + ROW / 2 > lower : top + ROW / 2 < upper + HEAD)); // a head lies over the first row
+  if (engines.length === 0 && findings.length === 0) return null;
+  const named = engines.length === 1 ? `${engines[0].name}, ${count(engines[0].requests, "request")}` : count(engines.length, "engine");
+  const words = [engines.length > 0 && named, findings.length > 0 && count(findings.length, "finding")].filter(Boolean);
+  const tops = engines.length > 0 ? engines.map(({ top }) => top) : findings.map((top) => top - HEAD);
+  return { text: `${words.join(" · ")} ${by > 0 ? "below" : "above"}`, scroll: by > 0 ? Math.min(...tops) : Math.max(...tops) };
 }
 
 /** Announce it in a button that scrolls there, or hide the button. */
