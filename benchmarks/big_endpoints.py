@@ -67,7 +67,7 @@ class Sights:
 
     def view(self, hours: float, *, q: str = "", status: str = "") -> View:
         """The live view of the last `hours`."""
-        return View(span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6, q=q, status=status)
+        return View(fit=False, span_ms=hours * 3_600_000, to_ms=self.until_ns / 1e6, q=q, status=status)
 
 
 def sights(source: Tracer) -> Sights:
@@ -87,7 +87,7 @@ def questions(source: Tracer, seen: Sights) -> list[Question]:
 
     def lanes(hours: float, **filters: str) -> Callable[[], object]:
         view = seen.view(hours, **filters)
-        return lambda: source.lanes(**question(view, now_ms=seen.until_ns / 1e6))
+        return lambda: source.lanes(**question(view, end_ms=seen.until_ns / 1e6))
 
     def request(which: Row) -> Callable[[], object]:
         return lambda: source.request(which["request"], engine=which["engine"])

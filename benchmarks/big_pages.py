@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from kvtrail.dashboard.client import Tracer
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.dashboard.live.view import as_query
+from kvtrail.dashboard.live.address import as_query
 
 PORT = 18_700
 ROUNDS = 3
