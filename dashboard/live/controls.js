@@ -17,7 +17,9 @@ export function showControls(find, view, answer, model, now_ms) {
   }
   find(".next").disabled = !model?.marks.length;
   showOptions(find(".engine"), "All engines", answer?.engines ?? [], view.engine, answer?.engine_names);
-  showOptions(find(".connector"), "All connectors", answer?.connectors ?? [], view.connector);
+  const connectors = answer?.connectors ?? [];
+  showOptions(find(".connector"), "All connectors", connectors, view.connector);
+  find(".connector").hidden = connectors.length < 2 && !view.connector; // nothing to choose
   showOptions(find(".status"), "Any status", STATUSES, view.status);
   const heads = model?.heads ?? [];
   find(".folds").hidden = heads.length < 2;

@@ -20,7 +20,7 @@ export class Minimap {
     const { overview, view } = this.live;
     const now = this.live.now();
     const shown = rangeOf(view, now);
-    const begun = overview?.begun_ms ?? shown.from;
+    const begun = overview?.from_ms ?? shown.from;
     const until = overview && overview.to_ms < shown.to ? shown.to : Math.min(overview?.to_ms ?? now, now);
     return { shown, from: Math.min(shown.from, begun), to: Math.max(shown.to, until) };
   }

@@ -2,7 +2,7 @@
 
 import { TRANSFERS } from "./model.js";
 import { HEAD, ROW } from "./rows.js";
-import { hatch } from "./theme.js";
+import { hatch, translucent } from "./theme.js";
 import { clock, ticks } from "./time.js";
 
 export const RULER = 30; // pixels, as all of these
@@ -11,6 +11,7 @@ const BAR = 10;
 const STRIP = 4; // of the bar, for a transfer
 const LEAST_NAME = 84; // a shorter part of a name says nothing
 const MARK = 6; // half a finding's diamond
+const COLUMN = 4; // of a folded engine
 
 /** Where things are on the canvas: pixels from milliseconds after the model's origin, and back. */
 export class Place {
@@ -55,6 +56,7 @@ export function paint(pen, place, theme, { hovered, focused, chosen, select, end
   pen.lineWidth = 1;
   verticals(pen, place, axis, RULER, place.height, theme.faint);
   paintSegments(pen, place, theme);
+  paintFolded(pen, place, theme);
   paintUnsure(pen, place, theme);
   paintNames(pen, place, theme);
   paintUnasked(pen, place, theme);
@@ -103,6 +105,7 @@ function paintRuler(pen, place, theme, axis) {
 function paintSegments(pen, place, theme) {
   const { model } = place;
   const { lane, begin, end, goes_on } = model.segments;
+  const isFolded = model.heads.map((head) => head.isFolded);
   const scale = place.width / (place.to - place.from);
   const order = model.phases.map((name, phase) => [name, phase]);
   order.sort((a, b) => TRANSFERS.has(a[0]) - TRANSFERS.has(b[0]));
@@ -112,7 +115,7 @@ function paintSegments(pen, place, theme) {
     let [lastRow, lastX] = [-1, -1];
     for (const n of model.byPhase[phase]) {
       const until = goes_on[n] ? Math.max(end[n], place.now) : end[n];
-      if (until < place.from || begin[n] > place.to) continue;
+      if (until < place.from || begin[n] > place.to || isFolded[model.headOf[lane[n]]]) continue;
       const row = model.row[lane[n]];
       const top = RULER + model.tops[row] - place.scroll + BAR_TOP;
       if (top > place.height || top + BAR < RULER) continue;
@@ -125,6 +128,32 @@ function paintSegments(pen, place, theme) {
       else pen.fillRect(x, top, width, BAR);
     }
   }
+}
+
+/** A folded engine: how many requests it had at a time. */
+function paintFolded(pen, place, theme) {
+  const { heads, headOf, requests } = place.model;
+  const columns = Math.ceil(place.width / COLUMN);
+  const columnOf = (at) => Math.min(columns - 1, Math.max(0, Math.floor(place.x(at) / COLUMN)));
+  heads.forEach((head, n) => {
+    if (!head.isFolded) return;
+    const changes = new Int32Array(columns + 1);
+    requests.begin.forEach((begin, number) => {
+      const end = requests.is_open[number] ? Math.max(place.now, requests.end[number]) : requests.end[number];
+      if (headOf[number] !== n || end < place.from || begin > place.to) return;
+      changes[columnOf(begin)]++;
+      changes[columnOf(end) + 1]--;
+    });
+    let running = 0;
+    const busy = Array.from(changes.subarray(0, columns), (change) => (running += change));
+    const most = Math.max(1, ...busy);
+    const bottom = RULER + head.top + HEAD + ROW - place.scroll;
+    pen.fillStyle = translucent(theme.phases.running, 0.6);
+    busy.forEach((each, column) => {
+      const height = (each / most) * (ROW - 4);
+      if (each > 0) pen.fillRect(column * COLUMN, bottom - height, COLUMN, height);
+    });
+  });
 }
 
 /** Each request's name above its bar, as much of it as there is room for; and how it ended, if badly. */

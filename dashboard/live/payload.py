@@ -55,22 +55,22 @@ def payload(
 def busyness(answer: Row) -> Row:
     """An answer in columns: how many requests there were at a time in each of `BINS`, and the moments of findings and deaths.
 
-    `begun_ms` is the first request's beginning, at the earliest that of the answer.
+    It begins with the first request, or with the answer if that is later.
     """
-    from_ms, to_ms = answer["from_ns"] / 1e6, answer["to_ns"] / 1e6
-    bin_us = (to_ms - from_ms) * 1000 / BINS
-    changes = [0] * (BINS + 1)
     begins, ends = answer["requests"]["begin_us"], answer["requests"]["end_us"]
+    from_us, to_us = max(0.0, min(begins, default=0)), (answer["to_ns"] - answer["from_ns"]) / 1000
+    bin_us = max(1.0, (to_us - from_us) / BINS)
+    changes = [0] * (BINS + 1)
     for begin_us, end_us in zip(begins, ends, strict=True):
-        first, last = (min(max(int(us / bin_us), 0), BINS - 1) for us in (begin_us, end_us))
+        first, last = (min(max(int((us - from_us) / bin_us), 0), BINS - 1) for us in (begin_us, end_us))
         changes[first] += 1
         changes[last + 1] -= 1
+    origin_ms = answer["from_ns"] / 1e6
     return {
-        "from_ms": from_ms,
-        "to_ms": to_ms,
-        "begun_ms": from_ms + max(0.0, min(begins, default=0) / 1000),
+        "from_ms": origin_ms + from_us / 1000,
+        "to_ms": answer["to_ns"] / 1e6,
         "busy": list(accumulate(changes[:BINS])),
-        "marks": [from_ms + us / 1000 for us in answer["marks"]["at_us"]],
+        "marks": [origin_ms + us / 1000 for us in answer["marks"]["at_us"]],
         "deaths": deaths(answer),
     }
 

@@ -119,7 +119,6 @@ function searchText(view, elsewhere, clear) {
   if (elsewhere?.q !== view.q) return ["Not in this time", "Searching all time …", [clear]];
   const { found } = elsewhere;
   if (found.length === 0) return ["No request matches", "Neither in this time nor at any other.", [clear]];
-  const more = found.length > MOST_OFFERS ? ` The latest ${MOST_OFFERS}:` : "";
   const offers = found.slice(0, MOST_OFFERS).map((request) => {
     const { begin_ms, end_ms } = request;
     const margin = Math.max(500, (end_ms - begin_ms) * 0.5);
@@ -127,7 +126,8 @@ function searchText(view, elsewhere, clear) {
     const label = `${request.external || request.request} · ${day(begin_ms)} ${clock(begin_ms, 1000)} · ${request.status}`;
     return [label, { ...change, span_ms: end_ms - begin_ms + 2 * margin, to_ms: end_ms + margin }];
   });
-  return ["Not in this time", `${found.length === 1 ? "It is" : "They are"} at another.${more}`, [...offers, clear]];
+  const text = found.length > MOST_OFFERS ? `Found at other times; the latest ${MOST_OFFERS}:` : "Found at another time:";
+  return ["Not in this time", text, [...offers, clear]];
 }
 
 /** Show that, or nothing; `change` is called with a button's change of the view. */

@@ -171,9 +171,11 @@ def test_the_overview_counts_requests_and_has_findings_and_deaths() -> None:
     seen = busyness(lanes((-500, 1500), (1000, 3999), (1000, 1001)))
     assert seen["busy"][:6] == [1, 3, 1, 1, 0, 0]
     assert len(seen["busy"]) == BINS
-    assert (seen["begun_ms"], seen["marks"]) == (0, [2.5])
+    assert (seen["from_ms"], seen["marks"]) == (0, [2.5])
     assert [death["at_ms"] for death in seen["deaths"]] == [3]
-    assert busyness(lanes((5000, 6000)))["begun_ms"] == 5
+    half = busyness(lanes((BINS * 500, BINS * 1000)))
+    assert half["from_ms"] == BINS / 2, "no room for a time before the first request"
+    assert half["busy"] == [1] * BINS
     assert sum(busyness(lanes())["busy"]) == 0
 
 
