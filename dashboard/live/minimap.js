@@ -38,11 +38,11 @@ export class Minimap {
       this.#paintBusy(overview, x, height);
       this.#paintWrong(overview, x, height);
     }
-    this.#paintAxis(from, to, x, width);
     pen.fillStyle = theme.isDark ? "rgba(0, 0, 0, 0.5)" : "rgba(120, 125, 135, 0.2)";
     const [left, right] = [x(shown.from), x(shown.to)];
     pen.fillRect(0, 0, left, height);
     pen.fillRect(right, 0, width - right, height);
+    this.#paintAxis(from, to, x, width);
     pen.strokeStyle = theme.primary;
     pen.lineWidth = 2;
     pen.strokeRect(left + 1, 1, Math.max(2, right - left - 2), height - 2);

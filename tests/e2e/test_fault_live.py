@@ -55,7 +55,7 @@ def test_a_search_falls_through_to_all_time(page: playwright.Page, start_tracer:
         page.keyboard.type(old[:12])
         see(page, "Not in this time")
         shoot(page, "live-elsewhere")
-        page.get_by_role("button", name=old).click()
+        page.get_by_role("button", name=re.compile(r"^yesterday · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · finished")).click()
         playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·", timeout=SLOW_MS)
         page.wait_for_url(re.compile(f"q={old}.*from=|from=.*q={old}"))
         page.get_by_role("searchbox").fill("nobody-has-this")
@@ -221,9 +221,10 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
     tracer = start_tracer()
     with coming(tracer, (Engine("engine-a"), 250, 0)):
         opened(page, start_dashboard(tracer.url))
-        # Closer in, and paused: what has left the picture holds rows that a page opened for the first time would give away.
-        for _ in range(4):
-            page.keyboard.press("+")
+        # Closer in, a while ago, and paused: what has left the picture holds rows that a page opened for the first time would
+        # give away.
+        for key in ["+"] * 4 + ["ArrowLeft"] * 6:
+            page.keyboard.press(key)
         wait_for_answers(page, 3)
         page.keyboard.press("Space")
         see(page, "Paused at")
