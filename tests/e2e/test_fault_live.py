@@ -232,14 +232,14 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
         picture = still(page)
         page.goto(page.url)
         see(page, "Paused at")
-        assert still(page) == picture
+        assert differing(page, still(page), picture) < 50, "pixels: a moment in an address is rounded to the microsecond"
 
         page.locator(".copy").focus()
         lanes = page.get_by_role("application")
         while not lanes.evaluate("lanes => lanes.getRootNode().activeElement === lanes"):
             page.keyboard.press("Tab")
         spoken = page.locator(".said")
-        playwright.expect(spoken).to_contain_text(re.compile(r"^chat-\d{4}-\w+: .*verdict .*began .*engine engine-a"))
+        playwright.expect(spoken).to_contain_text(re.compile(r"^chat-\d{4}: .*verdict .*began .*engine engine-a"))
         first = spoken.inner_text()
         page.keyboard.press("ArrowDown")
         playwright.expect(spoken).not_to_have_text(first)
@@ -248,6 +248,28 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
         shoot(page, "live-keys")
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile(rf"/request\?.*id={name}"))
+
+
+def differing(page: playwright.Page, *pictures: str) -> int:
+    """How many pixels of two pictures are clearly different."""
+    return int(
+        page.evaluate(
+            """async (pictures) => {
+              const [a, b] = await Promise.all(pictures.map(async (source) => {
+                const image = await createImageBitmap(await (await fetch(source)).blob());
+                const pen = new OffscreenCanvas(image.width, image.height).getContext('2d');
+                pen.drawImage(image, 0, 0);
+                return pen.getImageData(0, 0, image.width, image.height).data;
+              }));
+              let pixels = 0;
+              for (let n = 0; n < Math.max(a.length, b.length); n += 4) {
+                pixels += [0, 1, 2].some((part) => !(Math.abs(a[n + part] - b[n + part]) < 50));
+              }
+              return pixels;
+            }""",
+            list(pictures),
+        )
+    )
 
 
 def still(page: playwright.Page) -> str:
