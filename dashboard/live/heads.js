@@ -80,16 +80,26 @@ export function outOfSight(model, place, inside, room, by) {
     .map((mark) => model.tops[model.row[mark.lane]])
     .filter((top) => (by > 0 ? top + ROW / 2 > lower : top + ROW / 2 < upper + HEAD)); // a head lies over the first row
   if (engines.length === 0 && findings.length === 0) return null;
+  const died = engines.filter(({ engine }) => model.deaths.some((death) => death.engine === engine));
   const named = engines.length === 1 ? `${engines[0].name}, ${count(engines[0].requests, "request")}` : count(engines.length, "engine");
-  const words = [engines.length > 0 && named, findings.length > 0 && count(findings.length, "finding")].filter(Boolean);
-  const tops = engines.length > 0 ? engines.map(({ top }) => top) : findings.map((top) => top - HEAD);
-  return { text: `${words.join(" · ")} ${by > 0 ? "below" : "above"}`, scroll: by > 0 ? Math.min(...tops) : Math.max(...tops) };
+  const words = [
+    engines.length > 0 && named,
+    died.length > 0 && (engines.length === 1 ? "died" : `${died.map(({ name }) => name).join(", ")} died`),
+    findings.length > 0 && count(findings.length, "finding"),
+  ];
+  const tops = engines.length > 0 ? (died.length > 0 ? died : engines).map(({ top }) => top) : findings.map((top) => top - HEAD);
+  return {
+    text: `${words.filter(Boolean).join(" · ")} ${by > 0 ? "below" : "above"}`,
+    scroll: by > 0 ? Math.min(...tops) : Math.max(...tops),
+    isWrong: died.length > 0,
+  };
 }
 
 /** Announce it in a button that scrolls there, or hide the button. */
 export function announce(button, out, scrollTo) {
   button.hidden = out === null;
   if (out === null) return;
+  button.classList.toggle("wrong", out.isWrong);
   const text = `${button.classList.contains("below") ? "↓" : "↑"} ${out.text}`;
   if (button.textContent !== text) button.textContent = text;
   button.onclick = () => scrollTo(out.scroll);

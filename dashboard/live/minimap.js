@@ -36,7 +36,7 @@ export class Minimap {
     const x = (at) => ((at - from) / (to - from)) * width;
     if (overview) {
       this.#paintBusy(overview, x, height);
-      this.#paintWrong(overview, x, height);
+      this.#paintWrong(overview.marks, x, height);
     }
     pen.fillStyle = theme.isDark ? "rgba(0, 0, 0, 0.5)" : "rgba(120, 125, 135, 0.2)";
     const [left, right] = [x(shown.from), x(shown.to)];
@@ -61,11 +61,11 @@ export class Minimap {
     });
   }
 
-  #paintWrong({ marks, deaths }, x, height) {
+  #paintWrong(marks, x, height) {
     const { pen } = this;
     pen.fillStyle = this.live.theme.wrong;
     for (const at of marks) pen.fillRect(x(at) - 1, LABELS + 2, 2, height - LABELS - 2);
-    for (const { at_ms } of deaths) {
+    for (const { at_ms } of this.live.deaths()) {
       pen.fillRect(x(at_ms) - 1.5, 0, 3, height);
       pen.fillRect(x(at_ms) - 4.5, LABELS, 9, 3);
     }

@@ -267,7 +267,7 @@ function paintDeaths(pen, place, theme) {
     const bottom = RULER + head.bottom - place.scroll;
     if (bottom <= top) continue;
     pen.fillRect(x - 1, top, 2, bottom - top);
-    label(pen, place, theme, `died ${clock(place.model.origin + death.at, 1000)}`, x, bottom - 8);
+    label(pen, place, theme, `died ${clock(place.model.origin + death.at, 1000)}`, x, Math.min(bottom, place.height) - 10);
   }
 }
 
