@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
-from kvtrail.dashboard.live.view import FILTERS, MOST_FOLDED, View, between, moment, span
+from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MOST_FOLDED, View, between, moment, span
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
@@ -30,7 +30,7 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
     begin, _, end = query.get("select", "").partition("~")
     return View(
         fit=range_ms is None,
-        **({} if range_ms is None else {"span_ms": span(range_ms[1] - range_ms[0])}),
+        span_ms=DEFAULT_SPAN_MS if range_ms is None else span(range_ms[1] - range_ms[0]),
         to_ms=None if range_ms is None or (follows and paused_ms is None) else range_ms[1],
         paused=paused_ms is not None,
         paused_ms=paused_ms,

@@ -111,13 +111,13 @@ def elsewhere(view: View, answer: Row) -> Row | None:
 
 def seldom(key: str, asked: Mapping[str, Any], ask: Callable[[], Answer]) -> Answer | None:
     """An answer that is kept until something else is `asked`; while the tracer is away it is the last one."""
-    known_of, known = st.session_state.get(key, (None, None))
-    if known_of == asked:
-        return known
+    known: tuple[Mapping[str, Any], Answer] | None = st.session_state.get(key)
+    if known is not None and known[0] == asked:
+        return known[1]
     try:
         answer = ask()
     except TracerAway:
-        return known
+        return None if known is None else known[1]
     st.session_state[key] = (asked, answer)
     return answer
 
