@@ -232,7 +232,9 @@ def test_lanes_keep_their_rows_and_keys_go_through_them(
         picture = still(page)
         page.goto(page.url)
         see(page, "Paused at")
-        assert differing(page, still(page), picture) < 50, "pixels: a moment in an address is rounded to the microsecond"
+        assert differing(page, still(page), picture) < 50, (
+            "pixels: a moment in an address is rounded to the microsecond"
+        )
 
         page.locator(".copy").focus()
         lanes = page.get_by_role("application")
