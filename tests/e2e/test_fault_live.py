@@ -9,9 +9,10 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
-from browser import SCHEMES, SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, SLOW_MS, Scheme, needs_chromium, playwright, see, shoot
 from coming import S, coming, goodbye, post
 from on_live import pixels, ready, shown_range, span_s, wait_for_answers
 from processes import Tracer, until
@@ -40,10 +41,10 @@ def opened(page: playwright.Page, url: str, query: str = "") -> None:
     wait_for_answers(page, 1)
 
 
-def box_of(page: playwright.Page, selector: str) -> dict[str, float]:
+def box_of(page: playwright.Page, selector: str) -> playwright.FloatRect:
     box = page.locator(selector).bounding_box()
     assert box is not None, selector
-    return dict(box)
+    return box
 
 
 def test_a_search_falls_through_to_all_time(page: playwright.Page, start_tracer: Start, start_dashboard: Show) -> None:
@@ -113,7 +114,7 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
         page.wait_for_function("document.documentElement.scrollWidth <= window.innerWidth")
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme)
-            until(lambda wanted=scheme: drawn_in(page) == wanted)
+            until(partial(is_drawn_in, page, scheme))
             shoot(page, f"live-phone-{scheme}")
             for entry in page.locator(".legend li").all():
                 box = entry.bounding_box()
@@ -124,10 +125,10 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
             assert unreadable == {}, scheme
 
 
-def drawn_in(page: playwright.Page) -> str:
-    """In which theme the lanes are drawn."""
+def is_drawn_in(page: playwright.Page, scheme: Scheme) -> bool:
+    """Whether this is the theme in which the lanes are drawn."""
     corner = "canvas => canvas.getContext('2d').getImageData(1, 1, 1, 1).data[0]"
-    return "dark" if page.locator(".field canvas").evaluate(corner) < 128 else "light"
+    return bool((page.locator(".field canvas").evaluate(corner) < 128) == (scheme == "dark"))
 
 
 def contrasts(page: playwright.Page) -> dict[str, float]:
