@@ -53,7 +53,7 @@ def pages(seen: Sights) -> list[tuple[str, str, str]]:
         ("Findings, 7 days", f"findings?{back(168)}", "The latest in words"),
         ("Efficiency, 1 h", f"efficiency?{back(1)}", "By engine and connector"),
         ("Efficiency, 7 days", f"efficiency?{back(168)}", "By engine and connector"),
-        ("Fleet", "fleet", "of 8 engines ever seen"),
+        ("Fleet", "fleet", "of 8 engines ever"),
         ("Request", f"request?{of}", "Every step"),
         ("Compare", f"compare?{of}&with={quote(seen.some['request'])}", "Step by step"),
         ("Replay", f"replay?{of}", "Account after it"),

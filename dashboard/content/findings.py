@@ -22,11 +22,11 @@ def rule_rows(rules: Iterable[Row]) -> list[Row]:
         {
             "Could": [rule["severity"]],
             "Did": did(harmed=rule["harmed"], healed=rule["healed"], findings=rule["looked_at"]),
+            "Rule": rule["rule"],
             "Says": rule["title"],
             "Findings": rule["findings"],
             "Requests": rule["requests"],
             "Trend": rule["trend"],
-            "Rule": rule["rule"],
         }
         for rule in order
     ]

@@ -65,14 +65,14 @@ def counts(fleet: Row) -> list[tuple[str, str, str, str]]:
     states = Counter(engine["state"] for engine in engines)
     lost = sum(engine["lost"] or 0 for engine in engines)
     return [
-        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} ever seen", "state"),
-        ("Silent", count(states["silent"]), "without a goodbye", "state"),
+        ("Running", count(states["running"]), f"of {some(len(engines), 'engine')} ever", "state"),
+        ("Silent", count(states["silent"]), "no goodbye", "state"),
         ("Died", count(states["died"]), f"{some(lost, 'request')} lost", "state"),
         ("Drained", count(states["drained"]), "said goodbye", "state"),
-        ("Open requests", count(fleet["tracer"]["open"]), "begun and not ended", "open requests"),
-        ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "of the latest events", "lag"),
+        ("Open requests", count(fleet["tracer"]["open"]), "not ended", "open requests"),
+        ("Longest lag", NOTHING if lag_ns is None else duration(lag_ns), "latest events", "lag"),
         ("Dropped", count(dropped), "by the recorders", "dropped"),
-        ("Gaps", count(missing), "events not yet arrived", "gaps"),
+        ("Gaps", count(missing), "not arrived", "gaps"),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrail.dashboard.client import Row
@@ -42,8 +42,9 @@ def statements(status: Row, shown: TimeRange) -> list[Statement]:
     ]
 
 
-def cards(sums: Row, *, findings: int, open_requests: int, length_s: float) -> list[tuple[str, str, str, str]]:
-    """How much there was in the range: name, value, note, and the glossary's term. `sums` are the efficiency's."""
+def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: float) -> list[tuple[str, str, str, str]]:
+    """How much there was in the range: name, value, note, and the glossary's term. `sums` are the efficiency's, and `rules`
+    those with findings."""
     minutes = length_s / 60
     share = efficiency.saved_share(sums)
     seconds = sums["prefill_saved_s"]
@@ -56,7 +57,7 @@ def cards(sums: Row, *, findings: int, open_requests: int, length_s: float) -> l
         ("Prefill saved", text.percent(share), spared, "prefill saved"),
         ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}", "waited for KV"),
         ("Preemptions", count(sums["preemptions"]), f"{text.rate(sums['preemptions'] / minutes)} a minute", "preemption"),
-        ("Findings", count(findings), "contradictions", "finding"),
+        ("Findings", count(sum(rule["findings"] for rule in rules)), f"of {some(len(rules), 'rule')}", "finding"),
     ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ The same data gives the same chart, and every dataset is named here: Altair woul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import altair as alt
 
@@ -16,13 +16,14 @@ from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
 from kvtrail.tracer.model.words import count
 
 Chart = alt.Chart
+AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
 BRUSH, MOMENT = "drawn", "at"
 """The selection along the axis of time, and the field that it is made of."""
-HEIGHT = 150
+HEIGHT = 170
 _EPOCH_LABELS = 130
 _OUTCOME_LABELS = 70
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
-_LEGEND = alt.Legend(orient="top", symbolType="square", labelLimit=220, columns=4)
+_LEGEND = alt.Legend(orient="top", symbolType="square", labelLimit=220, columns=4, offset=4, padding=0)
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
@@ -34,9 +35,13 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
         (trend["since_ns"], trend["until_ns"], trend["step_ns"]),
         _color("severity:N", shown, legend=_LEGEND),
         alt.Y(
-            "findings:Q", stack="zero", title=None, axis=alt.Axis(minExtent=40, format=",d", tickMinStep=1, tickCount=3)
+            "findings:Q",
+            stack="zero",
+            title=None,
+            axis=alt.Axis(minExtent=36, format=",d", tickMinStep=1, tickCount=3, labelPadding=6),
         ),
         [*_tooltip("time", "severity"), alt.Tooltip("findings:Q")],
+        dark=dark,
     )
 
 
@@ -46,8 +51,14 @@ def sources_over_time(answer: Row, *, dark: bool) -> Chart:
         efficiency.time_rows(answer),
         (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
         _color("source:N", source_colours(answer, dark=dark), legend=_LEGEND),
-        alt.Y("tokens:Q", stack="zero", title=None, axis=alt.Axis(minExtent=40, format=".3~s", tickCount=3)),
+        alt.Y(
+            "tokens:Q",
+            stack="zero",
+            title=None,
+            axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
+        ),
         [*_tooltip("time", "source"), alt.Tooltip("share:N", title="tokens")],
+        dark=dark,
     )
 
 
@@ -58,14 +69,14 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
     axis = _labels(_EPOCH_LABELS, labelLimit=_EPOCH_LABELS)
     bars = alt.Chart(_data(rows, "epochs")).mark_bar(height=18)
-    chart: Chart = bars.encode(
-        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5)),
+    drawn = bars.encode(
+        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)),
         y=alt.Y("epoch:N", sort=epochs, title=None, axis=axis),
         color=_color("source:N", source_colours(answer, dark=dark), legend=None),
         order="order:Q",
         tooltip=[*_tooltip("epoch", "source"), alt.Tooltip("share:N", title="tokens")],
     ).properties(height=30 * max(1, len(epochs)) + 34)
-    return chart
+    return readable(drawn, dark=dark)
 
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:
@@ -78,7 +89,7 @@ def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt
     base = alt.Chart(_data(rows, "outcomes")).encode(x=x, y=y)
     bars = base.mark_bar(height=12, cornerRadius=2).encode(color=_color("outcome:N", colours, legend=None))
     labels = base.mark_text(align="left", dx=6, color=GREY.on(dark=dark)).encode(text="label:N")
-    return alt.layer(bars, labels).properties(height=22 * len(rows))
+    return readable(alt.layer(bars, labels).properties(height=22 * len(rows)), dark=dark)
 
 
 def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
@@ -89,6 +100,15 @@ def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
     return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
 
 
+def readable(chart: AnyChart, *, dark: bool) -> AnyChart:
+    """The chart without margins, and with axes and legends that can be read: Streamlit's have a contrast of 3.72."""
+    colour = GREY.on(dark=dark)
+    words = {"labelColor": colour, "titleColor": colour}
+    padding = alt.Padding(left=0, right=4, top=2, bottom=0)
+    drawn: AnyChart = chart.configure_axis(**words).configure_legend(**words).properties(padding=padding)
+    return drawn
+
+
 def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
     """A chart's description and its rows."""
     spec = chart.to_dict()
@@ -96,25 +116,30 @@ def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _over_time(
-    rows: Sequence[Row], extent: tuple[int, int, int], color: alt.Color, y: alt.Y, tooltip: list[alt.Tooltip]
+    rows: Sequence[Row],
+    extent: tuple[int, int, int],
+    color: alt.Color,
+    y: alt.Y,
+    tooltip: list[alt.Tooltip],
+    *,
+    dark: bool,
 ) -> Chart:
     """Stacked bars over a range of whole steps: while the clock goes on within a step, the axis stays. `extent` has the
     range's ends and the length of a step, in nanoseconds."""
     since_ns, until_ns, step_ns = extent
     domain = [since_ns // step_ns * step_ns // 10**6, -(-until_ns // step_ns) * step_ns // 10**6]
     shown = "%b %d" if domain[1] - domain[0] > _TWO_DAYS_MS else "%H:%M:%S" if step_ns < 10**10 else "%H:%M"
-    axis = alt.Axis(format=shown, tickCount=6, grid=False)
+    axis = alt.Axis(format=shown, tickCount=6, grid=False, labelPadding=4)
     x = alt.X(f"{MOMENT}:T", title=None, scale=alt.Scale(type="utc", domain=domain), axis=axis)
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    chart: Chart = drawn.add_params(brush).properties(height=HEIGHT)
-    return chart
+    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark)
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:
     """A y axis whose labels take exactly this width."""
-    return alt.Axis(minExtent=width, maxExtent=width, **options)
+    return alt.Axis(minExtent=width, maxExtent=width, labelOverlap=False, labelFlush=False, labelPadding=6, **options)
 
 
 def _color(field: str, colours: Mapping[str, str], *, legend: alt.Legend | None) -> alt.Color:

@@ -41,9 +41,10 @@ def rule_columns(rows: Sequence[Row]) -> dict[str, Any]:
     most = max((max(row["Trend"], default=0) for row in rows), default=0)
     return {
         "formats": {
-            "Could": labels(palette.SEVERITY, term="could", width=110),
-            "Did": words("did", width=170),
-            "Says": st.column_config.TextColumn(width=380),
+            "Could": labels(palette.SEVERITY, term="could", width=105),
+            "Did": words("did", width=125),
+            "Rule": st.column_config.TextColumn(width=115),
+            "Says": st.column_config.TextColumn(width=330),
             "Findings": number("finding", width=75),
             "Requests": number("requests with it", width=80),
             # One scale for all rows, so that they can be compared.

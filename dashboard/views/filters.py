@@ -12,11 +12,17 @@ ANY = "any"
 def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
     """A filter's choice, empty for any. What the address names is a choice even if nothing in the range has it. `shown` has
     the texts of choices that are not shown as they are."""
-    texts = shown or {}
+    texts = {ANY: f"Any {label.lower()}", **(shown or {})}
     options = list(dict.fromkeys([ANY, *choices, st.query_params.get(name, ANY)]))
     key = follow(name, options, default=ANY)
     st.selectbox(
-        label, options, key=key, on_change=write, args=(name, key, ANY), format_func=lambda text: texts.get(text, text)
+        label,
+        options,
+        key=key,
+        on_change=write,
+        args=(name, key, ANY),
+        format_func=lambda text: texts.get(text, text),
+        label_visibility="collapsed",
     )
     chosen = st.session_state[key]
     return "" if chosen in (None, ANY) else str(chosen)

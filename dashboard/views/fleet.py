@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import fleet, palette
+from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import labels, number, words
@@ -99,5 +100,5 @@ def recorder_table(recorders: list[Row], *, now_ns: int) -> None:
     table(rows, key="recorders", widths={"Engine": 175, "State": 130}, formats=formats)
 
 
-st.header("Fleet", anchor=False)
+picker.heading("Fleet", timed=False)
 page()

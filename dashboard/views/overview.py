@@ -98,11 +98,9 @@ def say(statement: overview.Statement, *, key: str) -> None:
 def numbers(answer: Answer, shown: TimeRange) -> None:
     """How much there was in the range."""
     length_s = (shown.until_ns - shown.since_ns) / 1e9
-    found = of_findings.total(answer.trend)
+    sums, rules = answer.savings["worth"], answer.status["rules"]
     with cards("small"):
-        for each in overview.cards(
-            answer.savings["worth"], findings=found, open_requests=answer.open_requests, length_s=length_s
-        ):
+        for each in overview.cards(sums, rules, open_requests=answer.open_requests, length_s=length_s):
             card(*each)
 
 

@@ -21,11 +21,14 @@ CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
 """The session's names for the quick choice, the field, and what was typed there and could not be read."""
 
 
-def heading(title: str) -> None:
-    """The page's title, and the picker beside it."""
+def heading(title: str, *, timed: bool = True) -> None:
+    """The page's title, and the picker beside it if the page is about a range of time."""
     shown, wrong = current(), st.session_state.pop(WRONG, {})
     with st.container(key="heading", horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         st.header(title, width="content", anchor=False)
+        if not timed:
+            copy_link(None)
+            return
         with st.container(key="picker", horizontal=True, vertical_alignment="center", gap="small", width="content"):
             _quick_choices(shown)
             _field(shown, wrong)
@@ -109,10 +112,10 @@ def _ways(shown: TimeRange) -> None:
     copy_link(shown)
 
 
-def copy_link(shown: TimeRange) -> None:
+def copy_link(shown: TimeRange | None) -> None:
     """A button that copies the page's address; a range that moves with the clock is fixed in it."""
     now_ns = time.time_ns()
-    ends = {"from": shown.since_ns, "to": shown.until_ns} if shown.relative else {}
+    ends = {"from": shown.since_ns, "to": shown.until_ns} if shown and shown.relative else {}
     data: dict[str, Any] = {"ago_ms": {name: (now_ns - at_ns) / 1e6 for name, at_ns in ends.items()}}
     _link_copier()(key="copy_link", data=data)
 

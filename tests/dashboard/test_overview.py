@@ -41,14 +41,15 @@ def test_how_much_there_was_is_that_of_the_range() -> None:
         "admissions": 120, "asked": 12_345, "local": 345, "spared": 4000, "prefill_saved_s": None, "hit_share": 0.4,
         "waited_s": 1.0, "postponed_s": 0.5, "waits": 2, "load_tokens": 512, "preemptions": 3,
     }  # fmt: skip
+    rules = [{"findings": 4}, {"findings": 3}]
     cards = {
-        name: (value, note) for name, value, note, _ in overview.cards(sums, findings=7, open_requests=2, length_s=3600)
+        name: (value, note) for name, value, note, _ in overview.cards(sums, rules, open_requests=2, length_s=3600)
     }
     assert cards["Admitted"] == ("120", "2.0 a minute")
     assert cards["Hit rate"] == ("40.0 %", "of 12.3 k tokens")
     assert cards["Prefill saved"] == ("33.3 %", "4,000 tokens spared")
     assert cards["Waited for KV"] == ("1.50 s", "in 2 loads")
-    assert (cards["Findings"][0], cards["Open now"][0]) == ("7", "2")
+    assert (cards["Findings"], cards["Open now"][0]) == (("7", "of 2 rules"), "2")
 
 
 def test_requests_that_began_in_the_range_are_counted_by_what_became_of_them() -> None:
