@@ -19,11 +19,16 @@ Chart = alt.Chart
 AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
 BRUSH, MOMENT = "drawn", "at"
 """The selection along the axis of time, and the field that it is made of."""
-HEIGHT = 170
+HEIGHT = 160
 _EPOCH_LABELS = 130
 _OUTCOME_LABELS = 70
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
-_LEGEND = alt.Legend(orient="top", symbolType="square", labelLimit=220, columns=4, offset=4, padding=0)
+_LEGEND = alt.Legend(
+    orient="none", direction="horizontal", legendX=0, legendY=-40, padding=0, offset=0, symbolType="square",
+    columns=alt.ExprRef("width < 420 ? 2 : 5"), labelLimit=200,
+)  # fmt: skip
+_ABOVE = 24
+"""The legend, and the room for it above the plot. At its usual place Streamlit leaves a gap above it, as high as itself."""
 
 
 def findings_over_time(trend: Row, *, dark: bool) -> Chart:
@@ -100,11 +105,12 @@ def source_colours(answer: Row, *, dark: bool) -> dict[str, str]:
     return {name: (SOURCE[name].colour if name in SOURCE else next(tiers, GREY)).on(dark=dark) for name in names}
 
 
-def readable(chart: AnyChart, *, dark: bool) -> AnyChart:
-    """The chart without margins, and with axes and legends that can be read: Streamlit's have a contrast of 3.72."""
+def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
+    """The chart without margins, but for what is `above` the plot, and with axes and legends that can be read: those of
+    Streamlit have a contrast of 3.72."""
     colour = GREY.on(dark=dark)
     words = {"labelColor": colour, "titleColor": colour}
-    padding = alt.Padding(left=0, right=4, top=2, bottom=0)
+    padding = alt.Padding(left=0, right=4, top=above + 2, bottom=0)
     drawn: AnyChart = chart.configure_axis(**words).configure_legend(**words).properties(padding=padding)
     return drawn
 
@@ -134,7 +140,7 @@ def _over_time(
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark)
+    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark, above=_ABOVE)
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:

@@ -34,8 +34,14 @@ def follow(name: str, options: Sequence[str], *, default: str) -> str:
     Streamlit's own `bind` would forbid links from this page to another whose address has the same name in it.
     """
     key, named = f"filter_{name}", st.query_params.get(name, default)
-    st.session_state[key] = named if named in options else default
+    set_to(key, named if named in options else default)
     return key
+
+
+def set_to(key: str, value: object) -> None:
+    """Set a widget to a value. One that has it already is left alone: told again, it would forget what is being typed."""
+    if st.session_state.get(key) != value:
+        st.session_state[key] = value
 
 
 def write(name: str, key: str, default: str) -> None:

@@ -16,6 +16,7 @@ from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.content import text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
+from kvtrail.dashboard.views.filters import set_to
 
 CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
 """The session's names for the quick choice, the field, and what was typed there and could not be read."""
@@ -69,7 +70,7 @@ def chart_over_time(chart: trends.Chart, *, key: str) -> None:
 
 
 def _quick_choices(shown: TimeRange) -> None:
-    st.session_state[CHOICE] = shown.choice
+    set_to(CHOICE, shown.choice)
 
     def choose() -> None:
         if chosen := st.session_state[CHOICE]:
@@ -79,7 +80,7 @@ def _quick_choices(shown: TimeRange) -> None:
 
 
 def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
-    st.session_state[FIELD] = wrong.get("typed", shown.field())
+    set_to(FIELD, wrong.get("typed", shown.field()))
 
     def read() -> None:
         wanted = st.session_state[FIELD]

@@ -24,7 +24,7 @@ def welcome(health: Row) -> None:
         st.code(url, language=None)
         st.markdown("Any connector is traced, under its own name. Replace `MODEL`, and the connector by yours:")
         wants_token = bool(os.environ.get(TOKEN_VARIABLE))
-        st.code(overview.engine_settings(url, wants_token=wants_token), language="bash", wrap_lines=True)
+        st.code(overview.engine_settings(url, wants_token=wants_token), language=None, wrap_lines=True)
         st.caption(
             "From another machine, put this one's name into the address (`kvtrail serve --host` lets others in). The first"
             " request shows here within seconds, without a reload."
@@ -33,5 +33,5 @@ def welcome(health: Row) -> None:
         st.markdown(
             "**No GPU at hand?** A demo drives a real engine on the CPU, with a tracer and a dashboard of its own:"
         )
-        st.code(overview.DEMO, language="bash", wrap_lines=True)
+        st.code(overview.DEMO, language=None, wrap_lines=True)
         st.caption("Its ports are others than those here. It prints its dashboard's address.")

@@ -70,7 +70,7 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
     see(page, "No finding matches from")
     page.goto(f"{url}/findings?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")
     see(page, "No findings from 1970-01-01 00:00:01 to 1970-01-01 00:00:02 UTC")
-    page.get_by_role("button", name="1 h", exact=True).click()
+    page.get_by_role("radio", name="1 h", exact=True).click()
     see(page, "findings, latest first")
 
 
