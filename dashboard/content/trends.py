@@ -74,7 +74,7 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
     axis = _labels(_EPOCH_LABELS, labelLimit=_EPOCH_LABELS)
     bars = alt.Chart(_data(rows, "epochs")).mark_bar(height=18)
-    drawn = bars.encode(
+    drawn: Chart = bars.encode(
         x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)),
         y=alt.Y("epoch:N", sort=epochs, title=None, axis=axis),
         color=_color("source:N", source_colours(answer, dark=dark), legend=None),
@@ -109,8 +109,8 @@ def readable(chart: AnyChart, *, dark: bool, above: int = 0) -> AnyChart:
     """The chart without margins, but for what is `above` the plot, and with axes and legends that can be read: those of
     Streamlit have a contrast of 3.72."""
     colour = GREY.on(dark=dark)
-    words = {"labelColor": colour, "titleColor": colour}
-    padding = alt.Padding(left=0, right=4, top=above + 2, bottom=0)
+    words: dict[str, Any] = {"labelColor": colour, "titleColor": colour}
+    padding = {"left": 0, "right": 4, "top": above + 2, "bottom": 0}
     drawn: AnyChart = chart.configure_axis(**words).configure_legend(**words).properties(padding=padding)
     return drawn
 
@@ -139,7 +139,7 @@ def _over_time(
     x = alt.X(f"{MOMENT}:T", title=None, scale=alt.Scale(type="utc", domain=domain), axis=axis)
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
-    drawn = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
+    drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
     return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark, above=_ABOVE)
 
 
