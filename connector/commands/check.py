@@ -82,7 +82,9 @@ def check(
 
     Example: kvtrail check OffloadingConnector
 
-    Example: kvtrail check my_package.my_module:MyConnector --profile retry --seed 7 --config '{"chunk_size": 256}'
+    Example: kvtrail check my_module:Mine --config '{"chunk_size": 256}'
+
+    Example: kvtrail check my_module:Mine --profile retry --seed 7
     """
     vllm_ready("kvtrail check")
     from kvtrail.connector.simulate.check import report

@@ -24,7 +24,12 @@ PORT = click.IntRange(1, 65535)
 @click.option(
     "--once", is_flag=True, help="End after one round, with exit code 0 if all went as it should; for scripts."
 )
-@click.option("--bug", type=click.Choice(list(FAULTS)), help="Inject a known bug into the connector.")
+@click.option(
+    "--bug",
+    type=click.Choice(list(FAULTS)),
+    metavar="FAULT",
+    help="Inject a known bug into the connector: `stale-lookup` kills the engine; docs/rules.md has the others.",
+)
 @click.option(
     "--guard",
     type=click.Choice([Guard.OBSERVE.value, Guard.HEAL.value]),

@@ -121,13 +121,13 @@ def replay(
 
     Example: kvtrail replay trace.jsonl
 
-    Example: kvtrail replay trace.jsonl --request chatcmpl-7 --from 14:59:37 --plain
+    Example: kvtrail replay trace.jsonl --request chatcmpl-7 --plain
 
-    Example: kvtrail replay trace.jsonl --engine --connector my_package.my_module:MyConnector
+    Example: kvtrail replay trace.jsonl --engine --connector my_module:Mine
 
     Example: kvtrail replay trace.jsonl --against LMCacheConnectorV1
 
-    Example: kvtrail replay trace.jsonl --against my_package.my_module:MyConnector --expect fixed
+    Example: kvtrail replay trace.jsonl --against my_module:Mine --expect fixed
     """
     of_reading, of_engine = (request, begin, end), (connector, config, recorder, output)
     if plain and as_json:

@@ -45,7 +45,7 @@ def write_test(
 
     Example: kvtrail test trace.jsonl -o test_stale_lookup.py
 
-    Example: kvtrail test trace.jsonl --connector my_package.my_module:MyConnector -o test_it.py
+    Example: kvtrail test trace.jsonl --connector my_module:Mine -o test_it.py
     """
     output_file.check(output, sources=traces, force=force)
     vllm_ready("kvtrail test")

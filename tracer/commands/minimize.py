@@ -49,7 +49,7 @@ def minimize(
 
     Example: kvtrail minimize trace.jsonl -o small.jsonl
 
-    Example: kvtrail minimize trace.jsonl --rule stale-lookup -o - | gzip > small.jsonl.gz
+    Example: kvtrail minimize trace.jsonl --rule stale-lookup -o small.jsonl
     """
     output_file.check(output, force=force, sources=traces)
     aside = output == STDOUT  # the standard output belongs to the trace

@@ -119,6 +119,8 @@ class Endings:
             is_schedulers = side.went_on >= 0 or raised is not None
             if ended_by is None or last is None or not is_schedulers:
                 continue
+            if ended_by == NO_GOODBYE and not side.open:  # it was idle, and nothing shows that it did not just end
+                continue
             failed = {request for request, has_failed in side.open.items() if has_failed}
             yield Death(
                 engine=side.engine,

@@ -36,7 +36,8 @@ def requests_named(history: History, text: str) -> tuple[Key, ...]:
     if names:
         raise NotInHistory(f"{text!r} fits {some(len(names), 'request')}: {_named(names)}")
     names = dict.fromkeys(known[key] or key[1] for key in known)
-    raise NotInHistory(f"there is no request {text!r}; there are {some(len(names), 'request')}: {_named(names)}")
+    are = "is" if len(names) == 1 else "are"
+    raise NotInHistory(f"there is no request {text!r}; there {are} {some(len(names), 'request')}: {_named(names)}")
 
 
 def moment(history: History, text: str) -> int:

@@ -14,13 +14,11 @@ from dataclasses import replace
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
-from kvtrail.tracer.model.findings import Finding, Severity
+from kvtrail.tracer.detect.endings import cause_of
 from kvtrail.tracer.model.launches import FINAL, Cause, Launch, State
 from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE, UNHEARD
 from kvtrail.tracer.serve.engines import SILENT_NS, Recorders, RecorderState, Status
 
-CAUSE_NS = 60 * 10**9
-"""How long before a death its cause may have been found."""
 SETTLED_NS = GRACE_NS + 5 * 10**9
 """After an end, what was lost is counted once more: by then, events that were missing have come or were given up."""
 MOST_LAUNCHES = 20_000
@@ -168,18 +166,10 @@ def _said(launch: Launch) -> tuple[object, ...]:
 
 
 def _cause(launch: Launch, lost: Sequence[Account], detector: Detector) -> Cause | None:
-    """The last finding before a death that can cause one, first of all of a request that a call raised about."""
+    """The finding that a death is put down to."""
     if launch.state is not State.DIED or launch.ended_ns is None:
         return None
     failed = {account.request for account in lost if account.status == "failed"}
-    causes: list[Finding] = [
-        finding
-        for found in detector.findings.values()
-        for finding in found.values()
-        if finding.engine == launch.engine
-        and finding.severity is Severity.CRASH
-        and finding.healed < finding.count
-        and launch.ended_ns - CAUSE_NS <= finding.last_ns <= launch.ended_ns
-    ]
-    last = max(causes, key=lambda finding: (finding.request in failed, finding.last_ns), default=None)
+    findings = (finding for found in detector.findings.values() for finding in found.values())
+    last = cause_of(findings, launch.engine, launch.ended_ns, failed)
     return None if last is None else Cause(id=last.id, rule=last.rule, title=last.title, request=last.request)

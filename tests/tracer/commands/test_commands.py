@@ -278,7 +278,9 @@ def test_ctrl_c_is_no_verdict(tmp_path: Path, command: str) -> None:
 def test_every_command_has_help_with_an_example_and_is_documented(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
-    assert f"Example: kvtrail {command}" in result.output
+    examples = re.findall(r"^  Example: (.*\n.*)", result.output, flags=re.MULTILINE)
+    assert any(example.startswith(f"kvtrail {command}") for example in examples)
+    assert all(example.endswith("\n") for example in examples), "each is one line, to be copied"
     assert f"kvtrail {command}" in (ROOT / "README.md").read_text()
 
 

@@ -65,8 +65,17 @@ def test_a_death_tells_what_it_was_of_what_was_lost_and_why(events: list[Event])
         history(f"{FATAL}\nb: S 0+64"),
         ended_by(history(f"{FATAL}\nb: S 0+64\nb: end"), None),
         ended_by(history(f"{BEFORE}\nfailure shutdown !{ERROR}"), None),
+        ended_by(history("L 749 c0 h0 -> 0\nS 0+749\nend"), NO_GOODBYE),
     ],
-    ids=["no end", "good end", "good end before all requests", "went on", "went on to a good end", "raised in its end"],
+    ids=[
+        "no end",
+        "good end",
+        "good end before all requests",
+        "went on",
+        "went on to a good end",
+        "raised in its end",
+        "killed while idle",
+    ],
 )
 def test_what_is_no_death(events: list[Event]) -> None:
     assert deaths(events) == []
