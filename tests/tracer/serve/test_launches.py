@@ -247,16 +247,18 @@ def test_an_engine_without_signs_of_life_is_unseen_and_not_silent(tracer: Tracer
     assert tracer.state == "unseen"
 
 
-def test_workers_that_their_engine_has_ended_do_not_make_it_dead(tracer: Tracer) -> None:
+@pytest.mark.parametrize("said", [NO_GOODBYE, "RuntimeError: cancelled", None], ids=["killed", "raised", "nothing yet"])
+def test_the_scheduler_speaks_for_its_workers(tracer: Tracer, said: str | None) -> None:
     """vLLM kills what is left of its workers after it has drained."""
     scheduler = alive(f"{OPEN}\nend")
     worker = heartbeats(history("store 0+256 in 7", recorder="worker"), later_s=1)
     tracer.hear(worker)
     tracer.hear([*scheduler, *goodbyes(scheduler)])
-    (gone,) = goodbyes(worker)
-    tracer.hear([replace(gone, recorder_ended_by=NO_GOODBYE)])  # type: ignore[call-arg]
+    if said is not None:
+        (gone,) = goodbyes(worker)
+        tracer.hear([replace(gone, recorder_ended_by=said)])  # type: ignore[call-arg]
     tracer.wait(0)
-    assert tracer.state == "drained"
+    assert (tracer.state, tracer.engine()["ended_by"]) == ("drained", None)
 
 
 @pytest.mark.parametrize("launch", ["second", ""])

@@ -263,8 +263,9 @@ def test_requests_of_an_engine_and_of_a_time(tracer: Tracer) -> None:
 
 def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None:
     tracer.hear(f"{WELL}\nb: L 760 c0 h0 -> 0\nc: L 3000 c0 h0 -> 0", "a")
+    tracer.hear(WELL, "same")
     tracer.hear(WELL.replace("749", "740"), "d", after_s=500)
     tracer.hear(WELL, "e", kvtrail_model="another")
     near = tracer.get("/api/requests", near="a-0123abcd", near_engine="a")
-    assert [row["request"] for row in near] == ["b-a-0123abcd", "c-a-0123abcd", "d-0123abcd"]
+    assert [row["request"] for row in near] == ["b-a-0123abcd", "same-0123abcd", "c-a-0123abcd", "d-0123abcd"]
     assert tracer.client.get("/api/requests", params={"near": "nobody"}).status_code == 404
