@@ -18,8 +18,6 @@ from kvtrail.dashboard.views.of_requests import request_badges, unknown_request,
 from kvtrail.dashboard.views.theme import is_dark
 
 OFFERED = 20
-TYPED = "compare_with"
-"""The session's name for what is typed. Nothing that comes in touches the field, so that what is typed stays."""
 BY_TIME, BY_STEP = "time", "steps"
 
 
@@ -170,11 +168,12 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 
 def field(shown: str) -> None:
-    """Where the other request's id, or a part of it, is typed."""
-    st.session_state[TYPED] = shown
+    """Where the other request's id, or a part of it, is typed. Another address has another field, so that no run of the page
+    ever writes into one: what is being typed stays."""
+    key = f"compare_with {shown}"
 
     def typed() -> None:
-        wanted = str(st.session_state[TYPED]).strip()
+        wanted = str(st.session_state[key]).strip()
         for name in ("with", "with_engine", "search"):
             st.query_params.pop(name, None)
         if wanted:
@@ -182,7 +181,8 @@ def field(shown: str) -> None:
 
     st.text_input(
         "Compare with",
-        key=TYPED,
+        shown,
+        key=key,
         on_change=typed,
         type="search",
         placeholder="A request's id, or a part of one",

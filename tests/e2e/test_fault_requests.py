@@ -85,7 +85,7 @@ def named(page: playwright.Page) -> dict[str, Any]:
 def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[Tracer, str]) -> None:
     """Fault 1: the row's number was looked up among newer rows."""
     _, url = site
-    for row in (0, 2, 4):
+    for row in (0, 3):
         page.goto(f"{url}/requests")
         before = [cells[0] for cells in see_table(page, "requests_table")]
         page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).wait_for()  # others have come meanwhile
@@ -112,18 +112,18 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: 
     field.press_sequentially("longer-1-0123abcd", delay=250)  # over two refreshes
     field.press("Enter")
     see(page, "B: longer-1")
-    page.wait_for_timeout(2 * REFRESH_MS)
+    page.wait_for_timeout(REFRESH_MS)
     see(page, "B: longer-1")
     assert named(page)["with"] == ["longer-1-0123abcd"]
 
     page.get_by_role("link", name="Near in time and alike").click()
     see_table(page, "offers")
-    page.wait_for_timeout(4 * REFRESH_MS)
+    page.wait_for_timeout(2 * REFRESH_MS)
     shown = rows(page, "offers")
     click_row(page, "offers", 1)
     see(page, "What differs")
     assert named(page)["with"] == [shown[1][0]]
-    page.wait_for_timeout(2 * REFRESH_MS)
+    page.wait_for_timeout(REFRESH_MS)
     assert named(page)["with"] == [shown[1][0]]
     see(page, "What differs")
 
@@ -132,10 +132,10 @@ def test_a_part_of_an_id_is_enough_in_compare(page: playwright.Page, site: tuple
     _, url = site
     page.goto(f"{url}/compare?id=healed-1-0123abcd")
     field = page.get_by_role("searchbox", name="Compare with")
-    field.fill("longer")
+    field.fill("onger-1")
     field.press("Enter")
     until(lambda: [cells[0] for cells in rows(page, "offers")] == ["longer-1-0123abcd"])
-    assert named(page)["search"] == ["longer"]
+    assert named(page)["search"] == ["onger-1"]
 
 
 def test_the_tokens_of_a_request_are_one_sum(page: playwright.Page, site: tuple[Tracer, str]) -> None:
