@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
 
 ANY = "any"
+PAGE = "page"
+"""The session's name for the page that is shown."""
 
 
 def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
@@ -19,13 +21,25 @@ def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str,
         label,
         options,
         key=key,
-        on_change=write,
+        on_change=on_this_page(write),
         args=(name, key, ANY),
         format_func=lambda text: texts.get(text, text),
         label_visibility="collapsed",
     )
     chosen = st.session_state[key]
     return "" if chosen in (None, ANY) else str(chosen)
+
+
+def on_this_page(change: Callable[..., None]) -> Callable[..., None]:
+    """What a widget calls when it changes, as long as its page is shown. A browser that is behind reports the widgets of the
+    page that was left. Streamlit has forgotten them and takes them for changed: the next address would get what they say."""
+    page = st.session_state.get(PAGE)
+
+    def change_here(*arguments: object) -> None:
+        if st.session_state.get(PAGE) == page:
+            change(*arguments)
+
+    return change_here
 
 
 def follow(name: str, options: Sequence[str], *, default: str) -> str:

@@ -16,7 +16,7 @@ from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.content import text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
-from kvtrail.dashboard.views.filters import set_to
+from kvtrail.dashboard.views.filters import on_this_page, set_to
 
 CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
 """The session's names for the quick choice, the field, and what was typed there and could not be read."""
@@ -76,7 +76,7 @@ def _quick_choices(shown: TimeRange) -> None:
         if chosen := st.session_state[CHOICE]:
             show(of_query({"from": f"now-{RANGES[chosen]}"}, now_ns=time.time_ns()))
 
-    st.segmented_control("Last", [*RANGES], key=CHOICE, on_change=choose, label_visibility="collapsed")
+    st.segmented_control("Last", [*RANGES], key=CHOICE, on_change=on_this_page(choose), label_visibility="collapsed")
 
 
 def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
@@ -92,7 +92,7 @@ def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
     st.text_input(
         "Time range (UTC)",
         key=FIELD,
-        on_change=read,
+        on_change=on_this_page(read),
         icon=":material/schedule:",
         help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's way back undoes it.",
         label_visibility="collapsed",

@@ -14,7 +14,7 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import number, request_labels
-from kvtrail.dashboard.views.filters import choose, follow, write
+from kvtrail.dashboard.views.filters import choose, follow, on_this_page, write
 from kvtrail.dashboard.views.links import request_query
 from kvtrail.tracer.model.words import some
 
@@ -28,6 +28,9 @@ COUNTS = {
 """Columns of counts, and the glossary's terms for them."""
 LOST = {"abandoned": "lost, or unheard of"}
 """The status that two outcomes share."""
+ADDRESS = {"engine": "on"}
+"""Filters' names in the address. Streamlit writes the next page's address over this page's before it goes there: who comes
+back to a request's `engine` would find the list narrowed down to it."""
 LASTING = ("engine", "service", "model")
 """Filters by what a request never changes."""
 
@@ -133,21 +136,22 @@ def filters() -> tuple[str, str, dict[str, str]]:
             live=True,
             width=300,
             placeholder="Part of an id, or a whole trace id",
-            help="The engine's or the external id.",
+            label_visibility="collapsed",
         )
         chosen = {}
         for name, texts in {**fixed, **choices}.items():
             with st.container(width=150):
-                chosen[name] = choose(name.capitalize(), list(texts), name=name, shown=texts)
+                chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
         with st.container(width=200):
             key = follow("sort", list(requests.ORDERS), default=LATEST)
             st.selectbox(
                 "Sort by",
                 requests.ORDERS,
                 key=key,
-                on_change=write,
+                on_change=on_this_page(write),
                 args=("sort", key, LATEST),
                 format_func=requests.ORDERS.__getitem__,
+                label_visibility="collapsed",
             )
     return (search or "").strip(), st.session_state[key], {name: value for name, value in chosen.items() if value}
 

@@ -95,7 +95,7 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
         click_row(page, "requests_table", row)
         see(page, "Every step")
         assert named(page)["id"] == [shown[row]]
-    page.go_back()
+    page.goto(f"{url}/requests")
     first = see_table(page, "requests_table")[0][0]
     page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).click()
     until(
