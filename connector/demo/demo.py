@@ -239,13 +239,24 @@ def _report_findings(options: Options) -> None:
 
     if not (findings := _waited_for(found)):
         raise DemoError(f"the tracer has no finding: this workload does not bring the bug {options.bug!r} out")
-    for finding in findings:
+    for rule, of_rule in _by_rule(findings).items():
+        finding, *others = of_rule
         times = words.ending(finding["count"])
         click.echo()
-        click.secho(_wrapped(f"{finding['rule']}, {times}: {finding['title']}"), fg="yellow")
+        click.secho(_wrapped(f"{rule}, {times}: {finding['title']}"), fg="yellow")
         click.echo(f"  It could: {finding['severity']}. It did: {finding['did']}.")
         click.echo(_wrapped(finding["explanation"], indent="  "))
         click.echo(f"  {options.page}/request?id={finding['request']}")
+        if others:
+            click.echo(f"  And {words.some(len(others), 'more finding')} of this rule: {options.page}/findings")
+
+
+def _by_rule(findings: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The findings of each rule, in their order."""
+    by_rule: dict[str, list[dict[str, Any]]] = {}
+    for finding in findings:
+        by_rule.setdefault(finding["rule"], []).append(finding)
+    return by_rule
 
 
 def _death(options: Options, engine: _Engine) -> dict[str, Any]:

@@ -6,15 +6,15 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.detect.account import SCHEDULER, Account
-from kvtrail.tracer.model.events import Event, Failure, Heartbeat
+from kvtrail.tracer.model.events import Alloc, Event, Failure, Heartbeat, Lookup, RequestStart, Schedule
 from kvtrail.tracer.model.findings import Finding, Severity
-from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE, Kind
+from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE
 
 CAUSE_NS = 60 * 10**9
 """How long before a death its cause may have been found."""
-_GOES_ON = frozenset({Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE})
+_GOES_ON: frozenset[type[Event]] = frozenset({RequestStart, Lookup, Alloc, Schedule})
 """What only the scheduler's side of an engine records that goes on."""
-_RAISES = frozenset({Kind.LOOKUP, Kind.ALLOC, Kind.FAILURE})
+_RAISES: frozenset[type[Event]] = frozenset({Lookup, Alloc, Failure})
 """What tells of an exception."""
 _SHUTDOWN = "shutdown"
 """The call by which a connector is told that its engine ends: what it raises ends nothing more."""
@@ -75,7 +75,7 @@ class Endings:
 
     def note(self, event: Event) -> None:
         """Enter an event."""
-        kind = event.kind
+        kind = type(event)
         if event.error is not None:
             is_call = kind in _RAISES and event.role == SCHEDULER
             if is_call and not (isinstance(event, Failure) and event.call == _SHUTDOWN):
@@ -86,7 +86,7 @@ class Endings:
             side = self._side(event)
             if side.went_on < event.sequence:
                 side.went_on = event.sequence
-        elif isinstance(event, Heartbeat) and event.recorder_closed:
+        elif type(event) is Heartbeat and event.recorder_closed:
             side = self._side(event)
             if side.goodbye is None or side.goodbye.sequence < event.sequence:
                 side.goodbye = event
