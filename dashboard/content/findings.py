@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
-from kvtrail.dashboard.content.badges import SEVERITIES
+from kvtrail.dashboard.content.palette import SEVERITY
 from kvtrail.tracer.model.words import count
 
 HARMED = ("engine died", "request lost", "request failed")
@@ -115,4 +115,5 @@ def total(trend: Row) -> int:
 
 
 def _rank(severity: str) -> int:
-    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+    order = list(SEVERITY)
+    return order.index(severity) if severity in order else len(order)

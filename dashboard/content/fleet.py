@@ -19,7 +19,9 @@ def is_live(recorder: Row) -> bool:
 
 
 def recorder_state(recorder: Row, *, now_ns: int) -> str:
-    """Live, closed, terminated, quiet, or for how long it has been silent."""
+    """Live, closed, terminated, quiet, ended of an error, or for how long it has been silent."""
+    if recorder["ended_by"]:
+        return "ended of an error"
     if recorder["status"] in ("closed", "terminated", "quiet"):
         return str(recorder["status"])
     silent_s = max(0, now_ns - recorder["heard_ns"]) // 10**9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvtrail.dashboard.content.palette import BACKGROUND, GROUPS, SECONDARY, TEX
 from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.model.findings import Severity, Verdict
 
+DASHBOARD = Path(__file__).parents[2] / "dashboard"
 AS_TEXT, AS_MARK = 4.5, 3.0
 FADED = 0.6
 """The opacity of Streamlit's captions, axes and legends."""
@@ -85,6 +87,14 @@ def test_streamlit_and_css_have_the_same_colours() -> None:
     assert f"--level-lost: light-dark({palette.RED.light}, {palette.RED.dark});" in palette.style()
     assert re.findall(r"--source-([\w-]+):", palette.style()) == ["vLLMs-own-cache", "connectors-store", "computed"]
     assert palette.as_data()["light"]["phase"]["prefill"] == palette.PHASE["prefill"].colour.light
+
+
+def test_no_other_file_has_colours_of_its_own() -> None:
+    own = re.compile(r"#[0-9a-fA-F]{6}\b")
+    white = {"#ffffff"}  # what a page has before it knows its theme
+    for path in sorted([*DASHBOARD.rglob("*.py"), *DASHBOARD.rglob("*.css"), *DASHBOARD.rglob("*.js")]):
+        if path.name != "palette.py":
+            assert {*own.findall(path.read_text())} <= white, path
 
 
 def test_colours_are_written_in_one_way() -> None:

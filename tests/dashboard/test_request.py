@@ -210,6 +210,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "unknown": {},
         "probes_off": [],
         "gives_signs": True,
+        "ended_by": None,
         **changes,
     }
 
@@ -220,6 +221,7 @@ def test_recorders_are_live_silent_or_closed() -> None:
         [
             recorder(status="silent"),
             recorder(status="closed"),
+            recorder(status="closed", ended_by="AssertionError: 256"),
             recorder(heard_ns=now_ns),
             recorder(status="terminated"),
             recorder(status="silent", last_ns=START_NS - 10**11, heard_ns=START_NS - 10**11),
@@ -227,7 +229,7 @@ def test_recorders_are_live_silent_or_closed() -> None:
         ],
         now_ns=now_ns,
     )
-    states = ["live", "silent for 45 s", "closed", "terminated", "silent for 2 min", "quiet"]
+    states = ["live", "silent for 45 s", "closed", "ended of an error", "terminated", "silent for 2 min", "quiet"]
     assert [row["State"] for row in shown] == states
     assert shown[0]["Received"] == 1234
 

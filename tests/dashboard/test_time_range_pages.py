@@ -266,6 +266,7 @@ def recorder(**changes: Any) -> dict[str, Any]:
         "unknown": {},
         "probes_off": [],
         "gives_signs": True,
+        "ended_by": None,
     }
     return {**base, "last_ns": NOW_NS, "heard_ns": NOW_NS, "lag_ns": 3_000_000, "connectors": ["C"], **changes}
 
