@@ -73,6 +73,9 @@ def test_from_the_overview_to_a_finding(
     page.get_by_role("searchbox", name="Search").fill("chat-7")
     see(page, "1 request, latest first")
     assert "search=chat-7" in page.url
+    # The line above the table is drawn before the table.
+    playwright.expect(page.get_by_test_id("stDataFrame").get_by_text("chat-8")).to_have_count(0, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stDataFrame").get_by_text("chat-7").first).to_be_attached(timeout=SLOW_MS)
     shoot(page, "requests")
 
     open_first_row(page)
