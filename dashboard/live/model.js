@@ -34,7 +34,7 @@ export function modelOf(answer, rows, folded = []) {
     isLost,
     deaths,
     ...placed,
-    headOf: headsOf(placed, requests.begin.length),
+    headOf: headsOf(placed),
     inRow,
     segments,
     byPhase,
@@ -62,9 +62,9 @@ function lostIn(requests, deaths) {
 }
 
 /** The number of each request's head. */
-function headsOf({ heads, row }, count) {
+function headsOf({ heads, row }) {
   const ofRow = heads.flatMap((head, number) => Array(head.rows).fill(number));
-  return Int32Array.from({ length: count }, (_, number) => ofRow[row[number]]);
+  return row.map((each) => ofRow[each]);
 }
 
 /** A loop, not `Float64Array.from`, which takes ten times as long: this is most of what an update costs. */
