@@ -12,7 +12,7 @@ from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE
 
 CAUSE_NS = 60 * 10**9
 """How long before a death its cause may have been found."""
-_GOES_ON: frozenset[type[Event]] = frozenset({RequestStart, Lookup, Alloc, Schedule})
+GOES_ON: frozenset[type[Event]] = frozenset({RequestStart, Lookup, Alloc, Schedule})
 """What only the scheduler's side of an engine records that goes on."""
 _RAISES: frozenset[type[Event]] = frozenset({Lookup, Alloc, Failure})
 """What tells of an exception."""
@@ -52,6 +52,13 @@ class _Side:
     """The requests that it left open, and whether a call about each raised."""
 
 
+def is_fatal(event: Event) -> bool:
+    """Whether an event tells of an exception that ends an engine, if nobody catches it: vLLM does not."""
+    if event.error is None or type(event) not in _RAISES:
+        return False
+    return not (isinstance(event, Failure) and event.call == _SHUTDOWN)
+
+
 def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Container[str]) -> Finding | None:
     """The last finding before an engine's death that can have caused it, first of all of a request about which a call raised
     (`failed`); None if there is none."""
@@ -77,12 +84,11 @@ class Endings:
         """Enter an event."""
         kind = type(event)
         if event.error is not None:
-            is_call = kind in _RAISES and event.role == SCHEDULER
-            if is_call and not (isinstance(event, Failure) and event.call == _SHUTDOWN):
+            if event.role == SCHEDULER and is_fatal(event):
                 side = self._side(event)
                 if side.raised is None or side.raised.sequence < event.sequence:
                     side.raised = event
-        elif kind in _GOES_ON:
+        elif kind in GOES_ON:
             side = self._side(event)
             if side.went_on < event.sequence:
                 side.went_on = event.sequence

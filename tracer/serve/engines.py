@@ -16,11 +16,11 @@ from enum import StrEnum
 from typing import Any
 
 from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.endings import GOES_ON, is_fatal
 from kvtrail.tracer.detect.ordering import Gaps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.engines import described, shown_name
-from kvtrail.tracer.model.events import Event, Failure, Heartbeat
-from kvtrail.tracer.model.semconv import Kind
+from kvtrail.tracer.model.events import Event, Heartbeat
 
 INFO = (
     "engine_name", "model_name", "service_name", "service_instance_id", "k8s_pod_name", "host_name", "vllm_version",
@@ -40,12 +40,6 @@ OVERLAP_NS = 10 * 60 * 10**9
 MOST_RECORDERS = 10_000
 MOST_UNTOLD = 100
 """Kinds of what a recorder could not tell, and names of its that are not known, that are kept; there are fewer."""
-_CALLS = frozenset({Kind.LOOKUP, Kind.ALLOC, Kind.FAILURE})
-"""The kinds of events that tell of an exception."""
-_GOES_ON = frozenset({Kind.REQUEST_START, Kind.LOOKUP, Kind.ALLOC, Kind.SCHEDULE})
-"""Those that only an engine records which goes on."""
-SHUTDOWN = "shutdown"
-"""The call by which a connector is told that its engine ends: what it raises ends nothing more."""
 
 
 class Status(StrEnum):
@@ -154,11 +148,11 @@ class RecorderState:
             if isinstance(event, Heartbeat):
                 self._count_beat(event)
                 beats += 1
-            elif event.kind in _CALLS and not (isinstance(event, Failure) and event.call == SHUTDOWN):
+            elif is_fatal(event):
                 self.raised = (event.sequence, event.error or "")
         if self.raised is not None:
             since, _ = self.raised
-            if any(event.kind in _GOES_ON and event.error is None and event.sequence > since for event in events):
+            if any(type(event) in GOES_ON and event.error is None and event.sequence > since for event in events):
                 self.raised = None
         return self.dropped - before if beats else None
 
