@@ -265,7 +265,7 @@ function paintDeaths(pen, place, theme) {
     if (!head) continue;
     const top = Math.max(RULER, RULER + head.top - place.scroll);
     const bottom = RULER + head.bottom - place.scroll;
-    if (bottom <= top) continue;
+    if (bottom <= top || top > place.height - HEAD) continue;
     pen.fillRect(x - 1, top, 2, bottom - top);
     label(pen, place, theme, `died ${clock(place.model.origin + death.at, 1000)}`, x, Math.min(bottom, place.height) - 10);
   }
