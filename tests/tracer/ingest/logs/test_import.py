@@ -478,7 +478,6 @@ def test_an_interrupted_import_leaves_nothing_behind(tmp_path: Path, monkeypatch
     monkeypatch.setattr("kvtrail.tracer.ingest.logs.assemble.Assembler.close", interrupted)
     result = run("import", str(log), "-o", str(tmp_path / "t.jsonl"))
     assert result.exit_code == 130
-    assert "Aborted!" in result.output
     assert list(tmp_path.iterdir()) == [log]
 
 
