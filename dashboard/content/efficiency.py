@@ -6,6 +6,8 @@ tracer/detect/savings.py defines them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import NOTHING, count, size, some
@@ -71,13 +73,19 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     return "calm", f"Worth it: {text.percent(share * net_s / saved_s)} of prefill saved, net. {of}; {cost}."
 
 
-def memory(sums: Row) -> str:
-    """What the connectors' own memory holds and may hold, where they report it."""
-    pools = sums.get("memory") or []
-    if not pools:
-        return "How much memory it holds is not known: the connector does not report it."
-    parts = [f"{size(pool['used'])} of {size(pool['total'])} in {pool['tier']}" for pool in pools]
-    return f"It holds {', '.join(parts)}."
+def memory(savings: Row, engines: Iterable[Row]) -> str:
+    """How much memory the connectors of the engines that are summed up may hold, where their settings say it. How much they
+    do hold, none of them reports."""
+    summed = {place["engine"] for place in savings["by_place"]}
+    limits = [
+        max(known)
+        for engine in engines
+        if engine["engine"] in summed
+        and (known := [r["memory_limit"] for r in engine["recorders"] if r["memory_limit"] is not None])
+    ]
+    if not limits:
+        return "How much memory it may hold is not known: the connector's settings do not say."
+    return f"It may hold {size(sum(limits))} of host memory in {some(len(limits), 'engine')}."
 
 
 def cards(sums: Row) -> list[tuple[str, str, str, str]]:

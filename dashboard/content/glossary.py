@@ -51,7 +51,6 @@ TERMS = {
     "held, yet computed": "Tokens that the store held and that were computed all the same.",
     "unused lookups": "Lookups that promised tokens which no allocation took.",
     "waited for KV": "Time from the allocation to the end of an asynchronous load, and time lost to 'ask me later'.",
-    "memory": "What the connector's own memory holds, of how much it may hold, where it reports that.",
     "bandwidth": "Bytes that one rank copies in a second, while it copies.",
     # Who sends what.
     "engine": "One vLLM engine, by the name that people know: its pod, its instance, or its service and host.",

@@ -54,7 +54,7 @@ def page(engine: str, connector: str) -> None:
             " fleet shows whether any engine sends spans at all."
         )
         return
-    summary(savings)
+    summary(savings, engines)
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below lack what those spans would have added.")
     token_sources(savings)
@@ -62,12 +62,12 @@ def page(engine: str, connector: str) -> None:
     places(savings, {each["engine"]: each["model"] for each in engines})
 
 
-def summary(savings: Row) -> None:
+def summary(savings: Row, engines: list[Row]) -> None:
     """Whether it is worth it, the numbers that say so, how they were calculated, and what they cannot show."""
     sums = savings["worth"]
     level, sentence = efficiency.is_it_worth_it(sums)
     with st.container(key=f"say-{level}-worth"):
-        st.markdown(f"**{sentence}** {efficiency.memory(savings)}")
+        st.markdown(f"**{sentence}** {efficiency.memory(savings, engines)}")
     with cards("small"):
         for each in efficiency.cards(sums):
             card(*each)

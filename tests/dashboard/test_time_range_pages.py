@@ -114,6 +114,16 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
     assert shown[1].startswith(sentence)
 
 
+def test_the_memory_that_it_may_hold_is_counted_once_an_engine() -> None:
+    savings_of_two = {"by_place": [{"engine": "a"}, {"engine": "a"}, {"engine": "b"}]}
+    listed = [
+        {"engine": name, "recorders": [{"memory_limit": limit} for limit in limits]}
+        for name, limits in (("a", (2**30, 2**30)), ("b", (None, 2**31)), ("c", (2**40,)))
+    ]
+    assert savings.memory(savings_of_two, listed) == "It may hold 3 GiB of host memory in 2 engines."
+    assert "is not known" in savings.memory(savings_of_two, [{"engine": "a", "recorders": [{"memory_limit": None}]}])
+
+
 def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:
     """`Waited for KV 0 s in 0 loads` beside 141,054 loaded tokens."""
     assert savings.waits({"load_tokens": 141_054, "waits": 0}) == "no asynchronous load"

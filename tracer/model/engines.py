@@ -6,6 +6,7 @@ which one it is.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,17 @@ def described(resource: Mapping[str, Any]) -> dict[str, str]:
     if _UUID.fullmatch(description["instance"]):
         description["instance"] = ""
     return description
+
+
+def memory_limit(resource: Mapping[str, Any]) -> int | None:
+    """The bytes that a connector may hold in host memory, as the settings in its recorder's resource have it: those of the
+    OffloadConnector and of vLLM's own. None where they do not say."""
+    try:
+        settings = json.loads(str(resource.get(semconv.CONNECTOR_SETTINGS.key) or "{}"))
+    except ValueError:
+        return None
+    limit = settings.get("cpu_bytes_to_use") if isinstance(settings, dict) else None
+    return int(limit) if isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit < 2**63 else None
 
 
 def shown_name(engine: str, description: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.endings import GOES_ON, is_fatal
 from kvtrail.tracer.detect.ordering import Gaps
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.engines import described, shown_name
+from kvtrail.tracer.model.engines import described, memory_limit, shown_name
 from kvtrail.tracer.model.events import Event, Heartbeat
 
 INFO = (
@@ -71,6 +71,7 @@ class RecorderState:
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a sign of life came.
+        memory_limit: bytes that its connector may hold in host memory; None where its settings do not say.
         launch: what it says of the launch of its engine; may be empty.
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
         ended_by: what its goodbye says the engine ended of; None for a good end.
@@ -101,6 +102,7 @@ class RecorderState:
     status: Status = Status.RUNNING
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
+    memory_limit: int | None = None
     launch: str = ""
     is_scheduler: bool = False
     ended_by: str | None = None
@@ -123,6 +125,7 @@ class RecorderState:
             served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             first=event.sequence,
             highest=event.sequence,
+            memory_limit=memory_limit(resource),
             launch=event.launch or "",
             first_ns=event.start_ns,
             began_at=at_ns,
@@ -182,7 +185,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "unknown", "probes_off", "gives_signs", "ended_by",
+            "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}

@@ -49,3 +49,19 @@ def test_a_later_recorder_replaces_what_an_earlier_one_said_and_keeps_the_rest()
     said = ({semconv.ENGINE_ID.key: ONE, **each} for each in (PLACE, {"host.name": "gpu-8"}, {}))
     assert engines.names(engines.descriptions(said)) == {ONE: "vllm on gpu-8 (3f2a9c1b)"}
     assert engines.descriptions([PLACE, {semconv.ENGINE_ID.key: 7}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ('{"cpu_bytes_to_use": 8589934592, "chunk_size": 256}', 8589934592),
+        ('{"chunk_size": 256}', None),
+        ('{"cpu_bytes_to_use": true}', None),
+        ('{"cpu_bytes_to_use": 1e300}', None),
+        ("[1]", None),
+        ("no JSON", None),
+        ("", None),
+    ],
+)
+def test_how_much_memory_a_connector_may_hold_is_in_its_settings(settings: str, limit: int | None) -> None:
+    assert engines.memory_limit({semconv.CONNECTOR_SETTINGS.key: settings}) == limit
