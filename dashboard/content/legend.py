@@ -36,9 +36,10 @@ def legend(entries: Iterable[Entry]) -> str:
 
 
 def bar(entries: Iterable[Entry], amounts: Iterable[float]) -> str:
-    """A bar of parts, each as long as its amount."""
+    """A bar of parts, each as long as its amount; a part of nothing has no place in it."""
     segments = (
         f'<i title="{escape(entry.name)}" style="flex-grow: {amount}; --colour: {escape(entry.colour)}"></i>'
         for entry, amount in zip(entries, amounts, strict=True)
+        if amount
     )
     return f'<div class="parts">{"".join(segments)}</div>'

@@ -75,5 +75,6 @@ def test_names_in_a_legend_are_text() -> None:
 
 
 def test_a_bar_has_a_part_for_each_amount() -> None:
-    drawn = bar([Entry("a", "#111111"), Entry("b", "#222222")], [3, 1])
+    drawn = bar([Entry("a", "#111111"), Entry("none", "#333333"), Entry("b", "#222222")], [3, 0, 1])
+    assert "none" not in drawn
     assert drawn.index("flex-grow: 3") < drawn.index("flex-grow: 1")

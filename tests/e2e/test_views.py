@@ -126,6 +126,7 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     page.goto(f"{url}/request?id={finding['request']}")
     trace = page.get_by_role("link", name="Trace", exact=True)
     playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]), timeout=SLOW_MS)
+    see(page, "Every step")  # while a page is drawn for the first time, what its buttons fetch may be forgotten again
     page.get_by_role("button", name="Copy or download").click()
     see(page, finding["trace_id"])
     for name, suffix in (("OTLP", "jsonl"), ("JSON", "json"), ("Perfetto", "perfetto.json")):
