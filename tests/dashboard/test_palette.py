@@ -71,6 +71,16 @@ def test_a_group_has_all_that_the_tracer_names() -> None:
     assert set(palette.PHASE) == set(WORDS.values())
 
 
+def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
+    """`abandoned` was blue."""
+    groups = {name: group for name, group in palette.GROUPS.items() if name != "phase"}
+    red = {name: {word for word, each in group.items() if each.colour is palette.RED} for name, group in groups.items()}
+    assert {name: words for name, words in red.items() if words} == {
+        "level": {"lost"}, "state": {"died"}, "status": {"failed", "abandoned"}, "outcome": {"failed", "lost"},
+        "verdict": {"drift"}, "severity": {"crash"}, "did": {"engine died", "request lost", "request failed"},
+    }  # fmt: skip
+
+
 def test_a_word_has_one_badge() -> None:
     badges: dict[str, set[str]] = {}
     for group in (palette.STATUS, palette.OUTCOME, palette.VERDICT, palette.SEVERITY, palette.DID):

@@ -252,6 +252,11 @@ def test_while_the_clock_goes_on_within_a_step_the_axis_stays() -> None:
     assert domains[0] == domains[1] == [3_600_000, 3_780_000]
 
 
+def test_lost_requests_are_drawn_in_red() -> None:
+    drawn = trends.by_outcome({"lost": 3}, dark=False).to_dict()["layer"][0]["encoding"]["color"]["scale"]
+    assert dict(zip(drawn["domain"], drawn["range"], strict=True))["lost"] == palette.RED.light
+
+
 def test_tiers_have_colours_in_turn_and_the_others_their_own() -> None:
     answer = {"worth": {"tiers": {"near": 1, "store": 2, "far": 3}, "local": 1, "asked": 9}}
     shown = trends.source_colours(answer, dark=True)
