@@ -105,7 +105,8 @@ def test_a_dead_engine_is_said_at_once_and_so_is_why(
     playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text(
         "1", timeout=SLOW_MS
     )
-    playwright.expect(page.get_by_text("closed", exact=True)).to_have_count(0)
+    recorders = page.locator(".st-key-recorders").get_by_test_id("stDataFrame")
+    playwright.expect(recorders.get_by_text("ended of an error")).to_be_attached(timeout=SLOW_MS)
     shoot(page, "fleet-died")
 
 
