@@ -82,9 +82,10 @@ def listening(
     config: Path | None = None,
     store: Path | None = None,
     grpc_port: int | None = None,
+    http_port: int | None = None,
 ) -> Tracer:
     """Start a tracer and wait until it listens over HTTP; `config` is the file of `kvtrail --config`."""
-    grpc_port, http_port = grpc_port or free_port(), free_port()
+    grpc_port, http_port = grpc_port or free_port(), http_port or free_port()
     store = store or folder / "kvtrail.db"
     log = folder / f"tracer-{http_port}.log"
     ports = ["--host", host, "--grpc-port", str(grpc_port), "--http-port", str(http_port)]
@@ -110,9 +111,16 @@ def listening(
     return tracer
 
 
-def serve(folder: Path, *arguments: str, store: Path | None = None, grpc_port: int | None = None) -> Tracer:
+def serve(
+    folder: Path,
+    *arguments: str,
+    store: Path | None = None,
+    grpc_port: int | None = None,
+    http_port: int | None = None,
+) -> Tracer:
     """Start a tracer and wait until it answers. The histories of the tests are of last year: retained nevertheless."""
-    tracer = listening(folder, "--retain-hours", "1e6", *arguments, store=store, grpc_port=grpc_port)
+    retained = ("--retain-hours", "1e6")
+    tracer = listening(folder, *retained, *arguments, store=store, grpc_port=grpc_port, http_port=http_port)
     _wait_for(lambda: alive(tracer), tracer)
     return tracer
 
