@@ -96,9 +96,9 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
         see(page, "Every step")
         assert named(page)["id"] == [shown[row]]
     page.goto(f"{url}/requests")
-    before = {cells[0] for cells in see_table(page, "requests_table")}
+    known = {cells[0] for cells in see_table(page, "requests_table")}
     page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).click()
-    until(lambda: {cells[0] for cells in rows(page, "requests_table")} - before)
+    until(lambda: {cells[0] for cells in rows(page, "requests_table")} - known)
 
 
 def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: tuple[Tracer, str]) -> None:
