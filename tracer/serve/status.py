@@ -220,7 +220,8 @@ def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statemen
     minutes = max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
     parts = [some(running, "engine")]
     if admitted:
-        parts.append(f"{count(admitted / minutes)} requests/min")
+        rate = admitted / minutes
+        parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
     return Statement(kind="well", level=Level.CALM, text=f"All well: {', '.join(parts)}", page="efficiency")

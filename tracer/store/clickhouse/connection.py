@@ -143,5 +143,14 @@ class Connection:
         try:
             yield
         except self._failures as error:
-            reason = " ".join(str(error).split())[:300]
-            raise StoreError(f"cannot {doing} the store {self.address}: {reason}") from error
+            raise StoreError(f"cannot {doing} the store {self.address}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, where it refused; else what the client or the server says."""
+    said: BaseException | None = error
+    while said is not None:
+        if isinstance(said, OSError) and said.strerror:
+            return said.strerror
+        said = said.__cause__ or said.__context__
+    return " ".join(str(error).split())[:300]

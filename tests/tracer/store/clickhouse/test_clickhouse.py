@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from history import START_NS, history
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from processes import free_port
 from stores import FOR_EVER_HOURS, FleetTracer, clickhouse
 from wire import as_payload
 
@@ -63,6 +65,15 @@ def test_a_client_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "clickhouse_connect", None)
     with pytest.raises(StoreError, match=r"pip install 'kvtrail\[clickhouse\]'"):
         Connection(clickhouse())
+
+
+def test_where_nothing_answers_the_reason_is_the_systems() -> None:
+    """The client's own text is 300 characters about pools and retries."""
+    with pytest.raises(StoreError) as refused:
+        Connection(Address.of(f"clickhouse://127.0.0.1:{free_port()}/traces"))
+    assert re.fullmatch(
+        r"cannot open the store clickhouse://127\.0\.0\.1:\d+/traces: Connection refused", str(refused.value)
+    )
 
 
 def test_tables_of_a_newer_kvtrail_are_refused() -> None:
