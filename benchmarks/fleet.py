@@ -311,7 +311,7 @@ class Recorder:
 
     def heartbeat(self, now_ns: int, *, closing: bool) -> bytes:
         """An `ExportTraceServiceRequest` with a sign of life."""
-        values = (self.sequence, 0, closing, None, self.step, None, None, None, None)
+        values = (self.sequence, 0, closing, None, self.step, *[None] * 5)
         event = (Kind.HEARTBEAT.value, b"", self._nobody, self.sequence, 0, 0, now_ns, now_ns, None, values)
         self.sequence += 1
         (body,) = self._encoder.requests([event], 1)

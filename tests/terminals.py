@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -60,10 +61,11 @@ class Terminal:
         """The lines that are seen, up to the last that says something."""
         return self.text.rstrip().split("\n")
 
-    def until(self, text: str) -> list[str]:
+    def until(self, text: str | re.Pattern[str]) -> list[str]:
         """Wait until the text is seen; returns the lines that are seen then."""
+        wanted = re.compile(re.escape(text)) if isinstance(text, str) else text
         deadline = time.monotonic() + SLOW_S
-        while text not in self.text:
+        while not wanted.search(self.text):
             assert self._read(deadline), self.raw
         return self.screen
 

@@ -113,7 +113,7 @@ def _run(options: Options, children: Children) -> None:
         if death is not None:
             _report_death(death)
         if not options.once:
-            _go_on(engine, watched)
+            _go_on(watched, engine if death is None else None)
 
 
 class _Engine:
@@ -300,9 +300,10 @@ def _waited_for(answer: Callable[[], T]) -> T:
     return answered
 
 
-def _go_on(engine: _Engine, watched: list[Child]) -> None:
-    """Watch all that still runs until one of it ends, or is stopped."""
-    if engine.child.process.poll() is None:
+def _go_on(watched: list[Child], engine: _Engine | None) -> None:
+    """Watch these, and the engine if it has not died, until one of them ends, or is stopped. An engine that has died may take
+    a while to be gone."""
+    if engine is not None:
         # Nobody needs its progress any more, but a full pipe would block it.
         threading.Thread(target=lambda: [None for _ in engine._lines], daemon=True).start()
         watched = [*watched, engine.child]

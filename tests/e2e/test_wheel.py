@@ -334,7 +334,7 @@ def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp
     python = environment(tmp_path / "venv")
     pip(python, "install", "--no-compile", "--constraint", str(ROOT / "constraints.txt"), f"{wheel}[dashboard]")
     assert "--tracer" in printed([python.parent / "kvtrail", "dashboard", "--help"], tmp_path)
-    code = "import kvtrail.dashboard.client, kvtrail.dashboard.views.shared; print('ok')"
+    code = "import kvtrail.dashboard.client, kvtrail.dashboard.views.answers; print('ok')"
     assert printed([python, "-c", code], tmp_path) == "ok\n"
     for command in COMMANDS.keys() - EXTRAS.keys() - {"config"}:  # which needs nothing
         said = re.escape(f"`kvtrail {command}` needs") + r" [\w.]+: pip install 'kvtrail\[tracer\]'"
