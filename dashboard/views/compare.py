@@ -14,11 +14,10 @@ from kvtrail.dashboard.views import tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import request_labels
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.of_requests import request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.theme import is_dark
 
 OFFERED = 20
-BY_TIME, BY_STEP = "time", "steps"
 
 
 @st.fragment(run_every=EVERY_S)
@@ -122,12 +121,7 @@ def verdict(a: compare.Side, b: compare.Side) -> None:
 
 def charts(a: compare.Side, b: compare.Side) -> None:
     """Both timelines and accounts, each pair on the same axes."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.subheader("On the same axes", width="content", anchor=False)
-        axis = st.segmented_control(
-            "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
-            label_visibility="collapsed", width="content",
-        )  # fmt: skip
+    axis = axis_switch("On the same axes")
     dark, timelines = is_dark(), (a.timeline, b.timeline)
     frame = request_charts.frame(*timelines, parts=[*a.parts, *b.parts])
     look = request_charts.Look(frame=frame, dark=dark, by_step=axis == BY_STEP)

@@ -13,11 +13,25 @@ from kvtrail.dashboard.content.requests import status
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link
 
+BY_TIME, BY_STEP = "time", "steps"
+"""The axes of a request's charts."""
+
 
 def request_badges(request: Row) -> None:
     """A request's status and verdict."""
     badge(status(request))
     badge(request["verdict"], label=f"verdict: {request['verdict']}")
+
+
+def axis_switch(title: str) -> str:
+    """A heading for charts; returns what is chosen beside it, and in the address: `BY_TIME` or `BY_STEP`."""
+    # The switch is on the left: on the right a chart's toolbar would cover it.
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.subheader(title, width="content", anchor=False)
+        return st.segmented_control(
+            "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
+            label_visibility="collapsed", width="content",
+        )  # fmt: skip
 
 
 def account_table(rows: Iterable[Row], *, headings: tuple[str, str], other: str = "**{}**", **options: Any) -> None:

@@ -23,12 +23,11 @@ from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import request_labels
 from kvtrail.dashboard.views.links import link, request_query
-from kvtrail.dashboard.views.of_requests import request_badges, unknown_request, which_request
+from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.proofs import proof_cards
 from kvtrail.dashboard.views.theme import is_dark
 from kvtrail.tracer.model.words import count, duration, some
 
-BY_TIME, BY_STEP = "time", "steps"
 MOST_SUMS = 3
 """Sums that are shown number by number."""
 FILES = (
@@ -201,13 +200,7 @@ def downloads(request_id: str, engine: str) -> None:
 
 def charts(timeline: Row, parts: list[phases.Stretch]) -> None:
     """The phases and the timeline above the account, on the same axis."""
-    # The switch is on the left: on the right a chart's toolbar would cover it.
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.subheader("Where its time went", width="content", anchor=False)
-        axis = st.segmented_control(
-            "Axis", (BY_TIME, BY_STEP), default=BY_TIME, key="axis", bind="query-params", required=True,
-            label_visibility="collapsed", width="content",
-        )  # fmt: skip
+    axis = axis_switch("Where its time went")
     dark = is_dark()
     look = request_charts.Look(frame=request_charts.frame(timeline, parts=parts), dark=dark, by_step=axis == BY_STEP)
     st.html(legend(request_charts.phase_legend(parts, dark=dark)))

@@ -92,7 +92,7 @@ class Endings:
             side = self._side(event)
             if side.went_on < event.sequence:
                 side.went_on = event.sequence
-        elif type(event) is Heartbeat and event.recorder_closed:
+        elif isinstance(event, Heartbeat) and event.recorder_closed:
             side = self._side(event)
             if side.goodbye is None or side.goodbye.sequence < event.sequence:
                 side.goodbye = event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
@@ -51,9 +51,7 @@ class Told:
             "ended_ns": launch.ended_ns,
             "ended_by": launch.ended_by,
             "lost": launch.lost,
-            "cause": None
-            if cause is None
-            else {name: getattr(cause, name) for name in ("id", "rule", "title", "request")},
+            "cause": None if cause is None else asdict(cause),
         }
 
     def request(self, account: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clocks import Clock, turnable
 from fastapi.testclient import TestClient
 from history import goodbyes, heartbeats, history
 from msgspec.structs import replace
@@ -74,22 +74,9 @@ class Tracer:
         return str(self.engine()["state"])
 
 
-class Clock:
-    """The monotonic clock, and the wall clock of what is asked of the api."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return self.real() + self.ahead_ns
-
-    real = staticmethod(time.monotonic_ns)
-
-
 @pytest.fixture
 def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracer]:
-    clock = Clock()
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.time.monotonic_ns", clock)
+    clock = turnable(monkeypatch)
     made = Tracer(tmp_path / "s.db", clock)
     yield made
     made.end()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clocks import Clock, turnable
 from fastapi.testclient import TestClient
 from history import heartbeats, history
 from msgspec.structs import replace
@@ -226,23 +226,9 @@ def test_recorders_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {recorder.id for recorder in fleet.recorders.values()} == {f"r{number}" for number in range(5, 15)}
 
 
-class Clock:
-    """The monotonic clock, which a test turns on."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return self.real() + self.ahead_ns
-
-    real = staticmethod(time.monotonic_ns)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.time.monotonic_ns", made)
-    return made
+    return turnable(monkeypatch)
 
 
 @pytest.fixture
