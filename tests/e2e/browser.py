@@ -12,7 +12,7 @@ pytest.importorskip("playwright.sync_api", reason="the pages are tested with pla
 from playwright import sync_api as playwright
 
 __all__ = [
-    "ARTIFACTS", "CHROMIUM", "FLAGS", "SCHEMES", "SLOW_MS", "Scheme", "needs_chromium", "open_first_row",
+    "ARTIFACTS", "CHROMIUM", "FLAGS", "SCHEMES", "SLOW_MS", "Scheme", "needs_chromium", "open_row",
     "playwright", "see", "shoot",
 ]  # fmt: skip
 
@@ -34,8 +34,7 @@ def shoot(page: playwright.Page, name: str) -> None:
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
 
 
-def open_first_row(page: playwright.Page) -> None:
-    """The table is a canvas: a click on its first row is a click on a place."""
-    box = page.get_by_test_id("stDataFrame").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 100, box["y"] + 35 + 17)
+def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
+    """Click a row of a table. It is a canvas, so that is a click on a place, once the table stands still."""
+    table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
+    table.click(position={"x": 60, "y": 35 + 17 + 35 * row}, timeout=SLOW_MS)

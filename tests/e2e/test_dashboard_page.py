@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import pytest
-from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from history import START_NS, history
 from msgspec.structs import replace
 from processes import Tracer
@@ -78,7 +78,7 @@ def test_from_the_overview_to_a_finding(
     playwright.expect(page.get_by_test_id("stDataFrame").get_by_text("chat-7").first).to_be_attached(timeout=SLOW_MS)
     shoot(page, "requests")
 
-    open_first_row(page)
+    open_row(page, "requests_table")
     see(page, "verdict: drift")
     assert "id=chat-7-0123abcd" in page.url
     see(page, "At L2")

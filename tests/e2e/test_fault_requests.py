@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from live_traffic import flowing
 from processes import Tracer, dashboard, serve, until
 from test_dashboard_page import feed
@@ -67,12 +67,6 @@ def rows(page: playwright.Page, key: str) -> list[list[str]]:
     return shown
 
 
-def click_row(page: playwright.Page, key: str, row: int) -> None:
-    box = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 60, box["y"] + 35 + 17 + 35 * row)
-
-
 def see_table(page: playwright.Page, key: str) -> list[list[str]]:
     until(lambda: len(rows(page, key)) > 0)
     return rows(page, key)
@@ -92,7 +86,7 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
         page.wait_for_timeout(REFRESH_MS)
         shown = [cells[0] for cells in rows(page, "requests_table")]
         assert shown[: len(before)] == before[: len(shown)], "rows stay where they are while one reads"
-        click_row(page, "requests_table", row)
+        open_row(page, "requests_table", row)
         see(page, "Every step")
         assert named(page)["id"] == [shown[row]]
     page.goto(f"{url}/requests")
@@ -118,7 +112,7 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: 
     see_table(page, "offers")
     page.wait_for_timeout(2 * REFRESH_MS)
     shown = rows(page, "offers")
-    click_row(page, "offers", 1)
+    open_row(page, "offers", 1)
     see(page, "What differs")
     assert named(page)["with"] == [shown[1][0]]
     page.wait_for_timeout(REFRESH_MS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from history import history
 from processes import Tracer
 from test_dashboard_page import HEALTHY, STALE, now
@@ -44,9 +44,7 @@ def test_a_trace_leads_to_its_request(
     feed(tracer, STALE, request="chat-9-0123abcd", trace_id=TWO)
     see(page, f"2 requests of trace {TWO}")
     shoot(page, "requests-of-one-trace")
-    box = page.locator(".st-key-of_trace").get_by_test_id("stDataFrame").bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 60, box["y"] + 35 + 17)
+    open_row(page, "of_trace")
     playwright.expect(page).to_have_url(re.compile(r"/request\?id=chat-[89]-0123abcd"), timeout=SLOW_MS)
     see(page, "Every step")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import SLOW_MS, needs_chromium, open_first_row, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from demos import Demo, demo
 from on_live import drag, facts, pixels, ready, selected, shown_range, wait_for_answers
 from processes import until
@@ -45,7 +45,7 @@ def test_search_and_deep_links(page: playwright.Page, live: Demo) -> None:
     see(page, "Click a row to open it")
     page.get_by_role("searchbox", name="Search").fill(finding["external"])
     see(page, "1 request, latest first")
-    open_first_row(page)
+    open_row(page, "requests_table")
     see(page, f"so at most max(0, 256 - {finding['numbers']['computed']}) = 0 can be new")
     page.goto(page.url)  # what was opened by a click can be opened by its address
     see(page, TITLE)

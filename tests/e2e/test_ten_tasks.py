@@ -15,7 +15,7 @@ from pathlib import Path
 import forks
 import pytest
 import real_engines
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from live_traffic import flowing
 from processes import SLOW_S, Tracer, dashboard, serve, until
 from test_fault_requests import rows
@@ -47,13 +47,10 @@ class Person:
         """Open a page by the bar on top."""
         self.click(self.page.get_by_role("link", name=page, exact=True))
 
-    def click_row(self, key: str, row: int = 0) -> None:
-        """A table is a canvas: a click on its row is a click on a place."""
+    def open_row(self, key: str, row: int = 0) -> None:
         self.clicks += 1
         until(lambda: len(rows(self.page, key)) > row)
-        box = self.page.locator(f".st-key-{key}").get_by_test_id("stDataFrame").bounding_box()
-        assert box is not None
-        self.page.mouse.click(box["x"] + 60, box["y"] + 35 + 17 + 35 * row)
+        open_row(self.page, key, row)
 
     def died(self) -> playwright.Locator:
         """The first sentence of the first page."""
@@ -109,7 +106,7 @@ def test_3_a_request_by_a_part_of_its_id(person: Person) -> None:
     person.go("Requests")
     person.page.get_by_placeholder("Part of an id, or a whole trace id").fill("bug-0")
     until(lambda: {row[0][:5] for row in rows(person.page, "requests_table")} == {"bug-0"})
-    person.click_row("requests_table")
+    person.open_row("requests_table")
     person.page.wait_for_url(re.compile("/request.*id=bug-0"))
     shoot(person.page, "task-03-found")
 
@@ -141,7 +138,7 @@ def test_6_a_request_is_compared_with_one_like_it(person: Person) -> None:
     person.click(person.died())
     person.click(person.page.get_by_role("link", name="Compare"))
     see(person.page, re.compile("Near in time"))
-    person.click_row("offers")
+    person.open_row("offers")
     see(person.page, "What differs")
     shoot(person.page, "task-06-compared")
 

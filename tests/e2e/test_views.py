@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import real_engines
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed
 
@@ -46,15 +46,6 @@ def url(busy: Tracer, start_dashboard: Callable[[str], str], monkeypatch: pytest
     return start_dashboard(busy.url)
 
 
-def click_row(page: playwright.Page, key: str, row: int = 0) -> None:
-    """A table is a canvas: a click on its row is a click on a place."""
-    table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
-    table.scroll_into_view_if_needed()
-    box = table.bounding_box()
-    assert box is not None
-    page.mouse.click(box["x"] + 60, box["y"] + 35 + 17 + 35 * row)
-
-
 def stale(tracer: Tracer) -> Any:
     (finding,) = tracer.get("/api/findings", rule="stale-lookup")
     return finding
@@ -63,7 +54,7 @@ def stale(tracer: Tracer) -> Any:
 def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwright.Page, url: str) -> None:
     page.goto(f"{url}/findings")
     see(page, "Click a rule")
-    click_row(page, "by_rule")
+    open_row(page, "by_rule")
     see(page, "What to do.")
     playwright.expect(page).to_have_url(re.compile(r"rule=(over-report|stale-lookup)"), timeout=SLOW_MS)
     page.goto(f"{url}/findings?severity=leak&connector=Nobody%27s")
@@ -96,7 +87,7 @@ def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: s
     see(page, "of 4 engines ever")
     see(page, "Longest lag")
     see(page, "Recorders")
-    click_row(page, "engines", row=3)
+    open_row(page, "engines", row=3)
     see(page, "Prefill saved")
     playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"), timeout=SLOW_MS)
 
