@@ -35,6 +35,8 @@ def shoot(page: playwright.Page, name: str) -> None:
 
 
 def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
-    """Click a row of a table. It is a canvas, so that is a click on a place, once the table stands still."""
+    """Click a row of a table, once the page is drawn. The table is a canvas, so that is a click on a place."""
+    at_rest = page.get_by_test_id("stApp")
+    playwright.expect(at_rest).to_have_attribute("data-test-script-state", "notRunning", timeout=SLOW_MS)
     table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
     table.click(position={"x": 60, "y": 35 + 17 + 35 * row}, timeout=SLOW_MS)
