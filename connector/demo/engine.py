@@ -21,6 +21,8 @@ from kvtrail.connector.simulate import tiny_model
 
 GENTLY_S = 5.0
 """Pause between two rounds."""
+HOST_BYTES = 64 * 2**20
+"""The connector's host memory: plenty for the demo's model."""
 PASSES = 2
 """How often a round sends the same prompts."""
 
@@ -52,7 +54,10 @@ class Order:
         return {
             "kv_connector": f"Faulty:{self.bug}:OffloadConnector" if self.bug else "OffloadConnector",
             "kv_connector_module_path": "kvtrail.connector",
-            "kv_connector_extra_config": {"kvtrail": {"guard": self.guard, "level": "detailed"}},
+            "kv_connector_extra_config": {
+                "cpu_bytes_to_use": HOST_BYTES,
+                "kvtrail": {"guard": self.guard, "level": "detailed"},
+            },
         }
 
 

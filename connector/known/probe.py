@@ -111,6 +111,11 @@ class Probe:
         """Of a part of these keys, those that the store still holds, as other events name them."""
         return ()
 
+    def held_bytes(self, connector: Any) -> int | None:
+        """With each sign of life, on the recorder's own thread: the bytes of KV that the connector holds in host memory, on
+        each worker if the scheduler's side knows it, else on this one. None where this side cannot know."""
+        return None
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         """On the scheduler's side, after `build_connector_meta`: what happened since the last call. None is nothing, as in
         most steps."""

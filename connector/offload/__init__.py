@@ -124,6 +124,10 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Keys of all the chunks that host memory holds."""
         return self._scheduler.held_keys()
 
+    def held_bytes(self) -> int | None:
+        """Bytes of the chunks that host memory holds, on each worker; None on a worker, which does not know it."""
+        return self._scheduler.held_bytes() if self.role is KVConnectorRole.SCHEDULER else None
+
     def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
         """Those of these keys whose chunks are held, as they are recorded."""
         return self._scheduler.still_held(keys)

@@ -38,6 +38,9 @@ class ChunkIndex:
     def __contains__(self, key: bytes) -> bool:
         return key in self._slot
 
+    def __len__(self) -> int:
+        return len(self._slot)
+
     def keys(self) -> list[bytes]:
         """The keys of all chunks, in no order: the order of use would take twenty times as long."""
         return list(dict.keys(self._slot))
@@ -145,6 +148,10 @@ class OffloadScheduler:
     def held_keys(self) -> list[bytes]:
         """Keys of all chunks."""
         return self._index.keys()
+
+    def held_bytes(self) -> int:
+        """Bytes of all chunks, on each worker."""
+        return len(self._index) * self._config.chunk_bytes
 
     def still_held(self, keys: Sequence[bytes]) -> tuple[str, ...]:
         """Those of these keys whose chunks are held, as they are recorded."""

@@ -66,6 +66,7 @@ class Recorder:
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
         probes_off: the connectors whose probe is switched off, in order.
+        holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
 
     def __init__(self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter) -> None:
@@ -100,6 +101,7 @@ class Recorder:
         self._untold: Counter[str] = Counter()
         self._counting = threading.Lock()
         self.probes_off: dict[str, None] = {}
+        self.holders: list[Callable[[], int | None]] = []
         self._idle = IdleRequests()
         self._wake = threading.Event()
         self._flushed = threading.Condition()
@@ -335,12 +337,18 @@ class Recorder:
         losses = (offset_ns, self.steps, untold or None, tuple(self.probes_off) or None)
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.told(self.contexts.events())
-        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), self._ended_by if closing else None)
+        ended_by = self._ended_by if closing else None
+        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, self._held_bytes())
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:
             self._goodbye_at = self._ring.next
         return events
+
+    def _held_bytes(self) -> int | None:
+        """What the connectors of this process hold, those that know it; None if none does."""
+        known = [held for ask in tuple(self.holders) if (held := ask()) is not None]
+        return sum(known) if known else None
 
     def _has_listener(self) -> bool:
         """Whether somebody wants to hear signs of life. Who receives is known once a batch was acknowledged, an empty one if

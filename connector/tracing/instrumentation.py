@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -367,6 +368,23 @@ class Instrumentation:
         if not self._is_shut_down:
             self._is_shut_down = True
             self._recorder.leave(FLUSH_S, ended_by=death.told(error or death.of_process()))
+
+    def follow(self, connector: Any) -> None:
+        """Ask the probe with each sign of life what this connector holds, until the connector is shut down or gone."""
+        if self._recorder is not None:
+            there = weakref.ref(connector)
+            self._recorder.holders.append(lambda: self._held_bytes(there()))
+
+    def _held_bytes(self, connector: Any) -> int | None:
+        if connector is None or self._is_shut_down:
+            return None
+        try:
+            held = self._probe.held_bytes(connector)
+            self._failing.pop("held_bytes", None)
+            return None if held is None else index(held)
+        except Exception:
+            self._probe_failed("held_bytes", gap=False)
+            return None
 
     def temporary(self, connector: Any) -> Mapping[str, int]:
         """What the probe counts that must be 0 when no request is left."""

@@ -77,6 +77,7 @@ class Tracing:
         super().__init__(*given)  # type: ignore[call-arg]  # the connector class is next
         try:
             self._kvtrail = _instrumentation(self, settings, vllm_config, role, kv_cache_config)
+            self._kvtrail.follow(self)
         except Exception:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
             self._kvtrail = Instrumentation(guard=settings.guard)

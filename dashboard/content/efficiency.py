@@ -74,18 +74,27 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
 
 
 def memory(savings: Row, engines: Iterable[Row]) -> str:
-    """How much memory the connectors of the engines that are summed up may hold, where their settings say it. How much they
-    do hold, none of them reports."""
+    """How much host memory the connectors of the engines that are summed up hold, as their probes see it, and may hold, as
+    their settings say."""
     summed = {place["engine"] for place in savings["by_place"]}
-    limits = [
-        max(known)
-        for engine in engines
-        if engine["engine"] in summed
-        and (known := [r["memory_limit"] for r in engine["recorders"] if r["memory_limit"] is not None])
-    ]
-    if not limits:
-        return "How much memory it may hold is not known: the connector's settings do not say."
-    return f"It may hold {size(sum(limits))} of host memory in {some(len(limits), 'engine')}."
+    engines = [engine for engine in engines if engine["engine"] in summed]
+    held = [(_most(engine, "held_bytes"), _most(engine, "memory_limit")) for engine in engines]
+    each = " on each worker" if any(len(engine["recorders"]) > 1 for engine in engines) else ""
+    known = [(bytes_, limit) for bytes_, limit in held if bytes_ is not None]
+    limits = [limit for _, limit in held if limit is not None]
+    if not known and not limits:
+        return "How much host memory it holds, and may hold, is not known: no probe sees it, and no setting says it."
+    if not known:
+        where = f"of host memory{each} in {some(len(limits), 'engine')}"
+        return f"It may hold {size(sum(limits))} {where}; how much it does hold, no probe sees."
+    bounds = [limit for _, limit in known if limit is not None]
+    is_bounded = len(bounds) == len(known)
+    amount = _of(sum(bytes_ for bytes_, _ in known), sum(bounds)) if is_bounded else size(sum(b for b, _ in known))
+    sentence = f"It holds {amount} of host memory{each} in {some(len(known), 'engine')}"
+    if not is_bounded:
+        sentence += "; how much it may hold, its settings do not say"
+    unseen = len(held) - len(known)
+    return f"{sentence}." + (f" What it holds in {some(unseen, 'other engine')}, no probe sees." if unseen else "")
 
 
 def cards(sums: Row) -> list[tuple[str, str, str, str]]:
@@ -194,6 +203,18 @@ def _source_rows(sums: Row, names: list[str]) -> list[Row]:
          "share": f"{count(tokens.get(name, 0))} ({text.percent(_share(tokens.get(name, 0), sums['asked']))})"}
         for order, name in enumerate(names)
     ]  # fmt: skip
+
+
+def _most(engine: Row, name: str) -> int | None:
+    """The largest of what the recorders of an engine know: each knows it of one worker."""
+    return max((each[name] for each in engine["recorders"] if each[name] is not None), default=None)
+
+
+def _of(part: int, whole: int) -> str:
+    """A part of some bytes: 12.3 of 64 GiB."""
+    part_text, whole_text = size(part), size(whole)
+    unit = whole_text.rpartition(" ")[2]
+    return f"{part_text.removesuffix(f' {unit}')} of {whole_text}"
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -114,14 +114,47 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
     assert shown[1].startswith(sentence)
 
 
-def test_the_memory_that_it_may_hold_is_counted_once_an_engine() -> None:
-    savings_of_two = {"by_place": [{"engine": "a"}, {"engine": "a"}, {"engine": "b"}]}
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("recorders", "sentence"),
+    [
+        ([[(12.3 * GIB, 64 * GIB)]], "It holds 12.3 of 64 GiB of host memory in 1 engine."),
+        ([[(300 * 2**20, 64 * GIB)]], "It holds 300 MiB of 64 GiB of host memory in 1 engine."),
+        (
+            [[(None, 4 * GIB), (2 * GIB, 4 * GIB)], [(GIB, 4 * GIB)]],
+            "It holds 3 of 8 GiB of host memory on each worker in 2 engines.",
+        ),
+        (
+            [[(2 * GIB, None)]],
+            "It holds 2 GiB of host memory in 1 engine; how much it may hold, its settings do not say.",
+        ),
+        (
+            [[(2 * GIB, 4 * GIB)], [(None, 8 * GIB)]],
+            "It holds 2 of 4 GiB of host memory in 1 engine. What it holds in 1 other engine, no probe sees.",
+        ),
+        ([[(0, 4 * GIB)]], "It holds 0 bytes of 4 GiB of host memory in 1 engine."),
+        (
+            [[(None, 8 * GIB)]],
+            "It may hold 8 GiB of host memory in 1 engine; how much it does hold, no probe sees.",
+        ),
+        (
+            [[(None, None)]],
+            "How much host memory it holds, and may hold, is not known: no probe sees it, and no setting says it.",
+        ),
+    ],
+)
+def test_the_first_line_says_how_much_memory_is_held(
+    recorders: list[list[tuple[float | None, int | None]]], sentence: str
+) -> None:
+    """What one recorder knows is that of one worker; an engine that is not summed up does not count."""
     listed = [
-        {"engine": name, "recorders": [{"memory_limit": limit} for limit in limits]}
-        for name, limits in (("a", (2**30, 2**30)), ("b", (None, 2**31)), ("c", (2**40,)))
+        {"engine": str(number), "recorders": [{"held_bytes": held, "memory_limit": limit} for held, limit in of_engine]}
+        for number, of_engine in enumerate([*recorders, [(1.0, 2)]])
     ]
-    assert savings.memory(savings_of_two, listed) == "It may hold 3 GiB of host memory in 2 engines."
-    assert "is not known" in savings.memory(savings_of_two, [{"engine": "a", "recorders": [{"memory_limit": None}]}])
+    summed = [{"engine": str(number)} for number, _ in enumerate(recorders) for _ in range(2)]
+    assert savings.memory({"by_place": summed}, listed) == sentence
 
 
 def test_loads_that_nobody_waited_for_are_no_zero_seconds() -> None:

@@ -375,6 +375,7 @@ class Heartbeat(Event, kw_only=True, gc=False):
     idle_requests: Keys | None = None
     idle_events: tuple[Number, ...] | None = None
     recorder_ended_by: str | None = None
+    held_bytes: Count | None = None
 
 
 UNFAMILIAR = "kv.unfamiliar"

@@ -198,6 +198,12 @@ ENDED_BY = Attribute(
     "With the last sign of life: the exception that ended the engine, its class and the beginning of its text; absent where"
     " the engine ended in good order.",
 )
+HELD_BYTES = Attribute(
+    "kvtrail.held.bytes",
+    int,
+    "Bytes of KV that the connectors of this process hold in host memory, on each worker, as their probes see it; absent"
+    " where none can.",
+)
 CLOCK_OFFSET = Attribute(
     "kvtrail.recorder.clock.offset",
     int,
@@ -262,6 +268,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.FAILURE: (CALL,),
     Kind.HEARTBEAT: (
         RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS, ENDED_BY,
+        HELD_BYTES,
     ),
 }  # fmt: skip
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""

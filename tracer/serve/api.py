@@ -66,8 +66,9 @@ class Health(BaseModel):
     and `held`. None if nothing is forwarded."""
     recorders: list[dict[str, Any]]
     """Each recorder's `engine`, its name for people (`engine_name`), model, status (`running`, `silent`, `terminated` or
-    `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes its connector may
-    hold (`memory_limit`); if there are very many, those that lost events, then the latest."""
+    `closed`), events received, dropped (as it reports) and missing (by sequence numbers), and the bytes of host memory
+    that its connector holds and may hold on each worker (`held_bytes`, `memory_limit`); if there are very many, those that
+    lost events, then the latest."""
     recorders_by_status: dict[str, int]
     """How many there are of each status."""
 

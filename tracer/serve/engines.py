@@ -71,7 +71,8 @@ class RecorderState:
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
         gives_signs: whether a sign of life came.
-        memory_limit: bytes that its connector may hold in host memory; None where its settings do not say.
+        memory_limit: bytes that its connector may hold in host memory, on each worker; None where its settings do not say.
+        held_bytes: bytes that it held at the last sign of life that knew it; None where none did.
         launch: what it says of the launch of its engine; may be empty.
         is_scheduler: whether it is known to be the one on the scheduler's side, which speaks for its engine.
         ended_by: what its goodbye says the engine ended of; None for a good end.
@@ -103,6 +104,7 @@ class RecorderState:
     gaps: Gaps = field(default_factory=Gaps)
     connectors: set[str] = field(default_factory=set)
     memory_limit: int | None = None
+    held_bytes: int | None = None
     launch: str = ""
     is_scheduler: bool = False
     ended_by: str | None = None
@@ -165,6 +167,7 @@ class RecorderState:
             if times.isdecimal() and (kind in self.untold or len(self.untold) < MOST_UNTOLD):
                 self.untold[kind] = max(self.untold.get(kind, 0), int(times))
         self.probes_off = beat.recorder_probes_off or self.probes_off
+        self.held_bytes = self.held_bytes if beat.held_bytes is None else beat.held_bytes
         self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
         if beat.recorder_closed:
             self.status, self.ended_by = Status.CLOSED, beat.recorder_ended_by
@@ -185,7 +188,7 @@ class RecorderState:
         """The state as JSON-ready data."""
         names = (
             "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit",
+            "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}
@@ -311,6 +314,8 @@ class EngineState:
         kept_requests: requests that have ended and whose blocks the connector still holds.
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
+        held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
+            where no recorder knows.
     """
 
     engine: str
@@ -325,6 +330,8 @@ class EngineState:
     kept_requests: int = 0
     kept_blocks: int = 0
     kept_oldest_ns: int = 0
+    held_bytes: int | None = None
+    memory_limit: int | None = None
 
 
 def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> list[EngineState]:
@@ -338,6 +345,8 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
         state.outstanding += recorder.missing
         state.untold += sum(recorder.untold.values())
         state.probes_off += len(recorder.probes_off)
+        state.held_bytes = _most(state.held_bytes, recorder.held_bytes)
+        state.memory_limit = _most(state.memory_limit, recorder.memory_limit)
     for account, now_ns in detector.waiting():
         waiting = states.get(account.engine)
         if waiting is None:
@@ -351,3 +360,8 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
             waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
     return list(states.values())
+
+
+def _most(*sizes: int | None) -> int | None:
+    """The largest of those that are known."""
+    return max((size for size in sizes if size is not None), default=None)

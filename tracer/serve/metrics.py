@@ -223,7 +223,7 @@ class Metrics:
 
         # The state of the engines.
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
-        states: tuple[tuple[str, str, Callable[[EngineState], float]], ...] = (
+        states: tuple[tuple[str, str, Callable[[EngineState], float | None]], ...] = (
             (
                 "engine_last_received_timestamp_seconds",
                 "Arrival of an engine's latest span.",
@@ -238,6 +238,8 @@ class Metrics:
             ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
             ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
             ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
+            ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
+            ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
         )
         self._states = [(gauge(name, text, ("engine",)), read) for name, text, read in states]
 
@@ -417,7 +419,8 @@ class Metrics:
             return
         self.describe(state.engine, state.info)
         for gauge, read in self._states:
-            self._series.at(gauge, state.engine).set(read(state))
+            if (value := read(state)) is not None:  # what nobody knows has no series
+                self._series.at(gauge, state.engine).set(value)
 
     def retire(self, engine: str) -> None:
         """Remove the series of an engine that has been silent for long."""

@@ -51,6 +51,16 @@ class LMCacheProbe(Probe):
             return matched, True  # an injected fault, in front of LMCache, remembered it
         return matched, self._seen_before(spec)
 
+    def held_bytes(self, connector: Any) -> int | None:
+        """On a worker, what LMCache's local CPU backend holds; other tiers are no host memory of this engine. Chunks are of
+        many MiB each, so that there are thousands at most."""
+        try:
+            backends = connector._lmcache_engine.lmcache_engine.storage_manager.storage_backends
+            chunks = backends["LocalCPUBackend"].hot_cache
+            return sum(chunk.get_physical_size() for chunk in list(chunks.values()))
+        except (*_OTHER_LAYOUT, KeyError):
+            return None
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         try:
             engine = connector._lmcache_engine

@@ -26,6 +26,9 @@ class OffloadProbe(Probe):
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
         return connector.still_held(keys)  # type: ignore[no-any-return]  # the connector is known by name only
 
+    def held_bytes(self, connector: Any) -> int | None:
+        return connector.held_bytes()  # type: ignore[no-any-return]  # the connector is known by name only
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
             return None  # a chunk is evicted only to make room for a store

@@ -71,6 +71,18 @@ def a_request(tokens: int, blocks: list[int] | None = None, **specs: Any) -> Met
     return Meta("r", [0] * tokens, slots(blocks or list(range(100, 100 + -(-tokens // BLOCK_SIZE))), tokens), **specs)
 
 
+def test_what_the_local_cpu_backend_holds_is_counted() -> None:
+    chunks = {n: SimpleNamespace(get_physical_size=lambda: 4096) for n in range(3)}
+    backends = {"LocalDiskBackend": object(), "LocalCPUBackend": SimpleNamespace(hot_cache=chunks)}
+    worker = SimpleNamespace(storage_manager=SimpleNamespace(storage_backends=backends))
+    assert LMCacheProbe().held_bytes(a_connector(Engine(lmcache_engine=worker))) == 3 * 4096
+    chunks.clear()
+    assert LMCacheProbe().held_bytes(a_connector(Engine(lmcache_engine=worker))) == 0
+    del backends["LocalCPUBackend"]
+    for side in (worker, None, object()):  # another backend, the scheduler's side, another layout
+        assert LMCacheProbe().held_bytes(a_connector(Engine(lmcache_engine=side))) is None
+
+
 def test_both_of_lmcaches_connectors_are_known_each_object_by_a_probe_of_its_own() -> None:
     for name in ("LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"):
         cls = type(name, (), {})

@@ -313,3 +313,30 @@ def test_what_recorders_could_not_tell_is_in_the_api_and_the_metrics(pipeline: P
     value = pipeline._metrics.registry.get_sample_value
     assert value("kvtrail_recorder_untold", {"engine": "engine-a"}) == 103
     assert value("kvtrail_recorder_probes_off", {"engine": "engine-a"}) == 1
+
+
+def test_the_memory_that_is_held_is_in_the_api_and_the_metrics(pipeline: Pipeline, tmp_path: Path) -> None:
+    """The latest that a recorder knows; what nobody knows has no series."""
+
+    def beats(name: str, *held: int | None) -> list[Event]:
+        events = life(name, goodbye=False)
+        signs = heartbeats(events, later_s=5 * len(held))
+        return [
+            *events,
+            *(replace(sign, held_bytes=bytes_) for sign, bytes_ in zip(signs, held, strict=True)),  # type: ignore[call-arg]
+        ]
+
+    settings = {semconv.CONNECTOR_SETTINGS.key: '{"cpu_bytes_to_use": 8192}'}
+    pipeline.ingest(encoded(beats("a", 1024, 4096, 2048, None), about=settings), transport="grpc")
+    pipeline.ingest(encoded(beats("b", None)), transport="grpc")
+    pipeline.tidy()
+    client = TestClient(application(pipeline, SqliteReader(tmp_path / "s.db"), pipeline._metrics))
+    recorders = {each["engine"]: each for each in client.get("/api/health").json()["recorders"]}
+    assert (recorders["engine-a"]["held_bytes"], recorders["engine-a"]["memory_limit"]) == (2048, 8192)
+    assert (recorders["engine-b"]["held_bytes"], recorders["engine-b"]["memory_limit"]) == (None, None)
+    value = pipeline._metrics.registry.get_sample_value
+    assert value("kvtrail_held_bytes", {"engine": "engine-a"}) == 2048
+    assert value("kvtrail_held_limit_bytes", {"engine": "engine-a"}) == 8192
+    assert value("kvtrail_recorder_untold", {"engine": "engine-b"}) == 0
+    assert value("kvtrail_held_bytes", {"engine": "engine-b"}) is None
+    assert value("kvtrail_held_limit_bytes", {"engine": "engine-b"}) is None
