@@ -149,9 +149,10 @@ def test_the_first_line_says_how_much_memory_is_held(
     recorders: list[list[tuple[float | None, int | None]]], sentence: str
 ) -> None:
     """What one recorder knows is that of one worker; an engine that is not summed up does not count."""
+    with_another: list[list[tuple[float | None, int | None]]] = [*recorders, [(1.0, 2)]]
     listed = [
         {"engine": str(number), "recorders": [{"held_bytes": held, "memory_limit": limit} for held, limit in of_engine]}
-        for number, of_engine in enumerate([*recorders, [(1.0, 2)]])
+        for number, of_engine in enumerate(with_another)
     ]
     summed = [{"engine": str(number)} for number, _ in enumerate(recorders) for _ in range(2)]
     assert savings.memory({"by_place": summed}, listed) == sentence

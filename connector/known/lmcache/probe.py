@@ -57,9 +57,10 @@ class LMCacheProbe(Probe):
         try:
             backends = connector._lmcache_engine.lmcache_engine.storage_manager.storage_backends
             chunks = backends["LocalCPUBackend"].hot_cache
-            return sum(chunk.get_physical_size() for chunk in list(chunks.values()))
+            held: int = sum(chunk.get_physical_size() for chunk in list(chunks.values()))
         except (*_OTHER_LAYOUT, KeyError):
             return None
+        return held
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         try:
