@@ -67,6 +67,7 @@ def test_0_3_10_lives_under_the_guard(tmp_path: Path, tracer: Tracer, expected: 
     assert stale
     assert all(finding["healed"] == finding["count"] for finding in stale)
     moved_as_logged(healed, requests)
+    shows_what_it_holds(tracer)
 
 
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
@@ -94,6 +95,7 @@ def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, exp
     assert tracer.get("/api/findings") == []
     assert {request["verdict"] for request in requests} == {"ok"}
     moved_as_logged(lived, requests)
+    shows_what_it_holds(tracer)
     lookups = sum(request["lookups"] for request in requests)
     assert lookups > 2 * len(requests), "the engine must have been short of room, or nothing was tried"
 
@@ -116,3 +118,9 @@ def moved_as_logged(run: Run, requests: list[dict[str, Any]]) -> None:
     assert run.loaded > 2000
     assert sum(request["loaded"] for request in requests) == run.loaded
     assert sum(request["stored"] for request in requests) == run.stored
+
+
+def shows_what_it_holds(tracer: Tracer) -> None:
+    """The probe sees the store of this LMCache's worker."""
+    engines = tracer.get("/api/fleet")["engines"]
+    assert [r["held_bytes"] for engine in engines for r in engine["recorders"] if r["held_bytes"]], engines
