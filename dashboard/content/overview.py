@@ -13,6 +13,8 @@ from kvtrail.tracer.model.words import count, some
 
 TIMED = ("findings", "efficiency", "live", "requests")
 """The pages that a sentence's range of time goes along to."""
+LEAST_RATE = 0.1
+"""A lower one would be shown as 0.0."""
 ICONS = {"lost": "error", "warning": "warning", "calm": "check_circle"}
 
 
@@ -51,14 +53,22 @@ def cards(sums: Row, rules: Sequence[Row], *, open_requests: int, length_s: floa
     spared = f"{text.seconds(seconds)} of time" if seconds is not None else f"{some(sums['spared'], 'token')} spared"
     waited_s = sums["waited_s"] + sums["postponed_s"]
     return [
-        ("Admitted", count(sums["admissions"]), f"{text.rate(sums['admissions'] / minutes)} a minute", "admitted"),
+        ("Admitted", count(sums["admissions"]), _a_minute(sums["admissions"], minutes), "admitted"),
         ("Open now", count(open_requests), "begun, not ended", "open requests"),
         ("Hit rate", text.percent(sums["hit_share"]), f"of {text.short(sums['asked'])} tokens", "hit rate"),
         ("Prefill saved", text.percent(share), spared, "prefill saved"),
         ("Waited for KV", text.seconds(waited_s), f"in {some(sums['waits'], 'load')}", "waited for KV"),
-        ("Preemptions", count(sums["preemptions"]), f"{text.rate(sums['preemptions'] / minutes)} a minute", "preemption"),
+        ("Preemptions", count(sums["preemptions"]), _a_minute(sums["preemptions"], minutes), "preemption"),
         ("Findings", count(sum(rule["findings"] for rule in rules)), f"of {some(len(rules), 'rule')}", "finding"),
     ]  # fmt: skip
+
+
+def _a_minute(number: int, minutes: float) -> str:
+    """How often something happened."""
+    if not number:
+        return "none"
+    a_minute = number / minutes
+    return f"{text.rate(a_minute)} a minute" if a_minute >= LEAST_RATE else f"under {LEAST_RATE} a minute"
 
 
 def outcomes(requests: Iterable[Row], shown: TimeRange) -> Counter[str]:

@@ -1,17 +1,14 @@
-"""The component as Streamlit takes it: one JavaScript module, one style sheet, one piece of HTML.
-
-Our modules import each other, and are joined here: Streamlit serves a component's files from a directory only if its package
-is installed in one particular way, and this one must also run from a checkout.
-"""
+"""The component as Streamlit takes it: one JavaScript module, one style sheet, one piece of HTML."""
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from pathlib import Path
 
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
+
+from kvtrail.dashboard.scripts import COPYING, joined
 
 FOLDER = Path(__file__).parent
 MODULES = (
@@ -22,19 +19,13 @@ MODULES = (
 NAME = "kvtrail_live"
 
 
-def joined() -> str:
-    """All modules as one, without imports, and without exports but the last module's default."""
-    return "\n".join(_module(name) for name in MODULES)
+def script() -> str:
+    """All modules as one."""
+    return joined([COPYING, *(FOLDER / f"{name}.js" for name in MODULES)])
 
 
 @cache
 def component() -> ComponentRenderer:
     """The component, registered once."""
     style, body = ((FOLDER / f"live.{kind}").read_text() for kind in ("css", "html"))
-    return st.components.v2.component(NAME, js=joined(), css=style, html=body)
-
-
-def _module(name: str) -> str:
-    text = (FOLDER / f"{name}.js").read_text()
-    text = re.sub(r"^import [^;]*;\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"^export (?!default)", "", text, flags=re.MULTILINE)
+    return st.components.v2.component(NAME, js=script(), css=style, html=body)

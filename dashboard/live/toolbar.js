@@ -1,8 +1,7 @@
 // What the toolbar's buttons and fields do, and those of the panel below the lanes.
 
+import { copyLink } from "../copying.js";
 import { linkTo } from "./address.js";
-
-const COPIED_MS = 2000;
 
 export function listenToToolbar(live) {
   const press = (selector, act) => (live.find(selector).onclick = act);
@@ -13,7 +12,7 @@ export function listenToToolbar(live) {
   press(".out", () => live.zoom(1 / 0.6));
   press(".next", () => live.step(1));
   press(".folds", () => live.fold());
-  press(".copy", (event) => copy(linkTo(live.view, live.now(), location), event.currentTarget));
+  press(".copy", (event) => copyLink(linkTo(live.view, live.now(), location), event.currentTarget));
   press(".ask", () => live.help());
   press(".help button", () => live.help());
   press(".open", () => live.openFocused());
@@ -47,21 +46,4 @@ function listenToTyped(live, field) {
 export function markTyped(field, isRead) {
   if (isRead) field.blur();
   else field.setAttribute("aria-invalid", "true");
-}
-
-/** Copy a text, and say so on the button. Without https a browser has no clipboard for scripts: the old way then. */
-async function copy(text, button) {
-  const isCopied = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : copiedByHand(text);
-  button.textContent = isCopied ? "Copied" : "Not copied";
-  setTimeout(() => (button.textContent = "Copy link"), COPIED_MS);
-}
-
-function copiedByHand(text) {
-  const field = document.createElement("textarea");
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  const isCopied = document.execCommand("copy");
-  field.remove();
-  return isCopied;
 }

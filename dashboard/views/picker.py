@@ -16,6 +16,7 @@ from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.content import text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
+from kvtrail.dashboard.scripts import COPYING, joined
 from kvtrail.dashboard.views.filters import on_this_page, set_to
 
 CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
@@ -124,7 +125,10 @@ def copy_link(shown: TimeRange | None) -> None:
 @cache
 def _link_copier() -> ComponentRenderer:
     """The component, registered once."""
-    script, style = (Path(__file__).with_name(f"copy_link.{kind}").read_text() for kind in ("js", "css"))
+    script, style = (Path(__file__).with_name(f"copy_link.{kind}") for kind in ("js", "css"))
     return st.components.v2.component(
-        "kvtrail_copy_link", js=script, css=style, html='<button type="button">Copy link</button>'
+        "kvtrail_copy_link",
+        js=joined([COPYING, script]),
+        css=style.read_text(),
+        html='<button type="button">Copy link</button>',
     )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrail.dashboard.live.address import as_query, of_query, typed_range
-from kvtrail.dashboard.live.component import FOLDER, MODULES, joined
+from kvtrail.dashboard.live.component import FOLDER, MODULES, script
 from kvtrail.dashboard.live.payload import BINS, busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import (
     DEFAULT_SPAN_MS,
@@ -199,7 +199,7 @@ def test_javascript_gets_numbers_that_it_can_hold() -> None:
 
 
 def test_the_modules_are_joined_whole_and_nothing_is_named_twice() -> None:
-    text = joined()
+    text = script()
     assert {path.stem for path in FOLDER.glob("*.js")} == set(MODULES)
     assert not re.search(r"^import |^export (?!default)", text, flags=re.MULTILINE)
     assert len(re.findall(r"^export default", text, flags=re.MULTILINE)) == 1

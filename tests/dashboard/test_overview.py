@@ -52,6 +52,19 @@ def test_how_much_there_was_is_that_of_the_range() -> None:
     assert (cards["Findings"], cards["Open now"][0]) == (("7", "of 2 rules"), "2")
 
 
+@pytest.mark.parametrize(
+    ("admitted", "note"), [(0, "none"), (1, "under 0.1 a minute"), (6, "0.1 a minute"), (6000, "100 a minute")]
+)
+def test_a_rate_is_never_a_zero_with_digits(admitted: int, note: str) -> None:
+    """`0.0 a minute` beside 1 preemption."""
+    sums = {
+        "admissions": admitted, "asked": 1, "local": 0, "spared": 0, "prefill_saved_s": None, "hit_share": 0.0,
+        "waited_s": 0.0, "postponed_s": 0.0, "waits": 0, "load_tokens": 0, "preemptions": admitted,
+    }  # fmt: skip
+    notes = {name: note for name, _, note, _ in overview.cards(sums, [], open_requests=0, length_s=3600)}
+    assert (notes["Admitted"], notes["Preemptions"]) == (note, note)
+
+
 def test_requests_that_began_in_the_range_are_counted_by_what_became_of_them() -> None:
     requests = [
         {"outcome": "lost", "started_ns": START_NS}, {"outcome": "lost", "started_ns": START_NS + HOUR_NS},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 from processes import Tracer
 from traffic import Engine, served
@@ -15,18 +15,25 @@ from kvtrail.tracer.model.events import Event, Heartbeat
 
 S = 10**9
 EVERY_S = 0.5
-LONGEST_S = 300
+LONGEST_S = 900
 """What is made up for the future; no test watches for longer."""
+CHAT = {"service.name": "chat", "kvtrail.model": "llama"}
+"""What the engines of a chat say of themselves."""
 
 
-def post(tracer: Tracer, events: Sequence[Event]) -> None:
-    """Send events of one recorder, some at a time."""
+def post(tracer: Tracer, events: Sequence[Event], about: Mapping[str, str] | None = None) -> None:
+    """Send events of one recorder, whose resource says this too, some at a time."""
     for first in range(0, len(events), 500):
-        tracer.post(encoded(events[first : first + 500]))
+        tracer.post(encoded(events[first : first + 500], about))
 
 
 @contextmanager
-def coming(tracer: Tracer, *engines: tuple[Engine, float, int], seconds: int = 120) -> Iterator[None]:
+def coming(
+    tracer: Tracer,
+    *engines: tuple[Engine, float, int],
+    seconds: int = 120,
+    about: Mapping[str, str] | None = None,
+) -> Iterator[None]:
     """Engines that have served for so many seconds, and go on: each with the milliseconds between its requests, and how many
     of them come to one stale answer (0 for none)."""
     begun_ns = time.time_ns()
@@ -47,7 +54,7 @@ def coming(tracer: Tracer, *engines: tuple[Engine, float, int], seconds: int = 1
         for events in recorded:
             happened = sum(event.end_ns <= now_ns for event in events)
             if happened:
-                post(tracer, events[:happened])
+                post(tracer, events[:happened], about)
                 del events[:happened]
 
     def go_on() -> None:
@@ -62,6 +69,11 @@ def coming(tracer: Tracer, *engines: tuple[Engine, float, int], seconds: int = 1
     finally:
         ended.set()
         thread.join()
+
+
+def chatting(tracer: Tracer, *engines: str) -> AbstractContextManager[None]:
+    """These engines serve a chat; every fifth request fails of LMCache #2158."""
+    return coming(tracer, *((Engine(name), 400, 5) for name in engines), seconds=20, about=CHAT)
 
 
 def goodbye(engine: Engine, *, sequence: int, at_ns: int, ended_by: str | None = None) -> Heartbeat:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
-from live_traffic import flowing
+from coming import chatting
 from processes import Tracer, dashboard, serve, until
 from test_dashboard_page import feed
 
@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tracer, str
         feed(tracer, HEALED, request="healed-1-0123abcd", engine="engine-x")
         feed(tracer, LONGER, request="longer-1-0123abcd", engine="engine-z")
         feed(tracer, WITH_OUTPUT, request="output-1-0123abcd", engine="engine-y")
-        with flowing(tracer), dashboard(folder, tracer.url) as url:
+        with chatting(tracer, "llama-a", "llama-b"), dashboard(folder, tracer.url) as url:
             yield tracer, url
     finally:
         tracer.end()

@@ -14,11 +14,11 @@ pytestmark = needs_chromium
 @pytest.fixture
 def ask(page: playwright.Page) -> Any:
     """Evaluates an expression over the modules."""
-    from kvtrail.dashboard.live.component import joined
+    from kvtrail.dashboard.live.component import script
 
     names = "rangeOf, zoomed, panned, pinched, centred, showing, fitted, between, ticks, clock, lasting, count"
     names += ", Rows, modelOf, requestAt, spent, counts, stepped, linkTo, rangeText, deathsText, Live"
-    text = joined().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
+    text = script().replace("export default function", "function started", 1) + f"\nwindow.live = {{ {names} }};"
     page.goto("about:blank")
     page.add_script_tag(content=text, type="module")
     page.wait_for_function("window.live")

@@ -16,7 +16,7 @@ import forks
 import pytest
 import real_engines
 from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
-from live_traffic import flowing
+from coming import chatting
 from processes import SLOW_S, Tracer, dashboard, serve, until
 from test_fault_requests import rows
 
@@ -73,7 +73,7 @@ def site(folder: Path) -> Iterator[tuple[Tracer, str]]:
         )
         process.join(SLOW_S)
         assert process.exitcode == 0, (folder / "engine.log").read_text()
-        with flowing(tracer), dashboard(folder, tracer.url) as url:
+        with chatting(tracer, "llama-a", "llama-b"), dashboard(folder, tracer.url) as url:
             yield tracer, url
     finally:
         tracer.end()
@@ -158,7 +158,7 @@ def test_7_with_the_keyboard_only(person: Person) -> None:
 def test_8_the_tracer_goes_away_and_comes_back(page: playwright.Page, tmp_path: Path, site: tuple[Tracer, str]) -> None:
     store = tmp_path / "kvtrail.db"
     tracer = serve(tmp_path, store=store)
-    with flowing(tracer, ("llama-c",)):
+    with chatting(tracer, "llama-c"):
         until(lambda: tracer.get("/api/overview", window_s=60)["totals"]["requests"] > 0)
     with dashboard(tmp_path, tracer.url) as url:
         page.goto(url)

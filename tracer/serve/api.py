@@ -26,6 +26,7 @@ from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.hosts import KnownHosts, OnlyKnownHosts
 from kvtrail.tracer.serve.limits import DEFAULTS, RETRY_S, Limits
 from kvtrail.tracer.serve.live import Live
@@ -34,7 +35,6 @@ from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tail import EVERY_S, Tail, numbered
-from kvtrail.tracer.serve.told import Told
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
 
 UNAVAILABLE = 503
@@ -220,8 +220,8 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
 
     @api.get("/fleet", summary="The engines and their recorders, and how completely their events arrive")
     def fleet(chosen: ChosenEngines) -> Fleet:
-        told = Told(process, reader)
-        known = told.engines
+        fates = Fates(process, reader)
+        known = fates.engines
         if chosen is not None:
             known = {name: known[name] for name in chosen if name in known}
         by_engine: dict[str, list[dict[str, Any]]] = {}
@@ -236,7 +236,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
                 {
                     "engine": name,
                     **known[name],
-                    **told.engine(name),
+                    **fates.engine(name),
                     "recorders": by_engine.get(name, []),
                     "is_heard": name in heard,
                 }

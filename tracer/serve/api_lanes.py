@@ -13,8 +13,8 @@ from kvtrail.tracer.detect.phases import WORDS
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS
 from kvtrail.tracer.serve.engines import SILENT_NS
+from kvtrail.tracer.serve.fates import Fates, deaths
 from kvtrail.tracer.serve.live import Live
-from kvtrail.tracer.serve.told import Told, deaths
 from kvtrail.tracer.store import Reader
 
 MAX_MARKS = 2000
@@ -111,7 +111,7 @@ def _columns(reader: Reader, window: Window, process: Live, *, points: int) -> L
     ]
     gaps = [(r.engine, gap) for r in recorders for gap in r.gaps.within(window.from_ns, window.to_ns)]
     marks = [f for f in reader.marks(window, lanes, limit=MAX_MARKS) if f["first_ns"] <= window.to_ns]
-    findings = Told(process, reader).findings(marks) if marks else []
+    findings = Fates(process, reader).findings(marks) if marks else []
     died = deaths(reader.launches(since_ns=window.from_ns, until_ns=window.to_ns))
     engines = sorted({r.engine for r in recorders} | {lane.engine for lane in lanes} | {d["engine"] for d in died})
     names = reader.names()

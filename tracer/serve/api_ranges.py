@@ -17,8 +17,8 @@ from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefi
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
+from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.live import Live
-from kvtrail.tracer.serve.told import Told
 from kvtrail.tracer.store import FindingFilter, Reader
 
 DAY_NS = 24 * 3600 * 10**9
@@ -74,7 +74,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             request=request, rule=rule, severity=severity, connector=connector, engine=engine, engines=chosen,
             since_ns=since_ns, until_ns=until_ns,
         )  # fmt: skip
-        return Told(process, reader).findings(reader.findings(asked, limit=limit))
+        return Fates(process, reader).findings(reader.findings(asked, limit=limit))
 
     @api.get("/findings/trend", summary="The number of findings by rule and time")
     def trend(

@@ -20,8 +20,8 @@ from kvtrail.tracer.replay import history
 from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.serve.alike import alike
 from kvtrail.tracer.serve.api_places import ChosenEngines
+from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.live import Live
-from kvtrail.tracer.serve.told import Told
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
@@ -90,11 +90,11 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         near_engine: Annotated[str, Query(description="engine of that request")] = "",
         limit: Limit = 100,
     ) -> list[dict[str, Any]]:
-        told = Told(process, reader)
+        fates = Fates(process, reader)
         if near:
             one = account_of(near, near_engine)
-            model = told.engines.get(one["engine"], {}).get("model", "")
-            same = [name for name, about in told.engines.items() if about["model"] == model]
+            model = fates.engines.get(one["engine"], {}).get("model", "")
+            same = [name for name, about in fates.engines.items() if about["model"] == model]
             found = alike(reader, one, engines=same, limit=limit)
         else:
             if engine:
@@ -103,12 +103,12 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
                 search=search, status=status, verdict=verdict, engines=chosen, since_ns=since_ns, before_ns=before_ns,
                 sort=sort, limit=limit,
             )  # fmt: skip
-        return [told.request(account) for account in found]
+        return [fates.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")
     def request(request_id: str, engine: str = "") -> Timeline:
-        account, told = account_of(request_id, engine), Told(process, reader)
-        return timeline(told.request(account), reader.spans_of(account), told.findings(findings_of(account)))
+        account, fates = account_of(request_id, engine), Fates(process, reader)
+        return timeline(fates.request(account), reader.spans_of(account), fates.findings(findings_of(account)))
 
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:

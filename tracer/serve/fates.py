@@ -19,8 +19,8 @@ _OF_ENGINE = ("service", "model")
 """What a request says of its engine."""
 
 
-class Told:
-    """What is known of the engines at one moment, for one answer.
+class Fates:
+    """What became of requests and engines, and what findings did, as it is known at one moment: for one answer.
 
     Attributes:
         engines: each engine's `name`, its description, and how many of its requests are `open`, as the store has them.
