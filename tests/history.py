@@ -27,6 +27,11 @@
     prefetch 0+512
     lock 2, unlock 2                   chunks
     refs -1, pins -1                   of a stored chunk
+    check loaded 64 unknown 3          a worker's look at blocks: computed, loaded, admitted, held; `rank 1` after it
+    check held 9 wrong rot 12@256      what is wrong, the block and its first token, for each wrong block; after it
+                                       `layers 0-3,7`, `holds r-7@256`, `from r-9`
+    check loaded 3 wrong drift 12@256 holds zeros more 5 healed
+    check computed 2 tells a:-17@0 b:4@16      for other engines: hash, fingerprint, first token; `group 1` before it
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
     key k1 after k0 of digest          a chunk's key
@@ -146,6 +151,38 @@ def _holdings(m: re.Match[str]) -> Fields:
     return {"chunk_keys": _keys(m["keys"]), "holdings_first": not m["before"], "holdings_last": not m["after"]}
 
 
+_WRONG = (
+    r" wrong (?P<kind>drift|rot|early) (?P<block>\d+)@(?P<token>\d+)(?: layers (?P<layers>\S+))?(?: holds (?P<holds>\S+))?"
+    r"(?: from (?P<from>\S+))?"
+)
+_TOLD = r" (?P<hash>\w+):(?P<fingerprint>-?\d+)@(?P<token>\d+)"
+
+
+def _check(m: re.Match[str]) -> Fields:
+    wrong = [each.groupdict() for each in re.finditer(_WRONG, m["wrong"])]
+    told = [each.groupdict() for each in re.finditer(_TOLD, m["told"] or "")]
+    return {
+        "check_look": m["look"],
+        "check_blocks": int(m["blocks"]),
+        "check_unknown": int(m["unknown"] or 0),
+        "check_hashes": tuple(each["hash"] for each in told),
+        "check_fingerprints": tuple(int(each["fingerprint"]) for each in told),
+        "check_tokens": tuple(int(each["token"]) for each in told),
+        "check_wrong_kinds": tuple(each["kind"] for each in wrong),
+        "check_wrong_blocks": tuple(int(each["block"]) for each in wrong),
+        "check_wrong_tokens": tuple(int(each["token"]) for each in wrong),
+        "check_wrong_hashes": tuple(f"{int(each['block']):016x}" for each in wrong),
+        "check_wrong_layers": tuple(each["layers"] or "" for each in wrong),
+        "check_wrong_holds": tuple(each["holds"] or "unknown" for each in wrong),
+        "check_wrong_from": tuple(each["from"] or "" for each in wrong),
+        "check_wrong_more": int(m["more"] or 0),
+        "check_healed": bool(m["healed"]),
+        "group": _number(m["group"]),
+        "role": "worker",
+        "rank": int(m["rank"] or 0),
+    }
+
+
 _BLOCKS = r"(?: \[(?P<blocks>[\d |-]*)\])?"
 _ERROR = r"(?: !(?P<error>.*))?"
 _PLAN = r"(?:(?P<start>\d+)\+)?(?P<count>\d+)" + _BLOCKS + r"(?: keys (?P<keys>\S+))?(?: #(?P<job>\d+))?"
@@ -228,6 +265,14 @@ LINES: list[Line] = [
         lambda m: {"chunk_key": "c0ffee", m["what"]: int(m["count"])},
     ),
     (
+        r"check (?P<look>computed|loaded|admitted|held) (?P<blocks>\d+)(?: unknown (?P<unknown>\d+))?"
+        r"(?: group (?P<group>\d+))?(?: tells(?P<told>(?: \w+:-?\d+@\d+)+))?"
+        r"(?P<wrong>(?:" + re.sub(r"\?P<[a-z]+>", "?:", _WRONG) + r")*)"
+        r"(?: more (?P<more>\d+))?(?P<healed> healed)?(?: rank (?P<rank>\d+))?",
+        e.BlockCheck,
+        _check,
+    ),
+    (
         r"stats (?P<total>\d+)(?: cached (?P<cached>-?\d+))?(?: external (?P<external>-?\d+))?(?: queried (?P<queried>\d+))?",
         e.Stats,
         lambda m: {
@@ -289,6 +334,7 @@ def history(
     chunk: int = 256,
     block: int = BLOCK_SIZE,
     from_log: bool = False,
+    cache_identity: str | None = None,
 ) -> list[Event]:
     """The events that the text describes."""
     events: list[Event] = []
@@ -308,6 +354,7 @@ def history(
             "end_ns": now_ns + 10_000, "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
+            "cache_identity": cache_identity,
         }  # fmt: skip
         now_ns += MILLISECOND_NS
         numbers[by, about] += 1
@@ -432,7 +479,8 @@ def loaded(events: Sequence[Event]) -> History:
 
 def _moment(event: Event) -> Moment:
     span = span_of(event)
-    resource = {**span.resource, **({semconv.BLOCK_SIZE.key: event.block_size} if event.block_size else {})}
+    of_resource = {semconv.BLOCK_SIZE.key: event.block_size, semconv.CACHE_IDENTITY.key: event.cache_identity}
+    resource = {**span.resource, **{key: value for key, value in of_resource.items() if value}}
     attributes = {**span.attributes, **({semconv.CHUNK_SIZE.key: event.chunk_size} if event.chunk_size else {})}
     span = structs.replace(span, span_id=event.span_id or span.span_id, resource=resource, attributes=attributes)
     return structs.replace(event, span_id=span.span_id, trace_id=span.trace_id), span

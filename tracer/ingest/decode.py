@@ -38,6 +38,7 @@ _OPTIONAL = (
     (semconv.SAMPLED_ONLY.key, bool),
     (semconv.LAUNCH.key, str),
     (semconv.LACKS.key, str),
+    (semconv.CACHE_IDENTITY.key, str),
 )
 """Attributes of a resource that are fields of its events where they have this type."""
 

@@ -40,6 +40,8 @@ Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
 Blocks = tuple[Count, ...]
 Keys = tuple[str, ...]
+Fingerprints = tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...]
+"""Digests of 64 bits, as signed numbers."""
 
 _KEYS = {
     attribute.field: attribute.key
@@ -52,6 +54,7 @@ _KEYS = {
             semconv.SAMPLED_ONLY,
             semconv.LAUNCH,
             semconv.LACKS,
+            semconv.CACHE_IDENTITY,
         ),
         semconv.COMMON,
         *semconv.FIELDS.values(),
@@ -100,6 +103,8 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     """The launch of the engine, where its recorder says so."""
     lacks: str | None = None
     """What the engine does not show: the value of `semconv.LACKS`."""
+    cache_identity: str | None = None
+    """What its KV depends on besides the tokens, where bytes are judged."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""
@@ -358,6 +363,38 @@ class Holdings(Event, kw_only=True, gc=False):
     holdings_last: bool = False
 
 
+class BlockCheck(Event, kw_only=True, gc=False):
+    """Names and numbers about a block have one place in each of the arrays."""
+
+    kind = Kind.BLOCK_CHECK
+    check_look: Name
+    check_blocks: Count
+    check_unknown: Count = 0
+    check_hashes: Keys = ()
+    check_fingerprints: Fingerprints = ()
+    check_tokens: Blocks = ()
+    check_wrong_kinds: Keys = ()
+    check_wrong_blocks: Blocks = ()
+    check_wrong_tokens: Blocks = ()
+    check_wrong_hashes: Keys = ()
+    check_wrong_layers: Keys = ()
+    check_wrong_holds: Keys = ()
+    check_wrong_from: Keys = ()
+    check_wrong_more: Count = 0
+    check_healed: bool = False
+    group: Count | None = None
+    scheduler_step: Count | None = None
+
+    def numbers(self) -> dict[str, Any]:
+        """Without what is told for other engines, which is much and says nothing to a person."""
+        return {
+            name: value for name, value in super().numbers().items() if name not in _FOR_OTHER_ENGINES and value != ()
+        }
+
+
+_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens"})
+
+
 class Failure(Event, kw_only=True, gc=False):
     kind = Kind.FAILURE
     call: str = ""
@@ -397,6 +434,6 @@ CLASSES: dict[str, type[Event]] = {
     for cls in (
         RequestStart, RequestEnd, CutOff, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
         TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
-        Evict, Reset, CacheReset, Holdings, Failure, Heartbeat,
+        Evict, Reset, CacheReset, Holdings, BlockCheck, Failure, Heartbeat,
     )
 }  # fmt: skip

@@ -80,12 +80,17 @@ class Kind(StrEnum):
     RESET = "kv.reset"
     CACHE_RESET = "kv.cache.reset"
     HOLDINGS = "kv.holdings"
+    BLOCK_CHECK = "kv.block_check"
     FAILURE = "kv.failure"
     HEARTBEAT = "kv.recorder"
 
 
 def _tokens(name: str, brief: str) -> Attribute:
     return Attribute(f"kvtrail.tokens.{name}", int, brief)
+
+
+def _check(name: str, type_: type, brief: str) -> Attribute:
+    return Attribute(f"kvtrail.check.{name}", type_, brief)
 
 
 TOTAL = _tokens("total", "Tokens of the request at this moment: prompt and, after a preemption, its output so far.")
@@ -168,7 +173,9 @@ CACHE_READ = Attribute(
     "Tokens of the prompt that were not computed at its first admission: vLLM's own prefix cache and the connector had them.",
     "cache_read",
 )
-GROUP = Attribute("kvtrail.group", int, "Number of a KV cache group, where the answer is that group's alone.")
+GROUP = Attribute(
+    "kvtrail.group", int, "Number of a KV cache group, where there are several and one alone is concerned."
+)
 BOUNDARIES = Attribute(
     "kvtrail.tokens.boundaries", tuple, "Lengths of the request's prefixes for which an object is held, in tokens."
 )
@@ -186,6 +193,38 @@ HOLDINGS_FIRST = Attribute(
     "kvtrail.holdings.first", bool, "The first part of a list of all chunks that the store holds."
 )
 HOLDINGS_LAST = Attribute("kvtrail.holdings.last", bool, "The last part of that list.")
+CHECK_LOOK = _check("look", str, "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`.")
+CHECK_BLOCKS = _check("blocks", int, "Blocks looked at for the request since its last event of this look.")
+CHECK_UNKNOWN = _check("unknown", int, "Of these, blocks of whose hash no content is known.")
+CHECK_HASHES = _check(
+    "hashes",
+    tuple,
+    "Of blocks told for other engines, the last 16 hexadecimal digits of the hash: all that the request `computed` while it"
+    " had met no wrong block, and the unknown ones of those that it `loaded`.",
+)
+CHECK_FINGERPRINTS = _check("fingerprints", tuple, "The fingerprint of each of these, a signed number of 64 bits.")
+CHECK_TOKENS = _check("tokens", tuple, "The first token of each of these in the request.")
+WRONG_KINDS = _check(
+    "wrong.kinds",
+    tuple,
+    "Of each wrong block: `drift`, it holds what was not computed under its hash; `early`, it did when it was read, and was"
+    " right afterwards; `rot`, it was right, and changed though nothing wrote to it.",
+)
+WRONG_BLOCKS = _check("wrong.blocks", tuple, "The id of each wrong block.")
+WRONG_TOKENS = _check("wrong.tokens", tuple, "The first token of each wrong block in the request.")
+WRONG_HASHES = _check("wrong.hashes", tuple, "The last 16 hexadecimal digits of each wrong block's hash.")
+WRONG_LAYERS = _check("wrong.layers", tuple, "The layers that differ, `0-3,7`; empty where it is not known.")
+WRONG_HOLDS = _check(
+    "wrong.holds",
+    tuple,
+    "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on, `poison` for"
+    " what was computed after a wrong block, or `unknown`.",
+)
+WRONG_FROM = _check(
+    "wrong.from", tuple, "The request whose load or step left it so; empty where it is this one itself."
+)
+WRONG_MORE = _check("wrong.more", int, "Wrong blocks beyond those that are listed.")
+CHECK_HEALED = _check("healed", bool, "The wrong blocks were reported to vLLM as not loaded: it computes them again.")
 CALL = Attribute("kvtrail.call", str, "The connector's method that was called.")
 RECORDED = Attribute(
     "kvtrail.recorder.recorded", int, "Events recorded since this recorder began, dropped ones included."
@@ -265,6 +304,10 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
+    Kind.BLOCK_CHECK: (
+        CHECK_LOOK, CHECK_BLOCKS, CHECK_UNKNOWN, CHECK_HASHES, CHECK_FINGERPRINTS, CHECK_TOKENS, WRONG_KINDS, WRONG_BLOCKS,
+        WRONG_TOKENS, WRONG_HASHES, WRONG_LAYERS, WRONG_HOLDS, WRONG_FROM, WRONG_MORE, CHECK_HEALED, GROUP, STEP,
+    ),
     Kind.FAILURE: (CALL,),
     Kind.HEARTBEAT: (
         RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS, ENDED_BY,
@@ -308,6 +351,8 @@ BRIEFS: dict[Kind, str] = {
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
     Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
     Kind.HOLDINGS: "A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever.",
+    Kind.BLOCK_CHECK: "A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong"
+    " blocks are listed, up to 64; right ones are only counted, and told now and then.",
     Kind.FAILURE: "A call of the connector raised; the message is its status. Lookups and allocations that raised are spans"
     " of their own kinds.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
@@ -465,6 +510,15 @@ LACKS = Attribute(
     " `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
     "lacks",
 )
+CACHE_IDENTITY = Attribute(
+    "kvtrail.cache.identity",
+    str,
+    "16 hexadecimal digits, a digest of all that KV and its hashes depend on besides the tokens: engines of one identity have"
+    " equal fingerprints for equal content, rank by rank. Absent where no bytes are judged.",
+)
+FINGERPRINTS = Attribute(
+    "kvtrail.fingerprints", float, "The share of blocks whose bytes are judged, 0 to 1; absent where none are."
+)
 HEARTBEATS = Attribute(
     "kvtrail.recorder.heartbeats",
     str,
@@ -473,7 +527,7 @@ HEARTBEATS = Attribute(
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
     MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS, HEARTBEATS,
+    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY, FINGERPRINTS, HEARTBEATS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 

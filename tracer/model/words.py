@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -213,6 +214,7 @@ _KINDS: dict[str, str] = {
     Kind.RESET: "reset",
     Kind.CACHE_RESET: "prefix cache reset",
     Kind.HOLDINGS: "chunks held",
+    Kind.BLOCK_CHECK: "look at blocks",
     Kind.FAILURE: "failed call",
     Kind.HEARTBEAT: "sign of life",
 }
@@ -256,6 +258,8 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
             return some(numbers["locks"], "chunk")
         case Kind.FREE | Kind.READ:
             return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
+        case Kind.BLOCK_CHECK:
+            return _look(numbers)
         case Kind.HEARTBEAT if numbers.get("recorder_closed"):
             ended_by = numbers.get("recorder_ended_by")
             return f"goodbye; its engine ended by {ended_by}" if ended_by else "goodbye"
@@ -279,6 +283,34 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
     refused = numbers.get("refused")
     healed = "" if refused is None else f" in place of {count(refused)}, which the guard refused"
     return f"{computed}, {held}; {answer}{healed}{cached}"
+
+
+def _look(numbers: Mapping[str, Any]) -> str:
+    """64 loaded blocks looked at: all hold what was computed."""
+    blocks, unknown = numbers["check_blocks"], numbers.get("check_unknown") or 0
+    wrong = Counter(numbers.get("check_wrong_kinds", ()))
+    parts = [f"{count(number)} {_WRONG.get(kind, kind)}" for kind, number in wrong.items()]
+    if more := numbers.get("check_wrong_more"):
+        parts.append(f"{count(more)} more wrong")
+    if unknown:
+        parts.append(
+            f"{count(unknown)} unknown, for nothing was computed under {'its hash' if unknown == 1 else 'their hashes'}"
+        )
+    if not parts:
+        parts.append("it holds what was computed" if blocks == 1 else "all hold what was computed")
+    elif blocks > wrong.total() + (more or 0) + unknown:
+        parts.append("the others hold what was computed")
+    healed = "; vLLM is told to compute the wrong ones again" if numbers.get("check_healed") else ""
+    look = numbers["check_look"]
+    return f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} looked at: {', '.join(parts)}{healed}"
+
+
+_WRONG = {
+    "drift": "with what was not computed under the hash",
+    "rot": "changed though nothing wrote to it",
+    "early": "read before the load had ended",
+}
+"""What is wrong with blocks, after their number."""
 
 
 def _extent(numbers: Mapping[str, Any]) -> str:
