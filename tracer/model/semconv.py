@@ -581,36 +581,7 @@ def external_id(request_id: str) -> str:
     return head if dash and len(tail) == 8 and all(c in "0123456789abcdef" for c in tail) else request_id
 
 
-def as_markdown() -> str:
-    """The documentation page of spans and attributes."""
-
-    def rows(attributes: tuple[Attribute, ...]) -> str:
-        return "\n".join(
-            f"| `{a.key}` | {'array' if a.type is tuple else a.type.__name__} | {a.brief} |" for a in attributes
-        )
-
-    head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
-    parts = [
-        "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by"
-        " `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
-        " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
-        " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
-        " and the event `exception`, as OpenTelemetry's conventions have it.\n",
-        f"## On every span\n\n{head}{rows(COMMON)}\n",
-        f"## On the resource\n\n{head}{rows(RESOURCE)}\n",
-        "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered anew by"
-        f" `kvtrail minimize`.\n\n{head}{rows(MINIMIZED)}\n",
-    ]
-    for kind, attributes in FIELDS.items():
-        shown = (*attributes, *OF_ROOT) if kind in ROOTS else attributes
-        table = f"\n\n{head}{rows(shown)}" if shown else ""
-        parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
-        if kind is Kind.SCHEDULE:
-            parts.append(f"## `{STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(STEP_FIELDS)}\n")
-    parts.append(f"## `{ENGINE_SPAN}`\n\n{ENGINE_BRIEF}\n\n{head}{rows((ENGINE_ID,))}\n")
-    parts.append(f"## `{FINDING_SPAN}`\n\n{FINDING_BRIEF}\n\n{head}{rows((*FINDING_FIELDS, FINDING_WITNESS))}\n")
-    return "\n".join(parts)
-
-
 if __name__ == "__main__":
+    from kvtrail.tracer.model.vocabulary import as_markdown
+
     print(as_markdown(), end="")

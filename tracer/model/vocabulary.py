@@ -1,0 +1,37 @@
+"""The documentation page of spans and attributes, made of the vocabulary's tables."""
+
+from __future__ import annotations
+
+from kvtrail.tracer.model import semconv
+
+
+def as_markdown() -> str:
+    """The documentation page of spans and attributes."""
+
+    def rows(attributes: tuple[semconv.Attribute, ...]) -> str:
+        return "\n".join(
+            f"| `{a.key}` | {'array' if a.type is tuple else a.type.__name__} | {a.brief} |" for a in attributes
+        )
+
+    head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
+    parts = [
+        "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by"
+        " `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
+        " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
+        " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
+        " and the event `exception`, as OpenTelemetry's conventions have it.\n",
+        f"## On every span\n\n{head}{rows(semconv.COMMON)}\n",
+        f"## On the resource\n\n{head}{rows(semconv.RESOURCE)}\n",
+        "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered anew by"
+        f" `kvtrail minimize`.\n\n{head}{rows(semconv.MINIMIZED)}\n",
+    ]
+    for kind, attributes in semconv.FIELDS.items():
+        shown = (*attributes, *semconv.OF_ROOT) if kind in semconv.ROOTS else attributes
+        table = f"\n\n{head}{rows(shown)}" if shown else ""
+        parts.append(f"## `{kind}`\n\n{semconv.BRIEFS[kind]}{table}\n")
+        if kind is semconv.Kind.SCHEDULE:
+            parts.append(f"## `{semconv.STEP_SPAN}`\n\n{semconv.STEP_BRIEF}\n\n{head}{rows(semconv.STEP_FIELDS)}\n")
+    parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{semconv.ENGINE_BRIEF}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
+    of_finding = rows((*semconv.FINDING_FIELDS, semconv.FINDING_WITNESS))
+    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{semconv.FINDING_BRIEF}\n\n{head}{of_finding}\n")
+    return "\n".join(parts)
