@@ -8,7 +8,7 @@ from typing import Any
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.semconv import Kind
-from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, some, value
+from kvtrail.tracer.model.words import NOTHING, count, duration, kind, said, some, value, waiting
 
 MEASURES = {
     "total": "tokens of the request", "computed": "in vLLM", "matched": "matched", "allocated": "to be loaded",
@@ -27,6 +27,9 @@ ACCOUNT = {
     "loaded": ("loaded", "loaded tokens"),
     "stored": ("stored", "stored tokens"),
     "lookups": ("lookups", "lookup"),
+    "loads": ("loads", "loads"),
+    "waited_ns": ("waited for KV", "waited for KV"),
+    "recomputed": ("recomputed", "recomputed tokens"),
     "rejected": ("rejected drafts", "rejected drafts"),
     "refused": ("answers refused", "refused answers"),
     "outcome": ("how it ended", "outcome"),
@@ -86,12 +89,19 @@ def account_rows(account: Row, other: Row | None) -> list[Row]:
         {
             "name": name,
             "label": label,
-            "value": value(_number(account, name)).replace("_", " "),
-            "other": None if other is None else value(_number(other, name)).replace("_", " "),
+            "value": _shown(account, name),
+            "other": None if other is None else _shown(other, name),
             "differs": other is not None and _number(account, name) != _number(other, name),
         }
         for name, (label, _) in ACCOUNT.items()
     ]
+
+
+def _shown(account: Row, name: str) -> str:
+    """A number of the account as text."""
+    if name == "waited_ns":
+        return waiting(account[name], account["wait_loads"])
+    return value(_number(account, name)).replace("_", " ")
 
 
 def _number(account: Row, name: str) -> Any:

@@ -10,7 +10,20 @@ from test_request import STALE, timeline_of
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import replay, request_charts
+from kvtrail.dashboard.content.request import facts as request_facts
 from kvtrail.dashboard.content.request import findings_by_step
+
+SUMS = """
+L 749 c0 h256 -> 256 async
+A 256
+R
+S 256+493
+P
+L 749 c0 h256 -> 256
+A 256
+S 256+493
+end
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,22 @@ def test_the_account_after_a_step_and_what_it_changed(stale: Row) -> None:
     }
     assert (rows["returned"]["value"], rows["computed"]["value"], rows["allocated"]["value"]) == ("256", "384", "–")  # noqa: RUF001
     assert "refused" not in rows
+
+
+def test_the_sums_are_those_of_the_request_page_in_its_words() -> None:
+    timeline = timeline_of(SUMS)
+    rows = {row["label"]: row["value"] for row in replay.changes(timeline, step=len(timeline["steps"]))}
+    facts = {name.lower(): (value, note) for name, value, note, _ in request_facts(timeline["request"])}
+    assert (rows["waited for KV"], rows["recomputed"], rows["loads"]) == ("1 ms in 1 load", "492", "2")
+    assert (facts["waited for kv"], facts["loaded"][1]) == (("1 ms", "in 1 load"), "in 2 loads")
+    assert facts["recomputed"] == ("492", "after preemptions")
+    changed = [
+        {row["label"] for row in replay.changes(timeline, step=step) if row["differs"]}
+        for step in range(1, len(timeline["steps"]) + 1)
+    ]
+    for name in ("loads", "waited for KV", "recomputed"):
+        assert any(name in each for each in changed), name
+    assert not {"loads", "waited for KV", "recomputed"} & {row["label"] for row in replay.changes(timeline, step=2)}
 
 
 def test_before_the_arrival_there_is_no_account(stale: Row) -> None:

@@ -59,6 +59,11 @@ def ending(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{count(number)} times")
 
 
+def waiting(waited_ns: int, loads: int) -> str:
+    """How long a request waited for KV: 12 ms in 2 loads."""
+    return f"{duration(waited_ns) if waited_ns else '0 s'} in {some(loads, 'load')}"
+
+
 def value(of: object) -> str:
     """Any value of an event or an account: a count, yes or no, a list's first members, or text as it is."""
     match of:

@@ -44,6 +44,8 @@ LONGEST_ID = 28
 """Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
+NAMES = {"waited_ns": "waited for KV"}
+"""Numbers whose names on the pages are not those of their fields."""
 _BLANK = Account("", "").as_dict()
 _GAP = 2
 
@@ -274,11 +276,12 @@ def _recorded_by(event: Event, *, name_connector: bool) -> str:
 def _changes(step: Step) -> list[str]:
     """What the step changed in the account: `computed 48 -> 336`, or `computed 48` if it was unknown before. The error is
     left out, since the event says it."""
+    before, after = step.before or _BLANK, step.after or _BLANK
     return [
-        f"{_name(name)} {_value(after)}" if before in (None, _BLANK[name]) else
-        f"{_name(name)} {_value(before)} -> {_value(after)}"
-        for name, (before, after) in step.changed.items()
-        if name != "error" and not _is_redundant(name, after)
+        f"{_name(name)} {_number(after, name)}" if old in (None, _BLANK[name]) else
+        f"{_name(name)} {_number(before, name)} -> {_number(after, name)}"
+        for name, (old, new) in step.changed.items()
+        if name != "error" and not _is_redundant(name, new)
     ]  # fmt: skip
 
 
@@ -286,9 +289,9 @@ def _account(step: Step) -> list[tuple[str, str, str | None]]:
     """The account after the step: name, value, and the previous value if it changed."""
     if step.after is None:
         return []
-    changed = step.changed
+    changed, before = step.changed, step.before or _BLANK
     return [
-        (_name(name), _value(step.after[name]), _value(changed[name][0]) if name in changed else None)
+        (_name(name), _number(step.after, name), _number(before, name) if name in changed else None)
         for name in NUMBERS
         if name in ALWAYS
         or ((name in changed or step.after[name] != _BLANK[name]) and not _is_redundant(name, step.after[name]))
@@ -327,6 +330,13 @@ def _findings(step: Step, columns: int | None) -> list[str]:
     return texts
 
 
+def _number(account: Mapping[str, Any], name: str) -> str:
+    """A number of an account."""
+    if name == "waited_ns":
+        return words.waiting(account[name], account["wait_loads"])
+    return _value(account[name])
+
+
 def _value(of: Any) -> str:
     """A value of an account or an event."""
     match of:
@@ -342,7 +352,7 @@ def _value(of: Any) -> str:
 
 
 def _name(field: str) -> str:
-    return field.replace("_", " ")
+    return NAMES.get(field, field).replace("_", " ")
 
 
 def _side_by_side(left: Sequence[str], right: Sequence[str], columns: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click import unstyle
@@ -32,11 +33,27 @@ def test_every_step_is_a_line_with_what_it_says_and_what_it_changed() -> None:
         "2  01:24:36.001  cmpl-1-0-0123abcd  lookup: 0 of 749 computed, 256 matched; answered 256  "
         "[computed 0; matched 256; returned 256; longest match 256; lookups 1]",
         "3  01:24:36.002  cmpl-1-0-0123abcd  allocation: blocks for 256 external tokens; blocks 1-24  "
-        "[status admitted; allocated 256]",
+        "[status admitted; allocated 256; loads 1]",
         "4  01:24:36.003  –                  eviction: chunk key a",  # noqa: RUF001
         "5  01:24:36.004  cmpl-1-0-0123abcd  schedule: runs 80 tokens after 256 computed  "
         "[status admitted -> running; computed 0 -> 256; scheduled 80; begun 256]",
     ]
+
+
+SUMS = "L 749 c0 h256 -> 256 async\nA 256\nR\nS 256+493\nP\nL 749 c0 h256 -> 256\nA 256\nS 256+493\nend"
+
+
+def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
+    output = "\n".join(lines(SUMS))
+    assert "[status loading; allocated 256; loads 1]" in output
+    assert "waited for KV 1 ms in 1 load]" in output
+    assert "; loads 1 -> 2]" in output
+    assert "; recomputed 492]" in output
+    player = played(history(SUMS))
+    player.go(len(player))
+    account = "\n".join(shown(player, 120, 40))
+    for number in (r"loads +2", r"waited for KV +1 ms in 1 load", r"recomputed +492"):
+        assert re.search(number, account), account
 
 
 def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
