@@ -1,0 +1,227 @@
+"""Fingerprints of KV blocks: 64 bits a block and layer, which depend on every bit and on its place.
+
+A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and each of
+them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places have the
+same pair of weights, not even up to the sign; sums of a plain dot product would lose two flips of the highest bit. The matrix product
+with 8-bit numbers is the one way to read a block once that is nearly as fast as a copy (`benchmarks/fingerprint.py`).
+
+The weights are always the same: engines that hold the same bytes have the same fingerprints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import torch
+
+logger = logging.getLogger("vllm.kvtrail")
+
+ROW = 256
+"""Bytes whose weighted sum cannot leave 32 bits: 256 * 128 * 127 is less than 2**31."""
+SUMS = 2
+"""Weighted sums of a row."""
+TILE_BYTES = 1 << 20
+"""Gathered at once: what the processor's caches hold."""
+LEAST_ROWS = 17
+"""Rows that CUDA's product of 8-bit matrices takes at least."""
+_CUDA_COLUMNS = 8
+_MIX, _SHIFT = 0x2545F4914F6CDD1D, 29
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Fingerprints:
+    """Reads the KV caches of some layers. Everything is queued on the current stream of their device.
+
+    Attributes:
+        layers: their names, in order.
+        block_bytes: bytes of a block over all of them.
+    """
+
+    def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int) -> None:
+        """Layers that share a tensor count once.
+
+        Raises:
+            ValueError: a layer of which no dimension counts the blocks, by name and shape.
+        """
+        parts: dict[str, list[_Part]] = {}
+        seen: set[tuple[object, ...]] = set()
+        for name, tensor in caches.items():
+            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            if place not in seen:
+                seen.add(place)
+                parts[name] = [_Part(each) for each in blocks_first(name, tensor, num_blocks)]
+        self.layers = tuple(parts)
+        self.block_bytes = sum(part.bytes for each in parts.values() for part in each)
+        self._device = next(iter(caches.values())).device
+        self._product = _exact_product(self._device)
+        self._by_size: dict[int, list[_Part]] = {}
+        for part in (part for each in parts.values() for part in each):
+            self._by_size.setdefault(part.bytes, []).append(part)
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._rows = self._rows_of(list(parts.values()))
+        self._of_layers = _words("layers", len(self.layers), self._device)
+
+    def of(self, blocks: Sequence[int]) -> torch.Tensor:
+        """The fingerprints of these blocks: int64, [blocks, layers]. A block of zeros has 0."""
+        if not blocks:
+            return torch.zeros((0, len(self.layers)), dtype=torch.int64, device=self._device)
+        ids = torch.tensor(blocks, device=self._device)
+        none = torch.zeros((1, len(blocks)), dtype=torch.int64, device=self._device)
+        sums = torch.cat([*(self._sums(size, parts, ids) for size, parts in self._by_size.items()), none])
+        first, *more = sums[self._rows]
+        for part in more:
+            first = _mixed(first) + part
+        return _mixed(first).t()
+
+    def folded(self, fingerprints: torch.Tensor) -> torch.Tensor:
+        """One for all layers of each block: int64, [blocks]. A block of zeros has 0."""
+        return (fingerprints * self._of_layers).sum(1)
+
+    def _sums(self, size: int, parts: Sequence[_Part], ids: torch.Tensor) -> torch.Tensor:
+        """The weighted sums of the blocks of these parts, all of as many bytes: int64, [parts, blocks]. A tile has several
+        blocks of one part, or all blocks of several."""
+        rows = -(-size // ROW)
+        weights = _row_weights(rows, self._device)
+        at_once = max(1, TILE_BYTES // size)
+        step, together = min(len(ids), at_once), max(1, at_once // len(ids))
+        buffer = self._buffer(at_once, rows * ROW)
+        result = torch.empty((len(parts), len(ids)), dtype=torch.int64, device=self._device)
+        for first in range(0, len(parts), together):
+            these = parts[first : first + together]
+            for begin in range(0, len(ids), step):
+                some = ids[begin : begin + step]
+                count = len(some)
+                for n, part in enumerate(these):
+                    part.gather(some, buffer[n * count : (n + 1) * count])
+                tile = buffer[: len(these) * count]
+                products = self._product(tile.view(-1, ROW), _weights(self._device)).view(SUMS, len(tile), rows)
+                sums = (products * weights).sum((0, 2)).view(len(these), count)
+                result[first : first + together, begin : begin + count] = sums
+        return result
+
+    def _buffer(self, blocks: int, size: int) -> torch.Tensor:
+        """A tile, int8, [blocks, size]; always the same, since fresh memory would take as long as the reading."""
+        if size not in self._buffers:
+            self._buffers[size] = torch.zeros((blocks, size), dtype=torch.int8, device=self._device)
+        return self._buffers[size]
+
+    def _rows_of(self, parts: Sequence[Sequence[_Part]]) -> torch.Tensor:
+        """Where the sums of each layer's first part are, then of each one's second: [most parts of a layer, layers]. Those
+        that a layer does not have are in a row of zeros, the last."""
+        order = [part for each in self._by_size.values() for part in each]
+        most = max(map(len, parts))
+        rows = [[order.index(each[nth]) if nth < len(each) else len(order) for each in parts] for nth in range(most)]
+        return torch.tensor(rows, device=self._device)
+
+
+def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
+    """Views of a layer's cache whose first dimension counts blocks, the others in the order in which they lie in memory: of
+    [blocks, ...] one, and of [2, blocks, ...], keys and values apart, two. A block may be several of the attention kernel's.
+
+    Raises:
+        ValueError: no dimension counts them.
+    """
+    sizes = [*cache.shape]
+    dimension = next((n for n, size in enumerate(sizes) if size == num_blocks), None)
+    if dimension is None:
+        dimension = next((n for n, size in enumerate(sizes) if size > num_blocks and size % num_blocks == 0), None)
+        if dimension is None:
+            raise ValueError(
+                f"layer {name} has a KV cache of shape {tuple(sizes)}, which does not show its {num_blocks} blocks"
+            )
+        cache = cache.unflatten(dimension, (num_blocks, -1))
+    apart = dimension == 1 and cache.stride(0) > cache.stride(1)
+    views = cache.unbind(0) if apart else (cache.movedim(dimension, 0),)
+    return [_as_it_lies(view) for view in views]
+
+
+def _as_it_lies(view: torch.Tensor) -> torch.Tensor:
+    inner = sorted(range(1, view.dim()), key=view.stride, reverse=True)
+    return view.permute(0, *inner)
+
+
+class _Part:
+    """A view of [blocks, ...]."""
+
+    def __init__(self, view: torch.Tensor) -> None:
+        self.bytes = view[0].numel() * view.element_size()
+        self._view = view
+        self._in_one_piece = view[0].is_contiguous()
+        if self._in_one_piece:
+            self._view = view.flatten(1).view(torch.int8)
+
+    def gather(self, blocks: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the blocks' bytes into the rows of `out`, which may be longer."""
+        if self._in_one_piece and out.shape[1] == self.bytes:
+            torch.index_select(self._view, 0, blocks, out=out)
+        else:
+            out[:, : self.bytes] = self._view[blocks].flatten(1).view(torch.int8)
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Others for others, 0 for 0: sums of them do not lose what sums of the numbers would."""
+    return (numbers ^ (numbers >> _SHIFT)) * _MIX
+
+
+def _product_of_bytes(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[rows, 256] and [2, 256], both int8: [2, rows], int32, on a CPU."""
+    return torch._int_mm(weights, rows.t())
+
+
+def _product_on_cuda(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same on CUDA, whose product wants more rows and columns than there may be."""
+    if len(rows) < LEAST_ROWS:
+        return _product_in_words(rows, weights)
+    columns = torch.nn.functional.pad(weights, (0, 0, 0, _CUDA_COLUMNS - SUMS))
+    return torch._int_mm(rows, columns.t())[:, :SUMS].t().contiguous()
+
+
+def _product_in_words(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The same with numbers of 32 bits: slower, and anywhere."""
+    return torch.stack([(rows.to(torch.int32) * each).sum(1, dtype=torch.int32) for each in weights])
+
+
+@cache
+def _exact_product(device: torch.device) -> Product:
+    """The fastest that is exact here, extreme numbers included: some processors' 8-bit products saturate."""
+    fast = _product_on_cuda if device.type == "cuda" else _product_of_bytes
+    weights = _weights(device)
+    rows = torch.arange(3 * LEAST_ROWS * ROW, device=device).view(-1, ROW).mul(37).to(torch.int8)
+    rows[::2] = torch.where(weights[0] > 0, 127, -128).to(torch.int8)
+    rows[1::4] = torch.where(weights[1] > 0, -128, 127).to(torch.int8)
+    try:
+        if torch.equal(fast(rows, weights), _product_in_words(rows, weights)):
+            return fast
+        reason = "it is not exact"
+    except (RuntimeError, AttributeError, NotImplementedError) as error:
+        reason = str(error)
+    logger.warning(
+        "kvtrail: fingerprints take a slower way on %s, because of torch's product of bytes: %s", device, reason
+    )
+    return _product_in_words
+
+
+@cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Of the places in a row: int8, [2, 256]. No two places have the same pair, nor the same but for the sign."""
+    pairs = sorted(
+        ((first, second) for first in range(1, 128) for second in range(-127, 128) if second),
+        key=lambda pair: hashlib.blake2b(b"%d,%d" % pair).digest(),
+    )[:ROW]
+    return torch.tensor(pairs, dtype=torch.int8, device=device).t().contiguous()
+
+
+@cache
+def _row_weights(rows: int, device: torch.device) -> torch.Tensor:
+    """Of the sums of a block's rows: [2, 1, rows]."""
+    return _words("rows", SUMS * rows, device).view(rows, SUMS).t().contiguous().unsqueeze(1)
+
+
+@cache
+def _words(purpose: str, count: int, device: torch.device) -> torch.Tensor:
+    """Odd random numbers: int64, [count]. More of them begin with the same."""
+    drawn = bytearray(hashlib.shake_256(purpose.encode()).digest(8 * count))
+    return torch.frombuffer(drawn, dtype=torch.int64).bitwise_or(1).to(device)
