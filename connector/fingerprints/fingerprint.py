@@ -1,9 +1,9 @@
 """Fingerprints of KV blocks: 64 bits a block and layer, which depend on every bit and on its place.
 
-A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and each of
-them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places have the
-same pair of weights, not even up to the sign; sums of a plain dot product would lose two flips of the highest bit. The matrix product
-with 8-bit numbers is the one way to read a block once that is nearly as fast as a copy (`benchmarks/fingerprint.py`).
+A block's bytes are rows of 256 signed numbers. Two weights for each place in a row give two exact 32-bit sums a row, and
+each of them has an odd random weight of 64 bits. Two flips of the same bit always differ within a row, since no two places
+have the same pair of weights, not even up to the sign; a plain dot product in 64 bits would lose two flips of the highest
+bit. A matrix product of 8-bit numbers reads a block once, at about half the speed of a copy (`benchmarks/fingerprint.py`).
 
 The weights are always the same: engines that hold the same bytes have the same fingerprints.
 """
