@@ -31,7 +31,8 @@
     check held 9 wrong rot 12@256      what is wrong, the block and its first token, for each wrong block; after it
                                        `layers 0-3,7`, `holds r-7@256`, `from r-9`
     check loaded 3 wrong drift 12@256 holds zeros more 5 healed
-    check computed 2 tells a:-17@0 b:4@16      for other engines: hash, fingerprint, first token; `group 1` before it
+    check computed 2 tells a:-17@0 b:4@16      for other engines: hash, fingerprint, first token; `group 1` before it,
+                                       `as plain` after it: the request's adapter and salt
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
     key k1 after k0 of digest          a chunk's key
@@ -178,6 +179,7 @@ def _check(m: re.Match[str]) -> Fields:
         "check_wrong_more": int(m["more"] or 0),
         "check_healed": bool(m["healed"]),
         "group": _number(m["group"]),
+        "identity": m["identity"],
         "role": "worker",
         "rank": int(m["rank"] or 0),
     }
@@ -266,7 +268,7 @@ LINES: list[Line] = [
     ),
     (
         r"check (?P<look>computed|loaded|admitted|held) (?P<blocks>\d+)(?: unknown (?P<unknown>\d+))?"
-        r"(?: group (?P<group>\d+))?(?: tells(?P<told>(?: \w+:-?\d+@\d+)+))?"
+        r"(?: group (?P<group>\d+))?(?: tells(?P<told>(?: \w+:-?\d+@\d+)+)(?: as (?P<identity>\w+))?)?"
         r"(?P<wrong>(?:" + re.sub(r"\?P<[a-z]+>", "?:", _WRONG) + r")*)"
         r"(?: more (?P<more>\d+))?(?P<healed> healed)?(?: rank (?P<rank>\d+))?",
         e.BlockCheck,

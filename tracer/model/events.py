@@ -384,6 +384,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
     check_healed: bool = False
     group: Count | None = None
     scheduler_step: Count | None = None
+    identity: str | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Without what is told for other engines, which is much and says nothing to a person."""
