@@ -19,6 +19,7 @@ from incidents.unseen import FIRST, UNSEEN
 
 from kvtrail.connector.faults import FAULTS
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
+from kvtrail.tracer.model.semconv import Kind
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 MARK = "## Under damage\n"
@@ -111,14 +112,16 @@ def rules_page() -> str:
     lines = [
         "\n## Proofs\n",
         "Each rule's fault is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its incidents are"
-        " found, and its look-alikes are silent, in `tests/incidents`.\n",
+        " found, and its look-alikes are silent, in `tests/incidents`. A rule about bytes is proven where there are bytes: on"
+        " real engines, by faults that change them and no count.\n",
         "| rule | classes | injected fault | incidents | look-alikes |",
         "| --- | --- | --- | --- | ---: |",
     ]
     for rule in all_rules():
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule.id in (each.rule, *each.also))
         alike = sum(each.rule == rule.id for each in LOOK_ALIKES)
-        fault = f"`Faulty:{rule.id}`" if rule.id in FAULTS else "none"
+        about_bytes = "changed bytes" if Kind.BLOCK_CHECK in rule.kinds else "none"
+        fault = f"`Faulty:{rule.id}`" if rule.id in FAULTS else about_bytes
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
 

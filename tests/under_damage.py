@@ -257,6 +257,7 @@ a{n}: A 64 [1-4]
 a{n}: plan load 0+64 [1 2] keys k{m},k{p} #{n}1
 a{n}: done #{n}1
 a{n}: R
+a{n}: check loaded 2
 a{n}: S 64+33 [1-4]
 b{n}: L 65 c0 h64 -> 64 async keys k{m},k{p}
 b{n}: A 64 [5-7]

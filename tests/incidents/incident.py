@@ -18,10 +18,11 @@ class Scenario:
     """A history of events, in the language of `history`.
 
     Attributes:
-        of: the class of the taxonomy, C1 to C25 and N1 to N8, or X for a report that is no drift.
+        of: the class of the taxonomy, C1 to C25 and N1 to N10, or X for a report that is no drift.
         text: the history; a `#` begins a comment, for example about numbers that are not the thread's.
         connector: the connector's name in the events.
         later_s: how long after the last event the rules with a deadline are applied, in seconds.
+        cache_identity: of all engines' caches, where bytes are comparable.
     """
 
     of: str
@@ -30,10 +31,17 @@ class Scenario:
     chunk: int = 256
     block: int = BLOCK_SIZE
     later_s: float = 0.0
+    cache_identity: str | None = None
 
     def events(self) -> list[Event]:
         """The history's events."""
-        return history(self.text, connector=self.connector, chunk=self.chunk, block=self.block)
+        return history(
+            self.text,
+            connector=self.connector,
+            chunk=self.chunk,
+            block=self.block,
+            cache_identity=self.cache_identity,
+        )
 
     def judged(self, rules: Sequence[Rule] | None = None) -> Detector:
         """The detector after these events, with these rules or with all."""

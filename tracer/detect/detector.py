@@ -22,6 +22,7 @@ from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
+from kvtrail.tracer.detect.truth import Truth
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
@@ -70,6 +71,7 @@ class Detector:
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
+        self._truth = Truth()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
         self._blind_engine_rules, self._engine_rules = self._rules.for_engines
@@ -364,7 +366,7 @@ class Detector:
     # Engines.
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
-        held = self._recorders[name] = TrackedRecorder(Engine(contents=self._contents))
+        held = self._recorders[name] = TrackedRecorder(Engine(contents=self._contents, truth=self._truth))
         return held
 
     def _receive_for_engine(self, event: Event, recorder: TrackedRecorder, at_ns: int) -> None:

@@ -13,9 +13,11 @@ from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, grown
 from kvtrail.tracer.detect.chunk_keys import ChunkKeys
 from kvtrail.tracer.detect.recorded_time import RecordedTime
+from kvtrail.tracer.detect.truth import Truth
 from kvtrail.tracer.model.events import (
     UNFAMILIAR,
     Alloc,
+    BlockCheck,
     Event,
     Evict,
     Flush,
@@ -109,6 +111,8 @@ class Engine:
     contents: dict[tuple[str | None, str], Key] = field(default_factory=dict)
     """The first key of each chunk, by the key of the chunk before it and its content. All recorders share this dict, since
     engines that share a store must agree on keys."""
+    truth: Truth = field(default_factory=Truth)
+    """What was computed under which hash. All recorders share it, as far as their caches are comparable."""
     invalid: dict[int, LoadError] = field(default_factory=dict)
     """Blocks whose load failed and that have not been computed since."""
     recomputing: dict[int, set[str]] = field(default_factory=dict)
@@ -331,6 +335,9 @@ class Engine:
         if event.start_ns < known.start_ns:
             self.contents[event.chunk_parent, event.chunk_content] = event
 
+    def _enter_block_check(self, event: BlockCheck) -> None:
+        self.truth.enter(event)
+
     def _enter_lock(self, event: Lock) -> None:
         self.locked = None if self.locked is None else self.locked + event.locks
 
@@ -441,4 +448,4 @@ def is_full(event: Pool) -> bool:
 
 
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL, UNFAMILIAR)
+_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL, Kind.BLOCK_CHECK, UNFAMILIAR)

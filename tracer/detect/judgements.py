@@ -59,6 +59,9 @@ class Judgements:
             self._touched[finding.id] = finding
         elif judgement is OK:
             tally.ok += 1
+        else:
+            for each in judgement or ():
+                self.record(tally, each)
 
     def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:
         """A finding that is told otherwise now: its numbers have grown, or it has happened earlier, too."""

@@ -53,6 +53,7 @@ class Unknown(StrEnum):
     UNCHECKED = "no rule applied to the request"
     ORDER = "two processes recorded it, and which came first is not known"
     REUSED = "its id was used before, and workers do not say for whom"
+    CONTENT = "what was computed under its hash is not known"
     RULE = "a rule failed"
 
 
@@ -66,8 +67,8 @@ class Drift:
     healed: bool = False
 
 
-Judgement = Literal[Verdict.OK] | Unknown | Drift | None
-"""What a rule says of one event; None when the event is none of its business."""
+Judgement = Literal[Verdict.OK] | Unknown | Drift | tuple[Drift, ...] | None
+"""What a rule says of one event; None when the event is none of its business. One event may show several drifts."""
 
 
 @dataclass(slots=True)

@@ -165,6 +165,8 @@ _ADVICE = {
     Unknown.UNCHECKED: "Nothing to do: nothing happened to the request that could be wrong.",
     Unknown.ORDER: "Nothing to do: clocks of two processes are not compared.",
     Unknown.REUSED: "Give every request an id of its own.",
+    Unknown.CONTENT: "Nothing to do: another engine computed it, or this one before its bytes were judged. Engines of equal"
+    " caches that send to one sidecar judge it together.",
     Unknown.RULE: "The runbook KvtrailInternalErrors says where the traceback is.",
 }
 

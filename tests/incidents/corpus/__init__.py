@@ -12,6 +12,7 @@ from incidents.corpus import (
     c21_store,
     look_alikes,
     more_look_alikes,
+    n_bytes,
     n_later,
     n_look_alikes,
     x_none,
@@ -28,9 +29,15 @@ INCIDENTS: list[Incident] = [
         c12_waiting,
         c16_transfer,
         c21_store,
+        n_bytes,
         n_later,
         x_none,
     )
     for incident in module.INCIDENTS
 ]
-LOOK_ALIKES: list[LookAlike] = [*look_alikes.LOOK_ALIKES, *more_look_alikes.LOOK_ALIKES, *n_look_alikes.LOOK_ALIKES]
+LOOK_ALIKES: list[LookAlike] = [
+    *look_alikes.LOOK_ALIKES,
+    *more_look_alikes.LOOK_ALIKES,
+    *n_look_alikes.LOOK_ALIKES,
+    *n_bytes.LOOK_ALIKES,
+]

@@ -245,6 +245,6 @@ def as_markdown() -> str:
         " store, e returned by a lookup, x allocated.\n\nA rule's level is the least [level](settings.md) of recording at"
         " which it finds its drift; at `detailed`, the default, all of them do.\n\nFor tests and demos, a known bug can be"
         " injected into any connector as `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the"
-        " same name.\n"
+        " same name. Rules about bytes judge what the engine's workers found when they compared blocks (`kv.block_check`).\n"
     ]
     return "\n".join(parts + [page(rule) for rule in all_rules()])
