@@ -41,9 +41,10 @@ def resolve(name: str) -> Any:
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
-        fault = faults.FAULTS.get(fault_name)
+        known = faults.FAULTS | faults.OF_COPIES
+        fault = known.get(fault_name)
         if fault is None:
-            raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(faults.FAULTS)}")
+            raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(known)}")
         return traced(faults.inject(fault, _plain(plain)))
     cls = _plain(plain_name)
     return cls if name == PLAIN_OFFLOAD else traced(cls)

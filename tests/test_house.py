@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.faults import FAULTS, OF_COPIES
 from kvtrail.connector.settings import Settings
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
 from kvtrail.tracer.model import semconv
@@ -151,6 +151,9 @@ def test_rules_settings_and_faults_are_documented() -> None:
         assert f"`{key}`" in settings
     for fault in FAULTS:
         assert f"`{fault}`" in rules
+    check = (ROOT / "docs" / "check.md").read_text()
+    for fault in OF_COPIES:
+        assert f"`{fault}`" in check
 
 
 def test_attribute_names_exist_once() -> None:

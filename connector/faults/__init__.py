@@ -1,4 +1,5 @@
-"""Known bugs, to be injected into a connector: each rule is proven by the bug that it finds. For tests and demos only.
+"""Known bugs, to be injected into a connector: each rule is proven by the bug that it finds, and `kvtrail check` by those of
+copies. For tests and demos only.
 
 In comes a connector class and a fault by name, `Faulty:<fault>:<connector>`, so that no setting can switch one on by
 accident; out comes the class with the fault in front of it. Most are for the OffloadConnector, some for vLLM's
@@ -8,17 +9,25 @@ OffloadingConnector.
 from __future__ import annotations
 
 import re
+from types import ModuleType
 
-from kvtrail.connector.faults import lookups, plans, reports, transfers
+from kvtrail.connector.faults import copies, lookups, plans, reports, transfers
 from kvtrail.connector.faults.base import Fault
 
-FAULTS: dict[str, type] = {
-    re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
-    for module in (lookups, plans, transfers, reports)
-    for name, cls in vars(module).items()
-    if isinstance(cls, type) and issubclass(cls, Fault) and cls.__module__ == module.__name__ and name[0] != "_"
-}
+
+def _of(*modules: ModuleType) -> dict[str, type]:
+    return {
+        re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
+        for module in modules
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, Fault) and cls.__module__ == module.__name__ and name[0] != "_"
+    }
+
+
+FAULTS = _of(lookups, plans, transfers, reports)
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
+OF_COPIES = _of(copies)
+"""Faults that change bytes and no count, by name: no rule about counts sees them."""
 
 NATIVE = ("block-reuse", "load-store-overlap", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion")
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""

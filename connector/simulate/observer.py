@@ -63,7 +63,7 @@ class Observer:
         self._has_other_writers = has_other_writers(self._plain)
         self._ignored = frozenset(getattr(self._plain, KEEPS, ()))
         self._at_first = leftovers.temporary(connector, self._ignored)
-        self._prefixes = _Prefixes()
+        self._prefixes = stage.prefixes
         self._computed: set[int] = set()
         """The prefixes whose KV some request has held since the connector's last reset."""
         self._entered: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Observer:
             ):
                 self._enter(request)
         if isinstance(self._stage.worker, OwnWorker):
-            for text in self._stage.worker.wrong:
+            for text in self._stage.worker.model.wrong:
                 self._note(BYTES, "a request has read KV that is not its own", f"In step {self._stage.steps}, {text}")
 
     def _touches(self, request_id: str, invalid: set[int]) -> bool:
@@ -279,28 +279,6 @@ class Observer:
 
     def _note(self, kind: str, what: str, text: str) -> None:
         self.seen.setdefault((kind, what), Observation(kind, what, text))
-
-
-class _Prefixes:
-    """A number for each prefix of any request: equal where tokens, salt and adapter are."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[Any, Any], int] = {}
-        self._known: dict[str, tuple[Any, list[int]]] = {}
-
-    def of(self, request: Any) -> list[int]:
-        """The numbers of a request's prefixes, from that of its first token on."""
-        held = self._known.get(request.request_id)
-        if held is None or held[0] is not request:
-            held = self._known[request.request_id] = (request, [])
-        numbers, tokens = held[1], request.all_token_ids
-        if len(numbers) < len(tokens):
-            adapter = None if request.lora_request is None else request.lora_request.lora_name
-            last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
-            for at in range(len(numbers), len(tokens)):
-                last = self._next.setdefault((last, tokens[at]), len(self._next))
-                numbers.append(last)
-        return numbers
 
 
 def _identity(request: Any) -> str:

@@ -65,6 +65,7 @@ class Played:
         lookups: of the connector under test.
         loads_read: loads whose bytes were looked at, where the connector's own workers ran.
         loads_copied: whether any of them had written anything.
+        blocks_compared: blocks whose bytes were compared before a step that reads them.
         unprobed: why the connector's probe saw nothing: it has none, or it failed; None if it worked.
     """
 
@@ -80,6 +81,7 @@ class Played:
     lookups: Sequence[Lookup]
     loads_read: int
     loads_copied: bool
+    blocks_compared: int
     unprobed: str | None
 
     @cached_property
@@ -137,7 +139,8 @@ def play(
         for each in exporters:
             each.seal(later_s=MUCH_LATER_S if error is None else 0)
         unfinished = {r: _state(stage, request) for r, request in stage.scheduler.requests.items()}
-        worker = stage.worker if isinstance(stage, BareScheduler) and isinstance(stage.worker, OwnWorker) else None
+        worker = stage.worker if isinstance(stage, BareScheduler) else None
+        model = worker.model if isinstance(worker, OwnWorker) else None
         unprobed = None if tested is None else tested.unprobed
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()
@@ -163,8 +166,9 @@ def play(
         steps=stage.steps,
         unfinished={r: state for r, state in unfinished.items() if state},
         lookups=[e for e in events if isinstance(e, Lookup) and alone in (None, e.connector_id)],
-        loads_read=0 if worker is None else worker.loaded,
-        loads_copied=worker is not None and worker.copied,
+        loads_read=0 if model is None else model.loaded,
+        loads_copied=model is not None and model.copied,
+        blocks_compared=0 if model is None else model.compared,
         unprobed=unprobed,
     )
 

@@ -16,6 +16,8 @@ from typing import Any
 from kvtrail.connector.known.fake import fake_for
 from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls
+from kvtrail.connector.simulate.contents import Prefixes
+from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
@@ -31,6 +33,7 @@ class BareScheduler:
         calls: what the scheduler and the connector say to each other; None without a connector.
         worker: what stands for the connector's workers.
         connectors: the connector and, if it has any, its children.
+        prefixes: those of the requests so far.
         observers: called after each step with vLLM's output and the workers' report.
     """
 
@@ -93,13 +96,15 @@ class BareScheduler:
         self._drafts = drafts
         self.observers: list[Callable[[Any, Any], None]] = []
         self.connectors: Sequence[Any] = ()
+        self.prefixes = Prefixes()
         self.calls: Calls | None = None
         self.worker: FakeWorker | None = None
         if fake is not None:
             self.connectors = fake.connectors(self.scheduler.connector)
             self.calls = Calls(self.scheduler.connector, block_size)
             if own_workers:
-                self.worker = OwnWorker(self.scheduler, workers, fake, self.calls, config=config, kv_cache=kv_cache)
+                model = Model(self.scheduler, self.calls, kv_cache, block_size, self.prefixes)
+                self.worker = OwnWorker(self.scheduler, workers, fake, self.calls, model, config, kv_cache)
             else:
                 self.worker = FakeWorker(self.scheduler, workers, fake, self.calls)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}

@@ -49,6 +49,7 @@ def as_dict(checked: Checked) -> dict[str, Any]:
         "hits": checked.hits,
         "inconclusive": checked.inconclusive,
         "loads_read": checked.loads_read,
+        "blocks_compared": checked.blocks_compared,
         "fake_workers": checked.fake_workers,
         "unprobed": checked.unprobed,
         "checks": [{"rule": r, "verdict": v.value, "count": n} for (r, v), n in sorted(checked.checks.items())],
@@ -163,7 +164,10 @@ def _limits(checked: Checked) -> list[str]:
         plans = "plans, evictions and chunk keys were not checked (docs/connectors.md says how to write a probe)"
         limits.append(f"No probe: {plans}." if checked.unprobed == NO_PROBE else f"Probe: {checked.unprobed}; {plans}.")
     if checked.fake_workers is None:
-        limits.append(f"Its own workers ran: the bytes of {some(checked.loads_read, 'load')} were checked.")
+        limits.append(
+            f"Its own workers ran: {some(checked.blocks_compared, 'block')} compared, byte by byte, before a step read them,"
+            f" {some(checked.loads_read, 'load')} among them."
+        )
     else:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}: bytes were not checked.")
     return limits

@@ -63,6 +63,7 @@ class Checked:
         checks: how often each rule gave each verdict to the connector, in all trials.
         lookups, hits: lookups of the connector, and those that answered with tokens: a session without hits proves little.
         loads_read: loads whose bytes were looked at.
+        blocks_compared: blocks whose bytes were compared before a step that reads them.
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
@@ -80,6 +81,7 @@ class Checked:
     lookups: int = 0
     hits: int = 0
     loads_read: int = 0
+    blocks_compared: int = 0
     fake_workers: str | None = None
     unprobed: str | None = None
     seconds: float = 0.0
@@ -210,4 +212,5 @@ def _count(checked: Checked, profile: str, played: Played) -> None:
     checked.lookups += len(played.lookups)
     checked.hits += sum(bool(lookup.answer) for lookup in played.lookups)
     checked.loads_read += played.loads_read
+    checked.blocks_compared += played.blocks_compared
     checked.unprobed = played.unprobed

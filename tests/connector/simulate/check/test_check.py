@@ -13,7 +13,7 @@ from pytest_alone import run_pytest
 
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
-from kvtrail.connector.faults import FAULTS, NATIVE
+from kvtrail.connector.faults import FAULTS, NATIVE, OF_COPIES
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
@@ -43,6 +43,12 @@ def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> No
         steps += checked.steps.total()
         assert steps, [found.failure.text for found in checked.found]
     pytest.fail(f"not found in {steps} steps; found: {sorted(found.failure.id for found in checked.found)}")
+
+
+@pytest.mark.parametrize("fault", OF_COPIES)
+def test_every_wrong_copy_is_found_by_its_bytes_alone(fault: str) -> None:
+    checked = check(f"Faulty:{fault}:OffloadConnector", steps=20_000, stop_at_first=True, shrink_tries=0)
+    assert [found.failure.id for found in checked.found] == ["bytes: a request has read KV that is not its own"]
 
 
 @pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])

@@ -1,0 +1,121 @@
+"""What the KV of a token is where a made-up model computes it: a number for each prefix, mixed with a secret of each place in
+a token's KV. So two tokens hold the same bits only if they have the same prefix, and are of the same layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+UNWRITTEN, FAILED, UNKNOWN = -1, -2, -3
+"""Numbers of no prefix: what a block holds before a load, what a failed load leaves and is computed of it, anything else."""
+_ONE = np.int32(1 << 24)
+_FREE_BITS = np.int32(0x7E7FFFFF)
+"""A number's bits lie among these, and `_ONE` is set: a float that is not 0, tiny or infinite, so that no copy changes it."""
+_OF_NO_PREFIX = {0: 0, UNWRITTEN: -1082130432, FAILED: -1073741824}
+"""The bits of 0.0, -1.0 and -2.0."""
+
+
+class Prefixes:
+    """A number for each prefix of any request: equal where tokens, salt and adapter are."""
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[Any, Any], int] = {}
+        self._known: dict[str, tuple[Any, list[int]]] = {}
+        self._first: list[tuple[str, int]] = []
+        """The first request with each prefix, and the prefix's last token."""
+
+    def of(self, request: Any) -> list[int]:
+        """The numbers of a request's prefixes, from that of its first token on."""
+        held = self._known.get(request.request_id)
+        if held is None or held[0] is not request:
+            held = self._known[request.request_id] = (request, [])
+        numbers, tokens = held[1], request.all_token_ids
+        if len(numbers) < len(tokens):
+            adapter = None if request.lora_request is None else request.lora_request.lora_name
+            last: Any = numbers[-1] if numbers else (request.cache_salt, adapter)
+            for at in range(len(numbers), len(tokens)):
+                last = self._next.setdefault((last, tokens[at]), len(self._next))
+                if last == len(self._first):
+                    self._first.append((request.request_id, at))
+                numbers.append(last)
+        return numbers
+
+    def name(self, number: int) -> str:
+        """A prefix, by the first request that had it."""
+        request_id, at = self._first[number]
+        return f"token {at} of {request_id}"
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+
+class Contents:
+    """The numbers of requests' tokens, as arrays."""
+
+    def __init__(self, prefixes: Prefixes) -> None:
+        self.prefixes = prefixes
+        self._arrays: dict[str, tuple[list[int], Any, int]] = {}
+
+    def of(self, request: Any) -> Any:
+        """The numbers of all tokens that a request has by now."""
+        numbers = self.prefixes.of(request)
+        known, array, filled = self._arrays.get(request.request_id, (None, np.empty(0, np.int32), 0))
+        if known is not numbers:
+            filled = 0
+        if filled < len(numbers):
+            if len(array) < len(numbers):
+                array = np.concatenate([array[:filled], np.empty(len(numbers) + 64 - filled, np.int32)])
+            array[filled : len(numbers)] = numbers[filled:]
+            self._arrays[request.request_id] = (numbers, array, len(numbers))
+        return array[: len(numbers)]
+
+
+class Secret:
+    """What makes the KV of one layer another than that of all others: bits for each place in a token's KV."""
+
+    def __init__(self, name: str, places: tuple[int, ...]) -> None:
+        seed = [*name.encode()]
+        self._bits = np.random.default_rng(seed).integers(0, 1 << 31, places, np.int32) & _FREE_BITS
+
+    def words(self, numbers: Any) -> Any:
+        """The KV of tokens: for each number, the words of one token."""
+        words = _spread(numbers).reshape(-1, *[1] * self._bits.ndim) ^ self._bits
+        for number in (UNWRITTEN, FAILED):
+            words[numbers == number] = _OF_NO_PREFIX[number]
+        return words
+
+    def number(self, words: Any) -> int | None:
+        """The number of a token's KV; None if it is none of this layer."""
+        spread = (words ^ self._bits).ravel()
+        first = spread[0]
+        if (spread != first).any() or first & _ONE != _ONE or first & ~(_FREE_BITS | _ONE):
+            return None
+        return int((first & 0x7FFFFF) | (first >> 25) << 23)
+
+
+def _spread(numbers: Any) -> Any:
+    """Numbers of 29 bits, in the free bits of a word."""
+    return (numbers & np.int32(0x7FFFFF)) | (numbers >> 23) << 25 | _ONE
+
+
+def holds(words: Any, expected: Any, layer: str, secrets: Mapping[str, Secret], contents: Contents) -> str:
+    """In words, what the words of one token's KV are: whose, of which layer, or none that was ever computed."""
+    for value, text in (
+        (_OF_NO_PREFIX[0], "zeros"),
+        (_OF_NO_PREFIX[UNWRITTEN], "nothing, since nobody has written there"),
+        (_OF_NO_PREFIX[FAILED], "what was computed of a load that had failed"),
+    ):
+        if (words == value).all():
+            return text
+    for name, secret in {layer: secrets[layer], **secrets}.items():
+        number = secret.number(words)
+        if number is not None and number < len(contents.prefixes):
+            whose = f"the KV of {contents.prefixes.name(number)}"
+            return whose if name == layer else f"{whose} in {name}"
+    differ = int((words != expected).sum())
+    if 2 * differ < words.size:
+        return f"its own KV, but for {differ} of its {words.size} numbers"
+    return "nothing that was ever computed"

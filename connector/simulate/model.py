@@ -1,0 +1,277 @@
+"""A made-up model on KV caches in memory. It writes the KV of each step's tokens, and compares, bit by bit, every block
+that the step reads, and every other block that a running request holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from kvtrail.connector.simulate.calls import Calls, Load
+from kvtrail.connector.simulate.contents import FAILED, UNKNOWN, UNWRITTEN, Contents, Prefixes, holds
+from kvtrail.connector.simulate.kv_caches import LayerCache
+from kvtrail.connector.simulate.tiny_model import HEADS, HIDDEN
+
+_SEEDS = count()
+"""Each model has secrets of its own, so memory that was never written holds no KV of an earlier one by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The KV of a request's first `end` tokens must be in its blocks; `runs`: in this step it is read."""
+
+    request: Any
+    blocks: Any
+    end: int
+    runs: bool
+
+
+@dataclass(slots=True)
+class _Wrong:
+    """Tokens of a request whose KV is wrong: how many in each layer, the first one, its block and what that holds; and the
+    layers."""
+
+    read: _Read
+    tokens: list[int]
+    first: int
+    block: int
+    holds: str
+    layers: list[str] = field(default_factory=list)
+
+
+class Model:
+    """The model and the KV caches of an engine.
+
+    Attributes:
+        caches: of each layer, by its name.
+        wrong: what requests have read that was not theirs, in sentences, each once.
+        compared: how many blocks that a step reads were compared, all layers of a block counted as one.
+        loaded: how many loads were looked at.
+        copied: whether the connector has ever written to a KV cache.
+    """
+
+    def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, block_size: int, prefixes: Prefixes) -> None:
+        self._scheduler, self._calls, self._block_size = scheduler, calls, block_size
+        shape = (kv_cache.num_blocks, HEADS, block_size, 2 * HIDDEN // HEADS)
+        layers = [name for group in kv_cache.kv_cache_groups for name in group.layer_names]
+        seed = next(_SEEDS)
+        self.caches = {name: LayerCache(name, shape, seed) for name in layers}
+        self._secrets = {name: cache.secret for name, cache in self.caches.items()}
+        self.wrong: list[str] = []
+        self.compared = self.loaded = 0
+        self.copied = False
+        self._contents = Contents(prefixes)
+        self._numbers = np.full((kv_cache.num_blocks, block_size), UNKNOWN, np.int32)
+        """The prefix whose KV each slot of each block should hold."""
+        self._unread: dict[str, Load] = {}
+        """Loads whose request has not run since."""
+        self._written: dict[str, int] = {}
+        """Up to where each running request's KV is written: drafts that turn out right are written in the next step."""
+        self._reads: list[_Read] = []
+        self._writes: Any = None
+        """The blocks, slots and numbers of the step's tokens."""
+        self._found: dict[str, _Wrong] = {}
+        calls.on_load.append(self._expect)
+        calls.on_end.append(self._ended)
+
+    # A step.
+
+    def begin(self, output: Any, failed: set[int]) -> None:
+        """What this step reads and writes. What is computed of a load that has failed is scribble."""
+        self._reads.clear()
+        self._found = {}
+        writes = []
+        for request_id, computed in self._computed(output).items():
+            request = self._scheduler.requests[request_id]
+            blocks = self._table(request_id)
+            numbers = self._contents.of(request)
+            start = min(computed, self._written[request_id])
+            end = min(computed + output.num_scheduled_tokens[request_id], request.num_tokens)
+            mine = numbers[start:end]
+            if failed and failed.intersection(blocks[: -(-computed // self._block_size)].tolist()):
+                mine = np.full_like(mine, FAILED)
+            else:
+                self._reads.append(_Read(request, blocks, start, runs=True))
+            at = np.arange(start, end)
+            writes.append((blocks[at // self._block_size], at % self._block_size, mine))
+            self._written[request_id] = end
+        self._writes = None
+        if writes:
+            blocks, slots, numbers = self._writes = tuple(map(np.concatenate, zip(*writes, strict=True)))
+            self._numbers[blocks, slots] = numbers
+        self._compare_numbers()
+
+    def run(self, layer: str) -> None:
+        """A layer runs: it writes the KV of the step's tokens, and then reads. Whether all blocks hold what they should."""
+        cache = self.caches[layer]
+        if self._writes is not None:
+            cache.write(*self._writes)
+        differing = cache.differing()
+        if not len(differing):
+            return
+        reads = [*self._reads, *self._held()]
+        seen = np.zeros_like(self._numbers, dtype=bool)
+        for block in differing.tolist():
+            wrong = cache.wrong_slots(block)
+            for read in reads:
+                for at in (read.blocks[: -(-read.end // self._block_size)] == block).nonzero()[0].tolist():
+                    mine = wrong[: read.end - at * self._block_size]
+                    seen[block, : len(mine)] = True
+                    if mine.any():
+                        slot = int(mine.argmax())
+                        self._note(read, at * self._block_size + slot, int(mine.sum()), [layer])
+        self._accept(cache, differing, seen)
+
+    def end(self) -> None:
+        """All layers have run."""
+        for read in self._reads:
+            if self._unread.pop(read.request.request_id, None) is not None:
+                self.loaded += 1
+        self.wrong += map(self._sentence, self._found.values())
+
+    def checksum(self) -> list[int]:
+        """Another one, when anybody has written to the caches."""
+        return [cache.checksum() for cache in self.caches.values()]
+
+    # Loads.
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """Workers say that these loads have ended: from now on they are in place."""
+        for request_id in request_ids:
+            load, request = self._unread.get(request_id), self._scheduler.requests.get(request_id)
+            if load is None or request is None or request.is_finished():
+                continue
+            self._found = {}
+            read = _Read(request, self._table(request_id), load.end, runs=False)
+            blocks = np.array(load.blocks)
+            self._note_copies(load)
+            for layer, cache in self.caches.items():
+                for block in np.intersect1d(cache.differing(), blocks).tolist():
+                    (at,) = (read.blocks == block).nonzero()[0][:1].tolist()
+                    wrong = cache.wrong_slots(block)[: load.end - at * self._block_size]
+                    if wrong.any():
+                        self._note(read, at * self._block_size + int(wrong.argmax()), int(wrong.sum()), [layer])
+            said = f"the workers reported the load of {request_id} as received, when it was not in place: "
+            self.wrong += [said + self._sentence(each) for each in self._found.values()]
+
+    def fail(self, blocks: Iterable[int], request_id: str) -> None:
+        """A load fails: its blocks hold scribble."""
+        self._unread.pop(request_id, None)
+        at, slots = self._slots(sorted(blocks))
+        self._put(at, slots, np.full(len(at), FAILED, np.int32))
+
+    def _expect(self, request: Any, load: Load) -> None:
+        """Before a load: what its blocks hold is undefined."""
+        blocks, slots = self._slots(load.blocks)
+        first = load.start % self._block_size
+        numbers = np.full(len(blocks), UNWRITTEN, np.int32)
+        numbers[first : first + load.end - load.start] = self._contents.of(request)[load.start : load.end]
+        for cache in self.caches.values():
+            cache.expect(blocks[first:], slots[first:], numbers[first:])
+        self._numbers[blocks[first:], slots[first:]] = numbers[first:]
+        self._unread[request.request_id] = load
+
+    def _ended(self, request: Any) -> None:
+        """Nobody reads the load of a request that has ended."""
+        self._unread.pop(request.request_id, None)
+
+    def _note_copies(self, load: Load) -> None:
+        if not self.copied:
+            self.copied = any(cache.written(list(load.blocks)) for cache in self.caches.values())
+
+    def _put(self, blocks: Any, slots: Any, numbers: Any) -> None:
+        for cache in self.caches.values():
+            cache.write(blocks, slots, numbers)
+        self._numbers[blocks, slots] = numbers
+
+    def _slots(self, blocks: Sequence[int]) -> tuple[Any, Any]:
+        """The blocks and slots of all tokens in these blocks."""
+        size = self._block_size
+        return np.repeat(np.array(blocks, np.int64), size), np.tile(np.arange(size), len(blocks))
+
+    # What is read.
+
+    def _computed(self, output: Any) -> dict[str, int]:
+        """How many tokens of each scheduled request are computed before this step."""
+        steps = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        running = output.scheduled_cached_reqs
+        self._written |= steps
+        steps |= dict(zip(running.req_ids, running.num_computed_tokens, strict=True))
+        self._written |= {request_id: steps[request_id] for request_id in running.resumed_req_ids}
+        return {request_id: steps[request_id] for request_id in output.num_scheduled_tokens}
+
+    def _held(self) -> list[_Read]:
+        """What requests hold that do not run in this step."""
+        from vllm.v1.request import RequestStatus
+
+        scheduled = {read.request.request_id for read in self._reads}
+        held = []
+        for request_id, request in self._scheduler.requests.items():
+            if request_id in scheduled:
+                continue
+            if request.status is RequestStatus.RUNNING and request_id in self._written:
+                end = min(request.num_computed_tokens, self._written[request_id])
+            elif request.status is RequestStatus.WAITING_FOR_REMOTE_KVS and request_id in self._unread:
+                end = self._unread[request_id].start
+            else:
+                continue
+            held.append(_Read(request, self._table(request_id), end, runs=False))
+        return held
+
+    def _table(self, request_id: str) -> Any:
+        (table,) = self._scheduler.kv_cache_manager.get_block_ids(request_id)
+        return np.array(table, np.int64)
+
+    def _compare_numbers(self) -> None:
+        """Whether the blocks that the step reads were written, or are to be loaded, for these prefixes."""
+        read_now = np.zeros(len(self._numbers), bool)
+        for read in self._reads:
+            blocks = read.blocks[: -(-read.end // self._block_size)]
+            read_now[blocks] = True
+            if (load := self._unread.get(read.request.request_id)) is not None:
+                self._note_copies(load)
+            numbers = self._contents.of(read.request)[: read.end]
+            wrong = self._numbers[blocks].reshape(-1)[: read.end] != numbers
+            if wrong.any():
+                self._note(read, int(wrong.argmax()), int(wrong.sum()), list(self.caches))
+        self.compared += int(read_now.sum())
+
+    def _accept(self, cache: LayerCache, differing: Any, seen: Any) -> None:
+        """What was found is not found again; what nobody may read yet is not looked at, unless a load is to write it."""
+        loading = {block for load in self._unread.values() for block in load.blocks}
+        over = [block for block in differing.tolist() if block not in loading]
+        for block in over:
+            self._numbers[block, cache.wrong_slots(block) & ~seen[block]] = UNKNOWN
+        cache.accept(over)
+
+    def _note(self, read: _Read, token: int, tokens: int, layers: list[str]) -> None:
+        known = self._found.get(read.request.request_id)
+        if known is not None:
+            if layers == known.layers[-1:]:
+                known.tokens[-1] += tokens
+            elif layers[0] not in known.layers:
+                known.layers += layers
+                known.tokens.append(tokens)
+            return
+        block, slot = int(read.blocks[token // self._block_size]), token % self._block_size
+        held, _ = self.caches[layers[0]].words(block, slot)
+        expected = self._secrets[layers[0]].words(self._contents.of(read.request)[token : token + 1])[0]
+        text = holds(held, expected, layers[0], self._secrets, self._contents)
+        self._found[read.request.request_id] = _Wrong(read, [tokens], token, block, text, list(layers))
+
+    def _sentence(self, wrong: _Wrong) -> str:
+        read = wrong.read
+        request_id, load = read.request.request_id, self._calls.loads.get(read.request.request_id)
+        layers = "all layers" if len(wrong.layers) == len(self.caches) else ", ".join(wrong.layers)
+        text = (
+            f"{request_id} {'reads' if read.runs else 'holds'} the KV of its first {read.end} tokens."
+            f" {max(wrong.tokens)} of them have wrong KV in {layers}, the first of them token {wrong.first} in block"
+            f" {wrong.block}: it holds {wrong.holds}."
+        )
+        if load is not None:
+            text += f" Tokens {load.start} to {load.end} were to be loaded by the connector."
+        return text
