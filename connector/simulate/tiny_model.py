@@ -36,6 +36,7 @@ ENVIRONMENT = {
 """Set before vLLM is imported, unless the user has set them."""
 
 OPTIONS: dict[str, Any] = {
+    "served_model_name": "tiny-opt",
     "skip_tokenizer_init": True,
     "dtype": "float32",
     "enforce_eager": True,

@@ -69,7 +69,7 @@ def is_it_worth_it(sums: Row) -> tuple[str, str]:
     of = f"{text.seconds(saved_s)} of {text.seconds(saved_s / share)} of prefill saved"
     cost = f"{text.seconds(loads_s)} in loads, {text.seconds(stores_s)} in stores"
     if net_s <= 0:
-        return "warning", f"Not worth its memory in this range: {of}, and {cost}."
+        return "warning", f"Not shown to be worth its memory in this range: {of}, but {cost}."
     return "calm", f"Worth it: {text.percent(share * net_s / saved_s)} of prefill saved, net. {of}; {cost}."
 
 
@@ -103,7 +103,7 @@ def cards(sums: Row) -> list[tuple[str, str, str, str]]:
     share = f"{text.percent(_share(unused, sums['lookups']))} of {text.short(sums['lookups'])} lookups"
     loads_s, stores_s = costs_s(sums)
     saved_s = sums["prefill_saved_s"]
-    net = text.seconds(max(0.0, saved_s - loads_s - stores_s)) if saved_s is not None else NOTHING
+    net = text.seconds(saved_s - loads_s - stores_s) if saved_s is not None else NOTHING
     return [
         (
             "Prefill saved",

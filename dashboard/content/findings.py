@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import text
+from kvtrail.dashboard.content import proof, text
 from kvtrail.dashboard.content.palette import SEVERITY
 from kvtrail.tracer.model.words import count
 
@@ -98,8 +98,8 @@ def finding_rows(findings: Iterable[Row]) -> list[Row]:
             "Did": [finding["did"]],
             "Rule": finding["rule"],
             "Request": finding["external"] or finding["request"],
-            "Explanation": finding["explanation"],
-            "Epoch": finding["epoch"],
+            "Says": proof.sentences(finding)[-1],
+            "Preemptions": finding["epoch"],
             "Seen": finding["count"],
             "Connector": finding["connector"],
             "Engine": finding["engine_name"],

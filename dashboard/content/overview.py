@@ -87,5 +87,8 @@ def engine_settings(url: str, *, wants_token: bool) -> str:
     return " \\\n".join([*settings, f"vllm serve MODEL --kv-transfer-config {connector}"])
 
 
-DEMO = "kvtrail demo --folder .demo-beside --grpc-port 14317 --http-port 14318 --dashboard-port 18501"
+DEMO = """\
+kvtrail demo --folder .demo-beside \\
+  --grpc-port 14317 --http-port 14318 \\
+  --dashboard-port 18501"""
 """A demo that can run beside the tracer and the dashboard that are there: it has a folder and ports of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from kvtrail.dashboard.client import Row
@@ -25,6 +25,16 @@ STATUS = {**palette.STATUS, **palette.OUTCOME}
 def status(request: Row) -> str:
     """Where the request is while it goes on, and what became of it afterwards."""
     return str(request["status"] if request["outcome"] == "running" else request["outcome"])
+
+
+def filters(chosen: Mapping[str, str]) -> dict[str, str]:
+    """What is chosen, as the api's filters. One word says where a request is, or what became of it; the api has two."""
+    given = {name: value for name, value in chosen.items() if name != "status"}
+    word = chosen.get("status")
+    if word is None:
+        return given
+    is_end = word in palette.OUTCOME and word != "running"
+    return given | ({"outcome": word} if is_end else {"status": word, "outcome": "running"})
 
 
 def request_rows(requests: Iterable[Row], *, now_ns: int) -> list[Row]:

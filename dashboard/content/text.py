@@ -46,8 +46,10 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration that is given in seconds."""
-    return NOTHING if value is None else "0 s" if not value else duration(round(value * 1e9))
+    """A duration that is given in seconds; one below zero has its sign."""
+    if value is None:
+        return NOTHING
+    return "0 s" if not value else f"{'-' * (value < 0)}{duration(round(abs(value) * 1e9))}"
 
 
 def bandwidth(bytes_per_s: float | None) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from kvtrail.dashboard.client import Row
 from kvtrail.tracer.model.findings import Unknown
-from kvtrail.tracer.model.words import advice, count
+from kvtrail.tracer.model.outcomes import Outcome
+from kvtrail.tracer.model.words import OUTCOMES, advice, count
+
+NEVER_ENDED = (Outcome.LOST, Outcome.UNHEARD)
 
 
 def reason(name: str) -> tuple[str, str]:
@@ -17,6 +20,8 @@ def of_request(request: Row) -> str:
     """Why a request's verdict is unknown, in a sentence or two; empty where it is not."""
     if not (name := request.get("unknown")):
         return ""
+    if name == Unknown.OPEN.name.lower() and request.get("outcome") in NEVER_ENDED:
+        return f"{OUTCOMES[Outcome(request['outcome'])]} So its verdict stays unknown."
     why, todo = reason(name)
     return f"The verdict is unknown: {why}. {todo}"
 

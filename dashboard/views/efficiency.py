@@ -14,7 +14,7 @@ from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import number
-from kvtrail.dashboard.views.filters import choose
+from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.tables import table
 from kvtrail.dashboard.views.theme import is_dark
 
@@ -26,10 +26,8 @@ def filters() -> tuple[str, str]:
     except TracerAway:
         week = {"choices": {"engines": [], "connectors": []}, "engine_names": {}}  # the page below says so
     choices = week["choices"]
-    left, right, _ = st.columns([2, 2, 3])
-    with left:
+    with filter_bar():
         engine = choose("Engine", choices["engines"], name="engine", shown=week["engine_names"])
-    with right:
         connector = choose("Connector", choices["connectors"], name="connector")
     return engine, connector
 

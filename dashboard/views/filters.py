@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 ANY = "any"
-PAGE = "page"
-"""The session's name for the page that is shown."""
+PAGE, SET = "page", "set_widgets"
+"""The session's names for the page that is shown, and for its widgets that are set to what the address says."""
+
+
+def filter_bar() -> DeltaGenerator:
+    """Where a page's filters stand: in a line, and on a phone three beside each other."""
+    return st.container(key="filters", horizontal=True, gap="small", vertical_alignment="bottom")
 
 
 def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str, str] | None = None) -> str:
@@ -52,8 +58,18 @@ def follow(name: str, options: Sequence[str], *, default: str) -> str:
     return key
 
 
+def enter(page: str) -> None:
+    """Say which page is shown. Its widgets are set anew: whoever leaves a page before it is drawn takes values along that the
+    browser has never been told, and so would not show."""
+    if st.session_state.get(PAGE) != page:
+        for key in st.session_state.get(SET, ()):
+            st.session_state.pop(key, None)
+        st.session_state[PAGE], st.session_state[SET] = page, set()
+
+
 def set_to(key: str, value: object) -> None:
     """Set a widget to a value. One that has it already is left alone: told again, it would forget what is being typed."""
+    st.session_state[SET].add(key)
     if st.session_state.get(key) != value:
         st.session_state[key] = value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import streamlit as st
@@ -14,7 +15,7 @@ from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.columns import labels, number, rule_columns
-from kvtrail.dashboard.views.filters import choose
+from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.links import request_query, runbook_link
 from kvtrail.dashboard.views.proofs import finding_card
 from kvtrail.dashboard.views.tables import table
@@ -43,8 +44,8 @@ def filters() -> dict[str, str]:
     except TracerAway:
         every = {"choices": {}, "engine_names": {}}  # the page below says so
     given = {}
-    for column, (name, plural) in zip(st.columns([3, 2, 3, 2, 2]), FILTERS.items(), strict=True):
-        with column:
+    with filter_bar():
+        for name, plural in FILTERS.items():
             shown = every["engine_names"] if name == "engine" else {}
             given[name] = choose(name.capitalize(), every["choices"].get(plural, []), name=name, shown=shown)
     return {name: value for name, value in given.items() if value}
@@ -121,19 +122,23 @@ def one_by_one(findings: list[Row], *, matching: int) -> None:
     """The findings; a click opens the request."""
     st.subheader("One by one", anchor=False)
     scope = some(matching, "finding") if matching <= len(findings) else f"The latest {MOST} of {matching:,} findings"
-    seen = st.column_config.DatetimeColumn("Last seen (UTC)", format="MM-DD HH:mm:ss", timezone="UTC", width=125)
+    days = {
+        datetime.fromtimestamp(at_ns / 1e9, UTC).date() for at_ns in (time.time_ns(), *(f["last_ns"] for f in findings))
+    }
+    clock = "MM-DD HH:mm:ss" if len(days) > 1 else "HH:mm:ss"
+    seen = st.column_config.DatetimeColumn("Last seen (UTC)", format=clock, timezone="UTC", width=125)
     table(
         of_findings.finding_rows(findings),
         key="one_by_one",
         links=[("request", request_query(finding)) for finding in findings],
         ids=[finding["id"] for finding in findings],
         note=f"{scope}, latest first. Click one to open its request.",
-        widths={"Rule": 120, "Request": 110, "Explanation": 270, "Connector": 135, "Engine": 175, "Model": 90},
+        widths={"Rule": 120, "Request": 110, "Says": 330, "Connector": 135, "Engine": 175, "Model": 90},
         formats={
             "Last seen": seen,
             "Could": labels(palette.SEVERITY, term="could", width=105),
             "Did": labels(palette.DID, term="did", width=115),
-            "Epoch": number("epoch", width=58),
+            "Preemptions": number("epoch", width=95),
             "Seen": number("finding", width=55),
         },
     )

@@ -97,7 +97,7 @@ def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
         icon=":material/schedule:",
         help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's way back undoes it.",
         label_visibility="collapsed",
-        width=330,
+        width=390,
     )
 
 

@@ -26,6 +26,7 @@ from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.proofs import proof_cards
 from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.words import count, duration, some
 
 MOST_SUMS = 3
@@ -99,7 +100,7 @@ def show(timeline: Row, parts: list[phases.Stretch]) -> None:
         appends=True,
         most_rows=16,
         numbers=STEP_MEASURES.values(),
-        widths={"Step": 50, "Proof": 60, "Kind": 88, "Says": 330, "Preemptions": 80},
+        widths={"Step": 50, "Proof": 55, "Kind": 95, "Says": 330, "Preemptions": 95, "Status": 85},
         formats={
             "Since arrival": st.column_config.NumberColumn(format="%.3f ms"),
             "To next": st.column_config.ProgressColumn(
@@ -162,7 +163,7 @@ def header(timeline: Row) -> None:
     if sentence := missing_events(timeline):
         notes.warning(sentence)
     if sentence := why_unknown(request):
-        notes.info(sentence)
+        (notes.error if request["outcome"] == Outcome.LOST else notes.info)(sentence)
 
 
 def links(request: Row) -> None:

@@ -14,7 +14,7 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import number, request_labels
-from kvtrail.dashboard.views.filters import choose, follow, on_this_page, write
+from kvtrail.dashboard.views.filters import choose, filter_bar, follow, on_this_page, write
 from kvtrail.dashboard.views.links import request_query
 from kvtrail.tracer.model.words import some
 
@@ -26,8 +26,6 @@ COUNTS = {
     "Stored": "stored tokens", "Preemptions": "preemption",
 }  # fmt: skip
 """Columns of counts, and the glossary's terms for them."""
-LOST = {"abandoned": "lost, or unheard of"}
-"""The status that two outcomes share."""
 ADDRESS = {"engine": "on"}
 """Filters' names in the address. Streamlit writes the next page's address over this page's before it goes there: who comes
 back to a request's `engine` would find the list narrowed down to it."""
@@ -42,7 +40,7 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
     window = {} if search else {"since_ns": picker.current().since_ns, "before_ns": picker.current().until_ns}
 
     def ask() -> tuple[list[Row], list[Row]]:
-        found = tracer().requests(search=search, sort=order, limit=MOST, **chosen, **window)
+        found = tracer().requests(search=search, sort=order, limit=MOST, **requests.filters(chosen), **window)
         return found, others_shown(found, search, chosen)
 
     answer = read(ask, key=f"requests {search!r} {order} {chosen} {picker.current().field()}")
@@ -54,16 +52,15 @@ def page(search: str, order: str, chosen: dict[str, str]) -> None:
         return
     now_ns = time.time_ns()
     rows = [*found, *others]
-    count = (
-        f"The first {MOST} matches; narrow it down to see others" if len(found) == MOST else some(len(found), "request")
-    )
+    count = f"The first {MOST} requests" if len(found) == MOST else some(len(found), "request")
+    more = "; narrow down to see others" if len(found) == MOST else ""
     tables.table(
         requests.request_rows(rows, now_ns=now_ns),
         key=TABLE,
         links=[("request", request_query(request)) for request in rows],
         ids=[*map(identity, rows)],
-        note=f"{count}, {requests.ORDERS[order]}{', at any time' if search else ''}. Click a row to open it.",
-        most_rows=20,
+        note=f"{count}, {requests.ORDERS[order]}{', at any time' if search else ''}{more}. Click a row to open it.",
+        most_rows=30,
         formats=formats(rows, now_ns=now_ns),
     )
 
@@ -124,35 +121,32 @@ def filters() -> tuple[str, str, dict[str, str]]:
     except TracerAway:
         choices = {name: {} for name in LASTING}  # the page below says so
     fixed = {
-        "status": {name: name for name in palette.STATUS} | LOST,
+        "status": {name: name for name in requests.STATUS if name != "abandoned"},
         "verdict": {name: name for name in palette.VERDICT},
     }
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="filters"):
+    with filter_bar():
         search = st.text_input(
             "Search",
             key="search",
             bind="query-params",
             type="search",
             live=True,
-            width=300,
             placeholder="Part of an id, or a whole trace id",
             label_visibility="collapsed",
         )
         chosen = {}
         for name, texts in {**fixed, **choices}.items():
-            with st.container(width=150):
-                chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
-        with st.container(width=200):
-            key = follow("sort", list(requests.ORDERS), default=LATEST)
-            st.selectbox(
-                "Sort by",
-                requests.ORDERS,
-                key=key,
-                on_change=on_this_page(write),
-                args=("sort", key, LATEST),
-                format_func=requests.ORDERS.__getitem__,
-                label_visibility="collapsed",
-            )
+            chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
+        key = follow("sort", list(requests.ORDERS), default=LATEST)
+        st.selectbox(
+            "Sort by",
+            requests.ORDERS,
+            key=key,
+            on_change=on_this_page(write),
+            args=("sort", key, LATEST),
+            format_func=requests.ORDERS.__getitem__,
+            label_visibility="collapsed",
+        )
     return (search or "").strip(), st.session_state[key], {name: value for name, value in chosen.items() if value}
 
 

@@ -18,6 +18,8 @@ from kvtrail.tracer.model import words
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
 _Shown = tuple[Row, Link]
+_ROW_PX, _HEAD_PX = 26, 38
+"""Heights: of a row, as low as a label in it allows; of the line of headings, with the table's border."""
 
 
 def table(
@@ -126,7 +128,8 @@ def _draw(
         rows,
         key=key,
         hide_index=True,
-        height=38 + 35 * min(len(rows), most_rows),
+        height=_HEAD_PX + _ROW_PX * min(len(rows), most_rows),
+        row_height=_ROW_PX,
         column_config=columns,
         placeholder=words.NOTHING,
         **selection,

@@ -90,7 +90,7 @@ def test_the_settings_to_copy_are_those_that_a_recorder_takes(wants_token: bool)
 
 
 def test_the_demo_to_copy_runs_beside_what_is_there() -> None:
-    program, command, *arguments = shlex.split(overview.DEMO)
+    program, command, *arguments = shlex.split(overview.DEMO.replace("\\\n", ""))
     demo = main.get_command(click.Context(main), command)  # type: ignore[attr-defined]
     assert demo is not None
     options = demo.make_context(program, arguments).params

@@ -98,7 +98,7 @@ def worth(**changes: Any) -> dict[str, Any]:
         (
             {"store_s": 7.0},
             "warning",
-            "Not worth its memory in this range: 8.00 s of 16.00 s of prefill saved, and",
+            "Not shown to be worth its memory in this range: 8.00 s of 16.00 s of prefill saved, but",
         ),
         ({"spared": 0, "prefill_saved_s": None}, "warning", "Not worth its memory in this range: nothing was loaded"),
         (
@@ -112,6 +112,10 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
     shown = savings.is_it_worth_it(worth(**changes))
     assert shown[0] == level
     assert shown[1].startswith(sentence)
+
+
+def test_copies_that_took_longer_than_they_saved_are_a_net_below_zero() -> None:
+    assert gauge({**efficiency(PREEMPTED)["worth"], "store_s": 100.0}, "Net time") == "-1 min 39 s"
 
 
 GIB = 2**30

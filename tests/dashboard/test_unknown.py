@@ -14,6 +14,14 @@ def test_a_request_says_why_its_verdict_is_unknown() -> None:
     assert said.startswith("The verdict is unknown: events were lost. The runbooks KvtrailEventsDropped")
 
 
+def test_a_request_that_was_lost_is_not_said_to_end_yet() -> None:
+    lost = {"verdict": "unknown", "unknown": "open", "outcome": "lost"}
+    assert unknown.of_request(lost) == (
+        "It was open when its engine ended: its caller got no end. So its verdict stays unknown."
+    )
+    assert "It passes when the request ends" in unknown.of_request({**lost, "outcome": "running"})
+
+
 def test_the_share_and_the_reasons_of_what_could_not_be_judged() -> None:
     assert unknown.share({"judgements": 10, "unknown": {}}) == ""
     assert unknown.share(OVERVIEW) == "100 of 2,000 judgements (5 %) could not be made"

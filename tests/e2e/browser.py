@@ -20,6 +20,8 @@ CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
 SLOW_MS = 120_000
+HEAD_PX, ROW_PX = 35, 26
+"""A table's line of headings, and each of its rows."""
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
@@ -30,6 +32,9 @@ def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
 
 
 def shoot(page: playwright.Page, name: str) -> None:
+    """Leave a picture of the page, once nothing of it is still to be drawn."""
+    playwright.expect(page.get_by_test_id("stSkeleton")).to_have_count(0, timeout=SLOW_MS)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
 
@@ -39,4 +44,4 @@ def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
     at_rest = page.get_by_test_id("stApp")
     playwright.expect(at_rest).to_have_attribute("data-test-script-state", "notRunning", timeout=SLOW_MS)
     table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
-    table.click(position={"x": 60, "y": 35 + 17 + 35 * row}, timeout=SLOW_MS)
+    table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)}, timeout=SLOW_MS)

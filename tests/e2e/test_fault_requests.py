@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import HEAD_PX, SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from coming import chatting
 from processes import Tracer, dashboard, serve, until
 from test_dashboard_page import feed
@@ -245,3 +245,22 @@ def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, site:
         heights = [box["height"] for box in (charts.nth(n).bounding_box() for n in (0, 1)) if box]
     assert heights[0] == heights[1]
     shoot(page, "compare-fault")
+
+
+def test_a_screen_shows_eight_rows_more_and_a_phone_some(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Sixteen rows fitted a laptop's screen, and on a phone none: the filters took it."""
+    tracer, url = site
+    most = 30
+    until(lambda: len(tracer.get("/api/requests", limit=most)) == most)
+    table = page.locator(".st-key-requests_table").get_by_test_id("stDataFrame")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{url}/requests")
+    until(lambda: len(rows(page, "requests_table")) >= 20)
+    box = table.bounding_box()
+    assert box is not None
+    row_px = (box["height"] - HEAD_PX) / most
+    assert (900 - box["y"] - HEAD_PX) // row_px >= 16 + 8
+    fields = [field.bounding_box() for field in page.locator(".st-key-filters > *").all()]
+    assert len({round(field["y"] + field["height"]) for field in fields if field}) == 1, "the filters are one line"
+    page.set_viewport_size({"width": 390, "height": 844})
+    until(lambda: (table.bounding_box() or {"y": 844})["y"] < 844 * 0.7)

@@ -99,6 +99,9 @@ def test_1_an_engine_died_and_why(person: Person) -> None:
 def test_2_is_the_offload_worth_its_memory(person: Person) -> None:
     person.go("Efficiency")
     see(person.page, re.compile(r"[Ww]orth its memory"))
+    see(person.page, "By engine and connector")
+    range_shown = person.page.locator(".st-key-time_field input")
+    playwright.expect(range_shown).to_have_value("now-1h to now", timeout=SLOW_MS)  # although its page came in a hurry
     shoot(person.page, "task-02-worth")
 
 
@@ -108,6 +111,7 @@ def test_3_a_request_by_a_part_of_its_id(person: Person) -> None:
     until(lambda: {row[0][:5] for row in rows(person.page, "requests_table")} == {"bug-0"})
     person.open_row("requests_table")
     person.page.wait_for_url(re.compile("/request.*id=bug-0"))
+    see(person.page, "Every step")
     shoot(person.page, "task-03-found")
 
 
@@ -140,6 +144,7 @@ def test_6_a_request_is_compared_with_one_like_it(person: Person) -> None:
     see(person.page, re.compile("Near in time"))
     person.open_row("offers")
     see(person.page, "What differs")
+    playwright.expect(person.page.get_by_test_id("stVegaLiteChart")).to_have_count(4, timeout=SLOW_MS)
     shoot(person.page, "task-06-compared")
 
 

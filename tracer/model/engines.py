@@ -24,7 +24,7 @@ DESCRIPTION = {
     "host": "host.name",
 }
 """What describes an engine, and the attribute of its recorders' resource that says it: `version` is vLLM's, `kvtrail` the
-recorder's."""
+recorder's. `model` is the name it is served under, if it has one: what vLLM was given may be a folder of one machine."""
 _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE)
 _RANK = re.compile(r"_dp(\d+)$")
 """What vLLM appends to the engine id of a data-parallel rank."""
@@ -35,6 +35,7 @@ def described(resource: Mapping[str, Any]) -> dict[str, str]:
     """The fields of `DESCRIPTION`, as a recorder's resource has them; what it lacks is empty, and so is an instance's id that
     the OpenTelemetry SDK has made up, for each process another."""
     description = {field: str(resource.get(key) or "") for field, key in DESCRIPTION.items()}
+    description["model"] = str(resource.get(semconv.SERVED_MODEL.key) or description["model"])
     if _UUID.fullmatch(description["instance"]):
         description["instance"] = ""
     return description

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -14,12 +15,14 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.model.events import Event, Unfamiliar
 from kvtrail.tracer.model.findings import Finding
+from kvtrail.tracer.model.outcomes import Outcome
 from kvtrail.tracer.model.semconv import SCOPE
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.replay import history
 from kvtrail.tracer.replay.perfetto import trace_events
 from kvtrail.tracer.serve.alike import alike
 from kvtrail.tracer.serve.api_places import ChosenEngines
+from kvtrail.tracer.serve.became import having
 from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.live import Live
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
@@ -79,6 +82,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         chosen: ChosenEngines,
         search: Annotated[str, Query(description="part of the engine's or the external id, or a whole trace id")] = "",
         status: str = "",
+        outcome: Annotated[
+            Outcome | None, Query(description="what became of it; of a status, the latest 20,000 are looked at")
+        ] = None,
         verdict: str = "",
         engine: str = "",
         since_ns: Annotated[int | None, Query(ge=0, le=MAX_NS, description="started at or after")] = None,
@@ -99,10 +105,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         else:
             if engine:
                 chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
-            found = reader.requests(
-                search=search, status=status, verdict=verdict, engines=chosen, since_ns=since_ns, before_ns=before_ns,
-                sort=sort, limit=limit,
-            )  # fmt: skip
+            ask = partial(reader.requests, search=search, verdict=verdict, since_ns=since_ns, before_ns=before_ns)
+            if outcome is not None:
+                return having(outcome, ask, fates, status=status, engines=chosen, sort=sort, limit=limit)
+            found = ask(status=status, engines=chosen, sort=sort, limit=limit)
         return [fates.request(account) for account in found]
 
     @api.get("/requests/{request_id:path}", summary="One request: its timeline with the account at each step")

@@ -18,7 +18,6 @@ from typing import Any
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.endings import GOES_ON, is_fatal
 from kvtrail.tracer.detect.ordering import Gaps
-from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.engines import described, memory_limit, shown_name
 from kvtrail.tracer.model.events import Event, Heartbeat
 
@@ -63,7 +62,6 @@ class RecorderState:
     Attributes:
         id, engine: as its spans name them.
         description: of its engine: the fields of `model.engines.DESCRIPTION`.
-        served: the name under which vLLM serves the model, the label `model_name` of vLLM's own metrics.
         first, highest: the lowest and the highest sequence number received.
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
@@ -91,7 +89,6 @@ class RecorderState:
     id: str
     engine: str
     description: dict[str, str]
-    served: str
     first: int
     highest: int
     received: int = 0
@@ -124,7 +121,6 @@ class RecorderState:
             id=event.recorder,
             engine=event.engine,
             description=described(resource),
-            served=str(resource.get(semconv.SERVED_MODEL.key, "")),
             first=event.sequence,
             highest=event.sequence,
             memory_limit=memory_limit(resource),
@@ -203,8 +199,8 @@ class RecorderState:
         """What it says of its engine: the values of the labels `INFO`."""
         about = self.description
         return (
-            shown_name(self.engine, about), self.served or about["model"], about["service"], about["instance"], about["pod"],
-            about["host"], about["version"], about["kvtrail"],
+            shown_name(self.engine, about), about["model"], about["service"], about["instance"], about["pod"], about["host"],
+            about["version"], about["kvtrail"],
         )  # fmt: skip
 
 

@@ -218,13 +218,16 @@ def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statemen
     if not running and not sums:
         return Statement(kind="nothing", level=Level.CALM, text="Nothing was recorded in this time", page="fleet")
     minutes = max(1.0, (range_.until_ns / 1e9 - max(first_s, range_.since_ns / 1e9)) / 60)
-    parts = [some(running, "engine")]
+    parts = [some(running, "engine")] * bool(running)
     if admitted:
         rate = admitted / minutes
         parts.append(f"{rate:.1f} requests/min" if rate < 10 else f"{count(rate)} requests/min")
     if (prefill := sums["asked"] - sums["local"]) > 0:
         parts.append(f"{percent(sums['spared'] / prefill)} of prefill saved")
-    return Statement(kind="well", level=Level.CALM, text=f"All well: {', '.join(parts)}", page="efficiency")
+    how = ": ".join(
+        filter(None, ("All well" if running else "Nothing went wrong, and no engine runs now", ", ".join(parts)))
+    )
+    return Statement(kind="well", level=Level.CALM, text=how, page="efficiency")
 
 
 def worst_first(statements: Iterable[Statement]) -> list[Statement]:

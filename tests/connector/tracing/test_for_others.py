@@ -16,6 +16,7 @@ from processes import SLOW_S
 
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model.semconv import ENGINE_NS, ENGINE_SPAN, Kind
 
@@ -61,7 +62,7 @@ def test_the_root_has_the_names_of_generative_ai(tmp_path: Path, transport: Memo
     assert [root["gen_ai.usage.cache_read.input_tokens"] for root in roots] == [0, 288, 192]
     assert [root["gen_ai.request.id"] for root in roots] == ["r-0", "r-1", "r-2"]
     (model,) = {root["gen_ai.request.model"] for root in roots}
-    assert model.endswith("model")
+    assert model == tiny_model.OPTIONS["served_model_name"]
     others = [attributes(span) for span in spans_of(transport) if span.name != Kind.REQUEST]
     assert not any(key.startswith("gen_ai.") for each in others for key in each)
 

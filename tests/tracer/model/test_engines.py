@@ -33,6 +33,18 @@ def test_what_a_person_chose_comes_first_and_the_uuid_last(engine: str, resource
     assert engines.shown_name(engine, engines.described(resource)) == name
 
 
+@pytest.mark.parametrize(
+    ("resource", "model"),
+    [
+        ({semconv.MODEL.key: "/models/llama", semconv.SERVED_MODEL.key: "llama"}, "llama"),
+        ({semconv.MODEL.key: "/models/llama"}, "/models/llama"),
+        ({}, ""),
+    ],
+)
+def test_a_model_is_called_as_it_is_served(resource: dict[str, str], model: str) -> None:
+    assert engines.described(resource)["model"] == model
+
+
 def test_engines_of_one_name_are_told_apart_by_their_ids() -> None:
     same_beginning = f"{ONE[:-1]}0"
     resources = {ONE: POD, OTHER: POD, f"{ONE}_dp0": PLACE, f"{ONE}_dp1": PLACE, "llama-1": {}}

@@ -152,6 +152,14 @@ def test_findings_beyond_those_that_are_looked_at_are_counted_all_the_same(
     assert text == "2 findings of stale-lookup: healed by the guard (of the latest 1)"
 
 
+def test_all_is_not_well_where_no_engine_runs(tracer: Tracer) -> None:
+    tracer.hear(WELL, dies=True)
+    ((_, level, text),) = tracer.statements()
+    assert level == "calm"
+    assert text.startswith("Nothing went wrong, and no engine runs now: ")
+    assert text.endswith(" requests/min, 34 % of prefill saved")
+
+
 def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
     tracer.hear(f"{DIED}\nb: {WELL.splitlines()[0]}", dies=True, ended_by="AssertionError: Mismatch")
     tracer.hear(f"{DIED}\nb: S 10+10", "alive")
@@ -164,6 +172,29 @@ def test_a_request_that_failed_or_was_lost(tracer: Tracer) -> None:
         "a": "engine died",
         "alive": "request failed",
     }
+
+    def having(**wanted: str | int) -> list[str]:
+        return [row["request"] for row in tracer.get("/api/requests", **wanted)]
+
+    assert having(outcome="failed") == having(outcome="failed", status="failed")
+    assert {*having(outcome="failed")} == {"a-0123abcd", "alive-0123abcd"}
+    assert having(outcome="lost") == having(outcome="lost", engine="a") == ["b-a-0123abcd"]
+    assert having(outcome="running") == having(outcome="running", sort="loads") == ["b-alive-0123abcd"]
+    assert having(outcome="lost", engine="alive") == having(outcome="lost", status="finished") == []
+    assert having(outcome="finished") == having(outcome="unheard") == []
+
+
+def test_requests_of_one_outcome_are_looked_for_behind_others_and_sorted(tracer: Tracer) -> None:
+    aborted = ("L 749 c0 h256 -> 256\nA 256\nS 256+80\nend aborted", "L 749 c0 h0 -> 0\nA 0\nS 0+80\nend aborted")
+    for number, text in enumerate((*aborted, WELL, WELL, WELL, WELL, WELL)):
+        tracer.hear(text, f"e{number}", after_s=number)
+
+    def aborts(**wanted: str | int) -> list[str]:
+        return [row["engine"] for row in tracer.get("/api/requests", outcome="aborted", **wanted)]
+
+    assert aborts(limit=1) == ["e1"]
+    assert aborts() == ["e1", "e0"]
+    assert aborts(sort="loads") == ["e0", "e1"]
 
 
 def test_spans_that_did_not_arrive_are_told(tracer: Tracer) -> None:

@@ -1,0 +1,27 @@
+"""The list of requests: what is chosen is asked for as the api has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrail.dashboard.content.requests import filters
+
+
+@pytest.mark.parametrize(
+    ("word", "asked"),
+    [
+        ("lost", {"outcome": "lost"}),
+        ("finished", {"outcome": "finished"}),
+        ("failed", {"outcome": "failed"}),
+        ("preempted", {"status": "preempted", "outcome": "running"}),
+        ("running", {"status": "running", "outcome": "running"}),
+    ],
+)
+def test_a_status_is_where_a_request_is_or_what_became_of_it(word: str, asked: dict[str, str]) -> None:
+    """A request that was preempted when its engine died is lost, and not preempted."""
+    assert filters({"status": word, "engine": "a"}) == {"engine": "a", **asked}
+
+
+def test_nothing_chosen_is_nothing_asked() -> None:
+    assert filters({}) == {}
+    assert filters({"verdict": "drift"}) == {"verdict": "drift"}
