@@ -47,6 +47,7 @@ class Truth:
 
     _of_hash: dict[tuple[Scope, str], dict[int, Told]] = field(default_factory=dict)
     """By hash, its contents, each with the block that was told first."""
+    _contents: int = 0
     _of_content: dict[tuple[Scope, int], Told] = field(default_factory=dict)
     """By content, the block that was told first."""
     _waiting: dict[tuple[Scope, int], list[Told]] = field(default_factory=dict)
@@ -64,13 +65,13 @@ class Truth:
         if scope is None or self.is_right(block):
             return None
         owner = self._of_content.get((scope, block.fingerprint))
-        return owner if owner is not None and _are_other_tokens(owner, block) else None
+        return owner if owner is not None and _have_one_identity(owner, block) else None
 
     def waiting(self, block: Told) -> list[Told]:
         """The loaded blocks that hold the content of this one, whose content was not known to be anybody's."""
         scope = _scope(block.event)
         held = [] if scope is None else self._waiting.get((scope, block.fingerprint), [])
-        return [each for each in held if _are_other_tokens(block, each)]
+        return [each for each in held if _have_one_identity(block, each)]
 
     def enter(self, event: BlockCheck) -> None:
         """Remember what an event tells."""
@@ -87,16 +88,19 @@ class Truth:
 
     def _enter_computed(self, scope: Scope, block: Told) -> None:
         contents = self._of_hash.setdefault((scope, block.hash), {})
+        self._contents += block.fingerprint not in contents
         contents.setdefault(block.fingerprint, block)
         self._of_content.setdefault((scope, block.fingerprint), block)
         self._waits -= len(self._waiting.pop((scope, block.fingerprint), ()))
-        while len(self._of_content) > MOST_CONTENTS:
+        while self._contents > MOST_CONTENTS:
             self._forget(next(iter(self._of_hash)))
 
     def _forget(self, key: tuple[Scope, str]) -> None:
-        scope, hash_ = key
-        for content in self._of_hash.pop(key):
-            if self._of_content[scope, content].hash == hash_:
+        scope, _ = key
+        contents = self._of_hash.pop(key)
+        self._contents -= len(contents)
+        for content, block in contents.items():
+            if self._of_content.get((scope, content)) is block:
                 del self._of_content[scope, content]
 
     def _enter_waiting(self, key: tuple[Scope, int], block: Told) -> None:
@@ -106,9 +110,9 @@ class Truth:
             self._waits -= len(self._waiting.pop(next(iter(self._waiting))))
 
 
-def _are_other_tokens(one: Told, other: Told) -> bool:
-    """Whether the blocks' hashes differ since their tokens do, or those before them."""
-    return one.hash != other.hash and one.event.identity is not None and one.event.identity == other.event.identity
+def _have_one_identity(one: Told, other: Told) -> bool:
+    """Whether the blocks' hashes can differ only because their tokens do, or those before them."""
+    return one.event.identity is not None and one.event.identity == other.event.identity
 
 
 def _scope(event: BlockCheck) -> Scope | None:

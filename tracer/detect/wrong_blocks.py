@@ -43,9 +43,13 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
 
 
 def looked(of: dict[str, Any]) -> str:
-    """Which blocks were looked at: "3 blocks that were loaded for this request"."""
-    blocks = _LOOKED.get(of["look"], "blocks of this request")
-    return f"{words.count(of['looked'])} {blocks if of['looked'] != 1 else blocks.replace('blocks', 'block', 1)}"
+    """Which blocks were looked at: "3 blocks that were loaded for this request were"."""
+    blocks, many = _LOOKED.get(of["look"], "blocks of this request"), of["looked"] != 1
+    return f"{words.count(of['looked'])} {blocks if many else _one(blocks)} {'were' if many else 'was'}"
+
+
+def _one(blocks: str) -> str:
+    return blocks.replace("blocks", "block", 1).replace(" were ", " was ", 1)
 
 
 def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:

@@ -56,12 +56,12 @@ class ByteDrift(EngineRule[BlockCheck]):
     def template(self, finding: Finding) -> str:
         if "owner" in finding.numbers:
             return (
-                "At {1} {looked} were compared with what engines of the same cache had computed, and {wrong} hold what was"
-                " computed under another hash alone: this request's {place} hold what engine {owner_engine} computed at {0}"
-                " for request {owner}'s {owner_place}."
+                "At {1} {looked} compared with what engines of equal caches had computed, and {wrong} did not match:"
+                " this request's {place} hold what engine {owner_engine} computed at {0} for request {owner}'s {owner_place},"
+                " under another hash."
             )
         return (
-            "At {0} {looked} were compared with what had been computed under their hashes, and {wrong} did not match."
+            "At {0} {looked} compared with what had been computed under their hashes, and {wrong} did not match."
             " {told}{rest}"
         )
 

@@ -27,7 +27,7 @@ class ByteRot(RequestRule[BlockCheck]):
     hint = "A transfer for a request that is gone still writes, or a copy uses a wrong address: look at what ran meanwhile."
     needs_history = False
     explanation = (
-        "At {0} {looked} were looked at again, and {wrong} had changed since the last look, though no step, load or copy over"
+        "At {0} {looked} looked at again, and {wrong} had changed since the last look, though no step, load or copy over"
         " them is known. {told}{rest}"
     )
 
