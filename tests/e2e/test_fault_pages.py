@@ -92,8 +92,7 @@ def test_a_dead_engine_is_said_at_once_and_so_is_why(
     goodbye(tracer, "llama-b", after=recorded["llama-b"])
     died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError.*1 request lost"))
     playwright.expect(died).to_be_visible(timeout=SLOW_MS)
-    is_red = died.locator("xpath=ancestor::*[contains(@class, 'st-key-say-lost')]")
-    playwright.expect(is_red).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(said(died, "lost")).to_have_count(1, timeout=SLOW_MS)
     shoot(page, "engine-died")
     died.click()
     see(page, "chat-7")
@@ -227,8 +226,27 @@ def test_findings_of_one_rule_are_one_row_and_what_is_lost_is_red(
     sentence = page.get_by_role("link", name=re.compile("6 findings of stale-lookup in 6 requests"))
     playwright.expect(sentence).to_have_count(1, timeout=SLOW_MS)
     see(page, "Findings by rule")
+    playwright.expect(said(sentence, "lost")).to_have_count(1, timeout=SLOW_MS)
     cards = page.get_by_test_id("stMetric")
     playwright.expect(cards.filter(has_text="Findings")).to_contain_text("6", timeout=SLOW_MS)
     playwright.expect(page.get_by_test_id("stMetricChart")).to_have_count(0)
     playwright.expect(page.get_by_text("worst case")).to_have_count(0)
     shoot(page, "by-rule")
+
+
+def test_a_finding_that_did_no_harm_is_not_red(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    """Fault 13, the other way round: red is for what is lost."""
+    tracer = start_tracer()
+    feed(tracer, "L 750 c384 h256 -> 0 healed 256\nA 0\nS 384+366\nend", request="chat-1-0123abcd", engine="llama-a")
+    page.goto(start_dashboard(tracer.url))
+    sentence = page.get_by_role("link", name=re.compile("healed by the guard"))
+    playwright.expect(sentence).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(said(sentence, "warning")).to_have_count(1)
+    playwright.expect(page.locator("[class*='st-key-say-lost']")).to_have_count(0)
+
+
+def said(sentence: playwright.Locator, level: str) -> playwright.Locator:
+    """What gives a sentence on the first page the colour of this level."""
+    return sentence.locator(f"xpath=ancestor::*[contains(@class, 'st-key-say-{level}')]")

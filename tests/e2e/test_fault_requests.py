@@ -209,6 +209,17 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, s
     shoot(page, "replay-phone")
 
 
+def test_a_mark_says_what_it_is(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """Fault 7: the mark's tooltip was empty."""
+    _, url = site
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(f"{url}/request?id=healed-1-0123abcd")
+    marks = page.get_by_test_id("stVegaLiteChart").first.locator(".mark-symbol path")
+    marks.first.hover()
+    said = page.locator("#vg-tooltip-element")
+    playwright.expect(said).to_contain_text(re.compile(r"says.*arrived with 750 tokens", re.DOTALL), timeout=SLOW_MS)
+
+
 def test_the_replay_fits_on_a_screen(page: playwright.Page, site: tuple[Tracer, str]) -> None:
     """Fault 11: the first account and the charts began where a laptop's screen ends."""
     _, url = site
@@ -244,6 +255,9 @@ def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, site:
     while len(heights) < 2 and time.monotonic() < deadline:
         heights = [box["height"] for box in (charts.nth(n).bounding_box() for n in (0, 1)) if box]
     assert heights[0] == heights[1]
+    ends = [charts.nth(n).locator(".role-axis-label text").all_text_contents() for n in (0, 1)]
+    assert ends[0] == ends[1]
+    assert max(int(text) for text in ends[0] if text.isdecimal()) > 1, "the steps' numbers are among them"
     shoot(page, "compare-fault")
 
 
