@@ -15,6 +15,7 @@ from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, of_component, overview_question, question
 from kvtrail.dashboard.views.answers import EVERY_S, tracer
+from kvtrail.dashboard.views.follow import follow
 from kvtrail.dashboard.views.links import request_query
 
 KEY, FIRST, LEFT, ANSWERED, OPEN = "live", "live_first", "live_left", "live_answered", "live_open"
@@ -34,7 +35,7 @@ def page() -> None:
     """Draw the page, again at each refresh, and at once if the component wants to show something else."""
     chosen = st.session_state.pop(OPEN, None)
     if chosen is not None:
-        st.switch_page("views/request.py", query_params=request_query(chosen))
+        follow("request", request_query(chosen))
     view = current_view()
     answer, is_away = read(view)
     component()(

@@ -112,7 +112,10 @@ def over_time(answer: Answer) -> None:
         picker.chart_over_time(trends.sources_over_time(answer.savings, dark=is_dark()), key="sources")
     with right:
         st.caption("**Findings, by what they could do**")
-        picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings")
+        if answer.trend["counts"]:
+            picker.chart_over_time(trends.findings_over_time(answer.trend, dark=is_dark()), key="findings")
+        else:
+            st.caption("None in this range.")
 
 
 def by_rule(rules: list[Row], shown: TimeRange) -> None:

@@ -13,6 +13,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.reading import Reading, told_apart
+from kvtrail.dashboard.views.follow import follow
 from kvtrail.tracer.model import words
 
 Link = tuple[str, Mapping[str, str]]
@@ -153,4 +154,4 @@ def _follow_click(key: str) -> None:
     clicked: Link | None = st.session_state.pop(f"{key}_clicked", None)
     if clicked is not None:
         page, query = clicked
-        st.switch_page(f"views/{page}.py", query_params=dict(query))
+        follow(page, query)

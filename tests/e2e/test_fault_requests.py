@@ -89,6 +89,8 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
         open_row(page, "requests_table", row)
         see(page, "Every step")
         assert named(page)["id"] == [shown[row]]
+        page.go_back()
+        playwright.expect(page).to_have_url(f"{url}/requests", timeout=SLOW_MS)  # one step back, to the list as it was
     page.goto(f"{url}/requests")
     known = {cells[0] for cells in see_table(page, "requests_table")}
     page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).click()
