@@ -30,6 +30,10 @@ COMMANDS = {
         "kvtrail.tracer.commands.export:export",
         "Write a history as a timeline for ui.perfetto.dev and chrome://tracing.",
     ),
+    "savings": (
+        "kvtrail.tracer.commands.savings:savings",
+        "Reckon what a store with less or more memory would have given.",
+    ),
     "import": ("kvtrail.tracer.commands.import_log:import_log", "Turn the log of a vLLM server into a trace file."),
     "minimize": (
         "kvtrail.tracer.commands.minimize:minimize",

@@ -153,8 +153,9 @@ class PrefillTimer:
     _now: dict[tuple[str, str], tuple[_EngineStep | None, _EngineStep]] = field(default_factory=dict)
     """By recorder and connector: the step before the current one, and the current one."""
 
-    def enter(self, event: Schedule, account: Account) -> MeasuredPrefill | None:
-        """Enter one request's part of a step; returns the step before it, once its duration is known."""
+    def enter(self, event: Schedule, total: int) -> MeasuredPrefill | None:
+        """Enter one request's part of a step; returns the step before it, once its duration is known. `total` are the
+        request's tokens when it was admitted."""
         key = (event.recorder, event.connector_id)
         before, now = self._now.get(key, (None, _EngineStep(event.start_ns)))
         if event.start_ns > now.at_ns:
@@ -168,7 +169,7 @@ class PrefillTimer:
                 measured = MeasuredPrefill(before.prefill, now.at_ns - before.at_ns)
             before = None
         now.tokens = event.scheduler_tokens or now.tokens + event.scheduled
-        now.prefill += max(0, min(end, account.total or 0) - event.computed)
+        now.prefill += max(0, min(end, total) - event.computed)
         now.ends[request] = (event.epoch, end)
         self._now[key] = (before, now)
         return measured
@@ -302,7 +303,7 @@ class SavingsCounter:
                 self.cells.add(event, {"failed": asked.alloc.allocated})
 
     def _enter_schedule(self, event: Schedule, account: Account) -> None:
-        if (measured := self._prefill_timer.enter(event, account)) is not None:
+        if (measured := self._prefill_timer.enter(event, account.total or 0)) is not None:
             self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
         held = self._open.pop((event.engine, event.request or ""), {})
         for asked in held.values():

@@ -1,0 +1,131 @@
+"""The curve beside stores that are really run, one for each capacity; and samples beside the whole."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import pytest
+
+from kvtrail.tracer.capacity.bound import intervals, most_hits
+from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.touches import Touch, wanted_of
+
+CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)
+
+
+def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list[Touch | None]:
+    """Requests whose prompts branch like conversations; vLLM's own cache holds a part of some, and caches are emptied."""
+    rng = random.Random(seed)
+    touches: list[Touch | None] = []
+    for _ in range(count):
+        keys, path = [], f"{min(int(rng.paretovariate(0.6)), heads)}"
+        for _ in range(rng.randrange(1, chunks)):
+            path += f"/{min(int(rng.paretovariate(1.5)), 9)}"
+            keys.append(path)
+        total = len(keys) * 64 + rng.randrange(64)
+        computed = rng.choice((0, 0, 0, 32, 64, 128))
+        wanted = wanted_of(len(keys), 64, computed=min(computed, total), total=total)
+        touches.append(None if rng.random() < 0.005 else Touch(keys, wanted if rng.random() < 0.8 else ()))
+    return touches
+
+
+def given_by_a_store(touches: Sequence[Touch | None], capacity: int, *, heads_stay: bool) -> int:
+    """The tokens that a least-recently-used store of this capacity gives."""
+    store: OrderedDict[str, None] = OrderedDict()
+    given = 0
+    for touch in touches:
+        if touch is None:
+            store.clear()
+            continue
+        for key, wanted in zip(touch.keys, touch.wanted, strict=False):
+            if key not in store:
+                break
+            given += wanted
+        for key in reversed(touch.keys) if heads_stay else touch.keys:
+            store[key] = None
+            store.move_to_end(key)
+        while len(store) > capacity:
+            store.popitem(last=False)
+    return given
+
+
+@pytest.mark.parametrize("heads_stay", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_curve_is_what_stores_of_each_capacity_give(seed: int, heads_stay: bool) -> None:
+    touches = prefixes(seed, 1500)
+    curve = curve_of(touches, heads_stay=heads_stay)
+    given = [given_by_a_store(touches, capacity, heads_stay=heads_stay) for capacity in CAPACITIES]
+    assert [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)] == given
+    assert given[0] < given[4] < given[-1], "the capacities differ in what they give"
+    assert {share.error for share in curve.hits(CAPACITIES)} == {0.0}
+    enough = curve.saturates_at()
+    most, less = (given_by_a_store(touches, int(enough) - n, heads_stay=heads_stay) for n in (0, 1))
+    assert most == given_by_a_store(touches, 10**6, heads_stay=heads_stay) > less
+
+
+def test_tails_first_is_better_than_heads_first() -> None:
+    touches = prefixes(0, 1500)
+    tails, heads = (curve_of(touches, heads_stay=stay).hits(CAPACITIES) for stay in (True, False))
+    assert all(tail >= head for tail, head in zip(tails, heads, strict=True))
+    assert tails[3].value > 1.1 * heads[3].value
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sample_is_within_its_error(seed: int) -> None:
+    """The keys differ by seed, and so do the samples; nothing else does."""
+    touches = prefixes(0, 6000, heads=400, chunks=12)
+    named = [touch and Touch([f"{seed}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
+    capacities = (200, 800, 3200)
+    whole, sampled = curve_of(touches), curve_of(named, most_chunks=1000)
+    assert 0.02 < sampled.rate < 0.5, "it is a sample"
+    assert sampled.wanted == whole.wanted
+    for exact, guess in zip(whole.hits(capacities), sampled.hits(capacities), strict=True):
+        assert abs(guess.value - exact.value) < 3 * guess.error, (exact, guess)
+        assert 0.002 < guess.error < 0.03
+
+
+def test_nothing_is_a_hit_of_nothing() -> None:
+    assert [share.value for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
+    once = curve_of([Touch(("a", "b"), (64, 64))])
+    assert (once.hits((9,))[0].value, once.saturates_at()) == (0.0, 0.0)
+
+
+def most_by_trying(held: Sequence[tuple[int, int, int]], capacity: int) -> int:
+    """The most that can be kept, by trying everything."""
+    best, count = 0, len(held)
+    for choice in range(1 << count):
+        kept = [held[n] for n in range(count) if choice >> n & 1]
+        if all(sum(begin <= at < end for begin, end, _ in kept) <= capacity for at, _, _ in kept):
+            best = max(best, sum(tokens for _, _, tokens in kept))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_bound_is_the_best_that_can_be_kept(seed: int) -> None:
+    rng = random.Random(seed)
+    touches = [Touch((rng.choice("abcde"),), (64,)) for _ in range(14)]
+    held = intervals(touches)
+    for capacity in (1, 2, 3):
+        assert most_hits(held, capacity) == most_by_trying(held, capacity)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
+    rng = random.Random(seed)
+    held = intervals([Touch((rng.choice("abcd"),), (rng.choice((0, 7, 64)),)) for _ in range(14)])
+    for capacity in (1, 2, 3):
+        best = most_by_trying([each for each in held if each[2]], capacity)
+        assert best <= most_hits(held, capacity) <= sum(tokens for _, _, tokens in held)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_policy_is_above_the_bound(seed: int) -> None:
+    touches = prefixes(seed, 1500)
+    held = intervals(touches)
+    for capacity in CAPACITIES:
+        given = given_by_a_store(touches, capacity, heads_stay=True)
+        assert given <= most_hits(held, capacity)
+    all_that_comes_again = given_by_a_store(touches, 10**6, heads_stay=True)
+    assert all_that_comes_again == most_hits(held, 10**6)

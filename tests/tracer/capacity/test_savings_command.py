@@ -1,0 +1,119 @@
+"""`kvtrail savings` on recordings of vLLM's scheduler: what it says of other capacities is what runs with them give."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+
+pytest.importorskip("vllm")
+from kvtrail.connector.simulate.run import Played, play
+from kvtrail.connector.simulate.scenario import Arrival, CachesReset, Scenario
+from kvtrail.tracer.capacity.estimate import estimate
+from kvtrail.tracer.capacity.stream import streams_of
+from kvtrail.tracer.ingest.otlp_json import spans_to_json_line
+
+CHUNK = 64
+CHUNK_BYTES = 65_536
+CAPACITIES = (8, 16, 32, 64, 128, 256)
+
+
+def conversations(seed: int, count: int) -> tuple[Arrival, ...]:
+    """Prompts that begin alike, the popular ones often, branch, and end on their own."""
+    rng, step, arrivals = random.Random(seed), 0, []
+    for n in range(count):
+        head = min(int(rng.paretovariate(0.7)), 40)
+        turns = [(f"{head}/{rng.randrange(3)}", 32 * rng.randrange(1, 4)) for _ in range(rng.randrange(1, 4))]
+        prompt = ((f"{head}", 32 * (6 + head % 6)), *turns, (f"own-{n}", rng.randrange(1, 60)))
+        step += rng.randrange(12)
+        arrivals.append(Arrival(f"r-{n}", prompt, rng.randrange(1, 24), at_step=step))
+    return tuple(arrivals)
+
+
+@cache
+def played(chunks: int, *, level: str = "detailed", own_workers: bool = False, resets: bool = False) -> Played:
+    extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * CHUNK_BYTES, "kvtrail": {"level": level}}
+    connector: dict[str, Any] = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
+    at = (CachesReset(at_step=700, connector=True),) if resets else ()
+    scenario = Scenario(arrivals=conversations(0, 250), resets=at, num_blocks=64)
+    done = play(scenario, connector, own_workers=own_workers)
+    assert (done.error, done.unfinished) == (None, {})
+    return done
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(spans_to_json_line(played(32, own_workers=True).spans) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_it_predicts_what_other_capacities_give(resets: bool) -> None:
+    """Within one point of the tokens asked for, and never above the bound."""
+    (stream,) = streams_of(played(32, resets=resets).events)
+    predicted = estimate(stream, sizes=CAPACITIES)
+    assert [point.chunks for point in predicted.points] == list(CAPACITIES)
+    given = []
+    for point in predicted.points:
+        (measured,) = streams_of(played(point.chunks, resets=resets).events)
+        given.append(measured.taken / measured.asked)
+        assert abs(point.hits / stream.asked - given[-1]) < 0.01, point
+        assert point.hits <= point.bound
+        assert given[-1] <= point.bound / stream.asked + 0.01
+    assert given[0] < 0.02 < 0.15 < given[-1], "the capacities differ in what they give"
+
+
+def test_a_store_that_is_emptied_gives_less() -> None:
+    (kept,), (emptied,) = (streams_of(played(256, resets=resets).events) for resets in (False, True))
+    most = [estimate(stream, sizes=(256,)).points[0] for stream in (kept, emptied)]
+    assert most[1].hits < most[0].hits
+    assert most[1].bound < most[0].bound
+    assert None in emptied.touches
+    assert None not in kept.touches
+
+
+def test_it_prints_a_table_and_what_it_comes_to(trace: Path) -> None:
+    done = run("savings", str(trace))
+    assert done.exit_code == 0
+    assert "Its store may hold 32 chunks of 64 tokens, 2 MiB on each worker." in done.output
+    assert "250 admissions of" in done.output
+    (today,) = (line for line in done.output.splitlines() if line.endswith("today"))
+    assert today.split()[:4] == ["32", "chunks", "2", "MiB"]
+    assert "1 MiB more would have saved" in done.output
+    assert "of prefill an hour." in done.output
+    assert "nothing is gained" in done.output
+
+
+def test_sizes_are_asked_for_in_chunks_and_bytes(trace: Path) -> None:
+    asked = ("--gib", str(CHUNK_BYTES * 100 / 2**30), "--chunks", "9")
+    (held,) = json.loads(run("savings", "--json", *asked, str(trace)).output)["estimates"]
+    assert [point["chunks"] for point in held["points"]] == [9, 32, 100]
+    assert held["points"][2]["bytes"] == 100 * CHUNK_BYTES
+    assert held["capacity"] == 32
+    assert held["chunk_bytes"] == CHUNK_BYTES
+    assert held["tokens"]["taken"] <= held["tokens"]["wanted"] <= held["tokens"]["asked"] - held["tokens"]["local"]
+    (sampled,) = json.loads(run("savings", "--json", "--sample", "100", "--chunks", "64", str(trace)).output)[
+        "estimates"
+    ]
+    assert 0 < sampled["points"][1]["error"] < 0.2 * held["tokens"]["asked"]
+
+
+def test_without_hashes_nothing_is_reckoned(tmp_path: Path) -> None:
+    file = tmp_path / "basic.jsonl"
+    file.write_text(spans_to_json_line(played(32, level="basic").spans) + "\n")
+    done = run("savings", str(file))
+    assert done.exit_code == 3
+    assert "Of 250 admissions no block hashes were recorded" in done.output
+    assert "Record with KVTRAIL_LEVEL=detailed" in done.output
+    none = tmp_path / "none.jsonl"
+    none.write_text("")
+    assert run("savings", str(none)).exit_code in (2, 3)
+    refused = run("savings", "--gib", "1", str(file))
+    assert refused.exit_code == 2
+    assert "give --chunks" in refused.output

@@ -1,0 +1,176 @@
+"""The touches of each connector in a recorded history, and what its lookups gave in the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.detect.savings import PrefillTimer
+from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
+
+HASH_DIGITS = 12
+"""Hexadecimal digits of each block hash in a recording."""
+Owner = tuple[str, str]
+"""An engine, and one of its connectors."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What one connector was asked for.
+
+    Attributes:
+        engine, connector: whose it is.
+        chunk_size: tokens in a chunk of its store; of a block, where the store's chunks are not known.
+        touches: in their order; None where the store was emptied.
+        admissions: lookups whose answer was used.
+        asked, local, taken: tokens of the requests at these moments; those that vLLM's own cache held, and those that the
+            connector was to load.
+        unhashed: admissions of requests whose block hashes were not recorded: they are in no touch.
+        first_ns, last_ns: the times of the first and the last admission.
+        chunk_bytes: bytes of a chunk on each worker, where copies report bytes.
+        prefill_rate: the engine's, in tokens a second, measured from its own steps where those are recorded.
+    """
+
+    engine: str
+    connector: str
+    chunk_size: int
+    touches: list[Touch | None] = field(default_factory=list)
+    admissions: int = 0
+    asked: int = 0
+    local: int = 0
+    taken: int = 0
+    unhashed: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    chunk_bytes: float | None = None
+    prefill_rate: float | None = None
+
+    @property
+    def hours(self) -> float:
+        """From the first admission to the last one."""
+        return (self.last_ns - self.first_ns) / 3.6e12
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that has not ended.
+
+    Attributes:
+        hashes: those of its full blocks that are known by now, one behind the other.
+        block_size: tokens in each of these blocks.
+        lookups: the latest of each connector that was not followed by an allocation.
+        touched: the connectors that were asked for it.
+        total: its tokens at its latest lookup.
+    """
+
+    hashes: str = ""
+    block_size: int = 0
+    total: int = 0
+    lookups: dict[Owner, Lookup] = field(default_factory=dict)
+    touched: set[Owner] = field(default_factory=set)
+
+    def keys(self, tokens: int, chunk_size: int) -> list[str]:
+        """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
+        step = chunk_size // self.block_size * HASH_DIGITS if self.block_size else 0
+        if not step or chunk_size % self.block_size:
+            return []
+        end = min(len(self.hashes), tokens // chunk_size * step)
+        return [self.hashes[at - HASH_DIGITS : at] for at in range(step, end + 1, step)]
+
+
+class Streams:
+    """Sorts the events of a history, which come in order, into streams."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Owner, Stream] = {}
+        self._requests: dict[tuple[str, str], _Request] = {}
+        self._copied: dict[Owner, tuple[int, int]] = {}
+        """Bytes and tokens that the first worker has stored, by engine and name of the connector."""
+        self._prefill_timer = PrefillTimer()
+        self._prefill: dict[str, tuple[int, int]] = {}
+        """Tokens and nanoseconds of measured prefill, by engine."""
+
+    def enter(self, event: Event) -> None:
+        """Enter one event."""
+        match event:
+            case RequestStart(block_hashes=str(hashes)):
+                self._of(event).hashes = hashes
+                self._of(event).block_size = event.block_size or 0
+            case Lookup(error=None, returned=int()):
+                self._of(event).lookups[_owner(event)] = event
+                self._of(event).total = event.total
+            case Schedule():
+                self._ran(event)
+            case Alloc(error=None):
+                self._admitted(event)
+            case RequestEnd():
+                self._ended(event)
+            case Reset() if event.succeeded is not False and (stream := self._streams.get(_owner(event))):
+                stream.touches.append(None)
+            case Store(bytes=int(stored), rank=0):
+                held, tokens = self._copied.get((event.engine, event.connector), (0, 0))
+                self._copied[event.engine, event.connector] = (held + stored, tokens + event.count)
+
+    def streams(self) -> list[Stream]:
+        """The streams of connectors that were asked for anything, in the order of their first admission."""
+        for stream in self._streams.values():
+            held, tokens = self._copied.get((stream.engine, stream.connector), (0, 0))
+            stream.chunk_bytes = held / tokens * stream.chunk_size if tokens else None
+            prefilled, took_ns = self._prefill.get(stream.engine, (0, 0))
+            stream.prefill_rate = prefilled / took_ns * 1e9 if took_ns else None
+        return list(self._streams.values())
+
+    def _of(self, event: Event) -> _Request:
+        return self._requests.setdefault((event.engine, event.request or ""), _Request())
+
+    def _admitted(self, event: Alloc) -> None:
+        request, owner = self._of(event), _owner(event)
+        lookup = request.lookups.pop(owner, None)
+        if lookup is None or lookup.epoch != event.epoch:
+            return  # the second allocation after an asynchronous load admits nothing new
+        size = lookup.chunk_size or lookup.block_size
+        if not size:
+            return
+        stream = self._streams.get(owner)
+        if stream is None:
+            stream = self._streams[owner] = Stream(event.engine, event.connector, size, first_ns=event.end_ns)
+        stream.last_ns = max(stream.last_ns, event.end_ns)
+        stream.admissions += 1
+        stream.asked += lookup.total
+        stream.local += min(lookup.computed, lookup.total)
+        stream.taken += event.allocated
+        keys = request.keys(lookup.total, size)
+        if not request.hashes and lookup.total >= size:
+            stream.unhashed += 1
+        wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
+        stream.touches.append(Touch(keys, wanted))
+        request.touched.add(owner)
+
+    def _ran(self, event: Schedule) -> None:
+        if (measured := self._prefill_timer.enter(event, self._of(event).total)) is not None:
+            tokens, took_ns = self._prefill.get(event.engine, (0, 0))
+            self._prefill[event.engine] = (tokens + measured.tokens, took_ns + measured.took_ns)
+
+    def _ended(self, event: RequestEnd) -> None:
+        """What a request has computed beyond its prompt can be stored by its end."""
+        request = self._requests.pop((event.engine, event.request or ""), None)
+        if request is None or not request.hashes:
+            return
+        request.hashes += event.block_hashes or ""
+        for owner in request.touched:
+            stream = self._streams[owner]
+            if keys := request.keys(event.computed or 0, stream.chunk_size):
+                stream.touches.append(Touch(keys))
+
+
+def streams_of(events: Iterable[Event]) -> list[Stream]:
+    """The streams of a history."""
+    streams = Streams()
+    for event in events:
+        streams.enter(event)
+    return streams.streams()
+
+
+def _owner(event: Event) -> Owner:
+    return event.engine, event.connector_id

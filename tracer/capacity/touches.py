@@ -1,0 +1,29 @@
+"""What a request asks of a prefix cache: chunks in order, each of which counts only if those before it are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Touch(NamedTuple):
+    """One use of a prefix, in chunks from its first on.
+
+    Attributes:
+        keys: the chunks; equal keys mean equal prefixes.
+        wanted: for each chunk, the tokens that a hit on it would have spared: less than a chunk where vLLM held a part of
+            it, and 0 where it held all. Empty for a touch that wants nothing and only stores.
+    """
+
+    keys: Sequence[str]
+    wanted: Sequence[int] = ()
+
+
+def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:
+    """The tokens of each chunk that a connector may give to a request with `computed` of `total` tokens in vLLM's own cache.
+
+    The last token is always computed, for its logits (`kvtrail.tracer.model.contract`)."""
+    end = total - 1
+    return [
+        max(0, min((n + 1) * chunk_size, end) - max(n * chunk_size, computed)) for n in range(chunks)
+    ]  # fmt: skip
