@@ -25,6 +25,8 @@ TERMS = {
     "loads": "How often the request was given blocks to load tokens into.",
     "rejected drafts": "Speculative tokens that the model did not confirm.",
     "refused answers": "Answers of the connector that break the lookup contract, and that the guard replaced with 0.",
+    "blocks looked at": "KV blocks that workers compared with what was computed under their hashes; each time counts.",
+    "wrong blocks": "Of the blocks looked at, those that held something else.",
     "status": "Where the request is: queued, admitted, loading, running, preempted, or how it ended.",
     "duration": "From the request's arrival to its end, or up to now.",
     "took": "How long the call itself lasted.",

@@ -10,7 +10,11 @@ from kvtrail.dashboard.content.request import account_rows
 from kvtrail.dashboard.content.tokens import run_name
 from kvtrail.tracer.model.words import count, duration, kind
 
-_USUAL = {"loads": 0, "waited_ns": 0, "recomputed": 0, "rejected": 0, "refused": 0, "outcome": None, "missing": None}
+_USUAL = {
+    **dict.fromkeys(("loads", "waited_ns", "recomputed", "rejected", "refused", "looked_at", "wrong_blocks"), 0),
+    "outcome": None,
+    "missing": None,
+}
 """Numbers that are left out while they have this value."""
 
 

@@ -32,6 +32,8 @@ ACCOUNT = {
     "recomputed": ("recomputed", "recomputed tokens"),
     "rejected": ("rejected drafts", "rejected drafts"),
     "refused": ("answers refused", "refused answers"),
+    "looked_at": ("blocks looked at", "blocks looked at"),
+    "wrong_blocks": ("wrong blocks", "wrong blocks"),
     "outcome": ("how it ended", "outcome"),
     "missing": ("what is missing", "gaps"),
 }
@@ -123,7 +125,15 @@ def facts(request: Row) -> list[tuple[str, str, str, str]]:
         ("Stored", count(request["stored"]), "tokens", "stored tokens"),
         ("Lookups", count(request["lookups"]), f"{count(request['refused'])} answers refused", "lookup"),
         ("Preemptions", count(request["epoch"]), "of the request", "preemption"),
+        *_bytes(request),
     ]
+
+
+def _bytes(request: Row) -> list[tuple[str, str, str, str]]:
+    """Of a request whose blocks were compared: how many were looked at, and how many were wrong."""
+    looked_at, wrong = request.get("looked_at") or 0, request.get("wrong_blocks") or 0
+    note = f"{count(wrong)} wrong" if wrong else "none wrong"
+    return [("Blocks looked at", count(looked_at), note, "blocks looked at")] if looked_at else []
 
 
 def findings_by_step(timeline: Row) -> dict[int, list[Row]]:

@@ -286,3 +286,20 @@ def test_whether_a_finding_was_healed() -> None:
     assert words.healed(0, count=13) == "not healed"
     assert words.healed(13, count=13) == "healed by the guard"
     assert words.healed(2, count=13) == "healed by the guard twice"
+
+
+def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
+    looks = "check loaded 8\ncheck held 12 unknown 2 wrong rot 5@96 layers 2 holds zeros healed"
+    compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
+    assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "look at blocks"] == [
+        "8 loaded blocks looked at: all hold what was computed",
+        "12 held blocks looked at: 1 changed though nothing wrote to it, 2 unknown, for nothing was computed under their"
+        " hashes, the others hold what was computed; vLLM is told to compute the wrong ones again",
+    ]
+    assert ("Blocks looked at", "20", "1 wrong", "blocks looked at") in request.facts(compared["request"])
+    rows = {row["name"]: row["value"] for row in request.account_rows(compared["steps"][-1]["account"], None)}
+    assert (rows["looked_at"], rows["wrong_blocks"]) == ("20", "1")
+
+
+def test_where_no_bytes_were_compared_the_page_says_nothing_of_them(stale: dict[str, Any]) -> None:
+    assert "Blocks looked at" not in [name for name, *_ in request.facts(stale["request"])]

@@ -14,6 +14,7 @@ from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (
     Alloc,
+    BlockCheck,
     CutOff,
     Event,
     Free,
@@ -186,6 +187,10 @@ class Account:
     """Tokens whose KV was there when it was preempted, and that had to be computed after that."""
     refused: int = 0
     """Lookup answers that the guard replaced."""
+    looked_at: int = 0
+    """Blocks that were compared with what was computed under their hashes, each time, over all epochs and ranks."""
+    wrong_blocks: int = 0
+    """Of these, blocks that were wrong."""
     started_ns: int = 0
     last_ns: int = 0
     ended_ns: int | None = None
@@ -397,6 +402,10 @@ class Account:
     def _enter_load_error(self, event: LoadError) -> None:
         self.evidence.short, self.evidence.load_failed = None, True
         self.evidence.failed_ever, self.evidence.load_error = True, event
+
+    def _enter_block_check(self, event: BlockCheck) -> None:
+        self.looked_at += event.check_blocks
+        self.wrong_blocks += event.wrong
 
     def _enter_store(self, event: Store) -> None:
         self.stored += event.count

@@ -386,6 +386,11 @@ class BlockCheck(Event, kw_only=True, gc=False):
     scheduler_step: Count | None = None
     identity: str | None = None
 
+    @property
+    def wrong(self) -> int:
+        """How many blocks were wrong, those that are not listed included."""
+        return len(self.check_wrong_kinds) + self.check_wrong_more
+
     def numbers(self) -> dict[str, Any]:
         """Without what is told for other engines, which is much and says nothing to a person."""
         return {

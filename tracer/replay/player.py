@@ -23,7 +23,7 @@ from kvtrail.tracer.replay.judging import judge
 NUMBERS = (
     "status", "epoch", "total", "prompt", "computed", "matched", "returned", "allocated", "scheduled", "begun", "rejected",
     "loaded", "stored", "loaded_by_rank", "stored_by_rank", "stored_ranges", "longest_match", "lookups", "loads",
-    "waited_ns", "recomputed", "refused", "outcome", "error", "missing",
+    "waited_ns", "recomputed", "refused", "looked_at", "wrong_blocks", "outcome", "error", "missing",
 )  # fmt: skip
 """The fields of an account that a step can change and that are shown; the others name the request and its times."""
 _UNKNOWN = Account("", "").as_dict()

@@ -44,7 +44,7 @@ LONGEST_ID = 28
 """Columns of a request's id in the list of steps."""
 ALWAYS = ("status", "epoch", "total", "computed", "matched", "returned", "allocated", "scheduled", "loaded", "stored")
 """Numbers of an account that are shown even while unknown, so that the screen does not jump from step to step."""
-NAMES = {"waited_ns": "waited for KV"}
+NAMES = {"waited_ns": "waited for KV", "looked_at": "blocks looked at"}
 """Numbers whose names on the pages are not those of their fields."""
 _BLANK = Account("", "").as_dict()
 _GAP = 2

@@ -27,6 +27,7 @@ from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.detect.savings import Admission, TransferTimer, Wait
 from kvtrail.tracer.model.events import (
     Alloc,
+    BlockCheck,
     CutOff,
     Event,
     Evict,
@@ -59,6 +60,8 @@ UNSPECIFIED = "external_unspecified"
 """vLLM's name for the source of tokens whose connector does not name one."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's names for where cached tokens come from."""
+LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
+"""Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
 _CONNECTOR = ("engine", "connector")
 _EPOCH = (*_CONNECTOR, "epoch")
@@ -151,6 +154,11 @@ class Metrics:
         self.load_failures = counter("load_failures", "Failed loads, by who reported it.", (*_CONNECTOR, "report"))
         self.store_tokens = counter("store_tokens", "Tokens copied to the connector's store.", _CONNECTOR)
         self.store_bytes = counter("store_bytes", "Bytes copied to the connector's store.", _CONNECTOR)
+        self.blocks_checked = counter(
+            "blocks_checked",
+            "KV blocks whose bytes were compared, by why and how they were.",
+            (*_CONNECTOR, "look", "verdict"),
+        )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
         self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
         self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
@@ -380,6 +388,14 @@ class Metrics:
     def _count_load_error(self, event: LoadError, counts: _Counts) -> None:
         counts.add(self.load_failures, 1, "blocks")
 
+    def _count_block_check(self, event: BlockCheck, counts: _Counts) -> None:
+        look = event.check_look if event.check_look in LOOKS else OTHER
+        right = max(0, event.check_blocks - event.check_unknown - event.wrong)
+        for verdict, blocks in (("right", right), ("wrong", event.wrong), ("unknown", event.check_unknown)):
+            counts.add(
+                self.blocks_checked, blocks, look, verdict
+            )  # also 0: an alert sees no increase in what begins at 1
+
     def _count_received(self, event: Received, counts: _Counts) -> None:
         if event.failed:
             counts.add(self.load_failures, 1, "completion")
@@ -436,6 +452,7 @@ _COUNT: dict[str, Callable[..., None]] = {
     Kind.STORE_PLAN: Metrics._count_plan,
     Kind.TRANSFER_END: Metrics._count_transfer_end,
     Kind.LOAD_ERROR: Metrics._count_load_error,
+    Kind.BLOCK_CHECK: Metrics._count_block_check,
     Kind.RECEIVED: Metrics._count_received,
     Kind.EVICT: Metrics._count_evict,
     Kind.REQUEST: Metrics._count_end,

@@ -99,6 +99,9 @@ def drift() -> dashboards.Dashboard:
         .with_panel(graph("Loads that failed", "By who reported the failure.",
                           query(rate("kvtrail_load_failures_total", by="connector, report"), "{{connector}} {{report}}"),
                           unit="ops"))
+        .with_panel(graph("Blocks compared", "With what was computed under their hashes. Wrong ones are findings.",
+                          query(rate("kvtrail_blocks_checked_total", by="look, verdict"), "{{look}} {{verdict}}"), unit="ops",
+                          links=(REQUESTS,)))
         .with_panel(graph("Blocks kept after the end", "Requests that ended and whose blocks the connector still holds.",
                           query(f"sum by (engine) (kvtrail_kept_requests{{{OURS}}})", "requests of {{engine_name}}"),
                           query(f"sum by (engine) (kvtrail_kept_blocks{{{OURS}}})", "blocks of {{engine_name}}")))

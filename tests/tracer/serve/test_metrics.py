@@ -304,3 +304,28 @@ def test_judgements_are_counted_as_they_come_and_not_again_after_a_restart(tmp_p
     again.hear(recorded)  # what an exporter sends twice
     assert checks(again) == {"ok": None, "drift": None, "unknown": None}
     again.pipeline.close()
+
+
+def test_blocks_are_counted_by_why_they_were_looked_at_and_how_they_were(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    right = history("check loaded 9 unknown 2")
+    wrong = history(
+        "check loaded 9 unknown 2\ncheck loaded 10 unknown 1 wrong drift 3@0 wrong early 4@32 more 3\ncheck held 5"
+    )
+    sidecar.hear(right)
+
+    def verdicts(look: str) -> list[float | None]:
+        metric = "kvtrail_blocks_checked_total"
+        return [sidecar.value(metric, look=look, verdict=verdict) for verdict in ("right", "wrong", "unknown")]
+
+    assert verdicts("loaded") == [7, 0, 2], "an alert sees no increase in a series that begins at 1"
+    sidecar.hear(wrong[len(right) :])
+    assert (verdicts("loaded"), verdicts("held"), verdicts("computed")) == ([11, 5, 3], [5, 0, 0], [None] * 3)
+
+
+def test_a_look_of_another_version_has_a_label_that_it_shares(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path)
+    events = history("check held 5")
+    events[-1] = replace(events[-1], check_look="x" * 40)  # type: ignore[call-arg]
+    sidecar.hear(events)
+    assert sidecar.value("kvtrail_blocks_checked_total", look=OTHER, verdict="right") == 5
