@@ -18,6 +18,14 @@ SETTINGS = "kvtrail.fake"
 """The key of a connector's extra configuration that its fake reads. Connectors do not know it."""
 
 
+class Copies(NamedTuple):
+    """What a job copies: KV blocks, and the place of each in the connector's store; into the blocks, if `loads`."""
+
+    blocks: tuple[int, ...]
+    places: tuple[Hashable, ...]
+    loads: bool
+
+
 class Job(NamedTuple):
     """A transfer that the scheduler's side has planned and that ends later.
 
@@ -29,6 +37,7 @@ class Job(NamedTuple):
         stream: jobs of one stream end in their order.
         then: what its fake wants to know of it when it ends.
         child: its connector's place among the children of a MultiConnector.
+        copies: what it copies, where the plan says it block by block.
     """
 
     key: Hashable
@@ -38,6 +47,7 @@ class Job(NamedTuple):
     stream: str | None = None
     then: Any = None
     child: int = 0
+    copies: Copies | None = None
 
 
 class Fake:
@@ -46,9 +56,11 @@ class Fake:
 
     Attributes:
         plans_loads: whether a request that waits is served only by a job that loads it.
+        plans_copies: whether all that is copied is in the `copies` of jobs.
     """
 
     plans_loads = False
+    plans_copies = False
 
     def __init__(self, extra: Mapping[str, Any]) -> None:
         """`extra` is the connector's extra configuration."""

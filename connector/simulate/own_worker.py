@@ -14,11 +14,11 @@ from typing import Any
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.model import Model
+from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.scenario import Workers, wait
-from kvtrail.connector.simulate.worker import FakeWorker
 
 
-class OwnWorker(FakeWorker):
+class OwnWorker(ModelWorker):
     """In place of a `FakeWorker`, for connectors whose worker side runs on a CPU."""
 
     def __init__(
@@ -28,11 +28,10 @@ class OwnWorker(FakeWorker):
         Raises:
             Exception: whatever the connector's worker side raises where it cannot run here.
         """
-        super().__init__(scheduler, workers, fake, calls)
+        super().__init__(scheduler, workers, fake, calls, model)
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-        self.model = model
         caches = {name: cache.tensor for name, cache in self.model.caches.items()}
         self._connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
         self._connector.register_kv_caches(caches)
@@ -50,7 +49,7 @@ class OwnWorker(FakeWorker):
         if loads_first:
             self._ask(worker.start_load_kv, self._context)
         self._fail_synchronous(output, report)
-        self._forward(output, report.invalid_block_ids)
+        self._forward(output, report)
         if not loads_first:
             self._ask(worker.start_load_kv, self._context)
         self._ask(worker.wait_for_save)
@@ -75,9 +74,9 @@ class OwnWorker(FakeWorker):
         self.model.copied |= before != self.model.checksum()
         return answer
 
-    def _forward(self, output: Any, failed: set[int]) -> None:
-        """The forward pass: each layer waits for its loads."""
-        self.model.begin(output, failed)
+    def _forward(self, output: Any, report: Any) -> None:
+        """Each layer waits for its loads."""
+        self.model.begin(output, report.invalid_block_ids)
         for layer, cache in self.model.caches.items():
             self._connector.wait_for_layer_load(layer)
             self.model.run(layer)
@@ -93,30 +92,6 @@ class OwnWorker(FakeWorker):
                 report.finished_recving = (report.finished_recving or set()) | {request_id}
             else:
                 report.finished_sending = (report.finished_sending or set()) | {request_id}
-
-    def _fail(self, output: Any, report: Any) -> None:
-        """Fail some of the loads between steps that are reported now."""
-        for request_id in sorted(report.finished_recving or ()):
-            if blocks := self._failing(request_id):
-                report.invalid_block_ids |= blocks
-                self.model.fail(blocks, request_id)
-
-    def _fail_synchronous(self, output: Any, report: Any) -> None:
-        for request_id in output.num_scheduled_tokens:
-            load = self._loads.get(request_id)
-            if load is not None and not load.is_async and (blocks := self._failing(request_id)):
-                report.invalid_block_ids |= blocks
-                self.model.fail(blocks, request_id)
-
-    def _failing(self, request_id: str) -> set[int]:
-        """The blocks of a load that fails, as the seed says: those from some block on."""
-        load = self._loads.pop(request_id, None)
-        if load is None or not load.blocks or not self._workers.load_failures:
-            return set()
-        if self._rng.random() >= self._workers.load_failures:
-            return set()
-        self._calls.failed.add(request_id)
-        return set(load.blocks[self._rng.randrange(len(load.blocks)) :])
 
 
 def _transfer_results(worker: Any, ended: set[str]) -> Any:

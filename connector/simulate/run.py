@@ -19,8 +19,8 @@ from typing import Any
 from kvtrail.connector import registration
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.coverage import left_out
+from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.observer import Observation, Observer
-from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario
 from kvtrail.connector.simulate.stages import BareScheduler, Stage, WholeEngine
 from kvtrail.connector.tracing import traced
@@ -114,7 +114,7 @@ def play(
         Unbuildable: vLLM refuses the scenario's settings or the connector.
     """
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
-        build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers)
+        build = WholeEngine if whole_engine else partial(BareScheduler, own_workers=own_workers, copies=observed)
         stage = _build(Path(folder), scenario, connector, build)
         observer, tested, error, trace = None, None, None, ""
 
@@ -140,7 +140,7 @@ def play(
             each.seal(later_s=MUCH_LATER_S if error is None else 0)
         unfinished = {r: _state(stage, request) for r, request in stage.scheduler.requests.items()}
         worker = stage.worker if isinstance(stage, BareScheduler) else None
-        model = worker.model if isinstance(worker, OwnWorker) else None
+        model = worker.model if isinstance(worker, ModelWorker) else None
         unprobed = None if tested is None else tested.unprobed
         with suppress(Exception):  # a dead engine may not end well either
             stage.close()

@@ -18,6 +18,7 @@ from kvtrail.connector.simulate import tiny_model
 from kvtrail.connector.simulate.calls import Calls
 from kvtrail.connector.simulate.contents import Prefixes
 from kvtrail.connector.simulate.model import Model
+from kvtrail.connector.simulate.model_worker import CopyingWorker
 from kvtrail.connector.simulate.own_worker import OwnWorker
 from kvtrail.connector.simulate.scenario import Arrival, When, Workers, tokens
 from kvtrail.connector.simulate.worker import FakeWorker
@@ -43,6 +44,7 @@ class BareScheduler:
         connector: Mapping[str, Any] | None = None,
         *,
         own_workers: bool = False,
+        copies: bool = False,
         num_blocks: int = 64,
         block_size: int = tiny_model.BLOCK_SIZE,
         seed: int = 0,
@@ -55,6 +57,7 @@ class BareScheduler:
             folder: for the model's configuration and what a fake backend stores.
             connector: a `kv_transfer_config`; None runs without a connector.
             own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
+            copies: let the fake workers copy, on KV caches in memory, where the connector's plans say what.
             drafts: speculative tokens per step; a random part of them is rejected.
             workers: how the fake workers behave.
             overrides: vLLM engine arguments.
@@ -102,12 +105,18 @@ class BareScheduler:
         if fake is not None:
             self.connectors = fake.connectors(self.scheduler.connector)
             self.calls = Calls(self.scheduler.connector, block_size)
+            parts = self.scheduler, workers, fake, self.calls
             if own_workers:
-                model = Model(self.scheduler, self.calls, kv_cache, block_size, self.prefixes)
-                self.worker = OwnWorker(self.scheduler, workers, fake, self.calls, model, config, kv_cache)
+                self.worker = OwnWorker(*parts, self._model(kv_cache), config, kv_cache)
+            elif copies and fake.plans_copies:
+                self.worker = CopyingWorker(*parts, self._model(kv_cache))
             else:
-                self.worker = FakeWorker(self.scheduler, workers, fake, self.calls)
+                self.worker = FakeWorker(*parts)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
+
+    def _model(self, kv_cache: Any) -> Model:
+        assert self.calls is not None
+        return Model(self.scheduler, self.calls, kv_cache, self.config.cache_config.block_size, self.prefixes)
 
     def arrive(self, arrival: Arrival) -> None:
         """Add a request of a scenario."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from kvtrail.connector.known.fake import Fake, Job
@@ -71,13 +71,18 @@ class FakeWorker:
                 ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
             self._jobs[each.child, each.key] = (ends, each)
             self._whole |= dict.fromkeys(each.loads, each.fills)
-        over = [
-            name for name, (step, each) in self._jobs.items() if step <= self._step or self._fake.flushes(plan, each)
-        ]
-        ended = [self._jobs.pop(name)[1] for name in over]
+        flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
+        self._forward(output, report)
+        ended = flushed + self._end([name for name, (step, _) in self._jobs.items() if step <= self._step])
         if loaded := {request_id for each in ended for request_id in each.loads}:
             report.finished_recving = loaded
         report.kv_connector_worker_meta = self._fake.worker_metadata(ended)
+
+    def _end(self, names: Iterable[tuple[int, Hashable]]) -> list[Job]:
+        return [self._jobs.pop(name)[1] for name in names]
+
+    def _forward(self, output: Any, report: Any) -> None:
+        """The forward pass of a step."""
 
     def _runs_now(self, request_id: str, output: Any) -> bool:
         """Whether a request runs in this step on a load that its lookup declared to be synchronous."""

@@ -18,6 +18,7 @@ class MultiFake(Fake):
         self._children = extra.get("connectors") or []
         self._fakes = [fake_for(child) for child in self._children]
         self.plans_loads = any(fake.plans_loads for fake in self._fakes)
+        self.plans_copies = all(fake.plans_copies for fake in self._fakes)
 
     def configured(self, transfer: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         children = [fake.configured(child, folder) for fake, child in zip(self._fakes, self._children, strict=True)]

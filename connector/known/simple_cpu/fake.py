@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtrail.connector.known.fake import Fake, Job
+from kvtrail.connector.known.fake import Copies, Fake, Job
 
 LOAD, STORE = "load", "store"
 
@@ -15,13 +15,16 @@ class SimpleCpuFake(Fake):
     """Replaces the workers' copy between GPU and host, and the two streams on which it runs."""
 
     plans_loads = True
+    plans_copies = True
 
     def jobs(self, connector: Any, plan: Any) -> Iterator[Job]:
         if plan.load_event >= 0:
             waiting = tuple(plan.load_event_to_reqs[plan.load_event])
-            yield Job((LOAD, plan.load_event), loads=waiting, stream=LOAD)
+            copies = Copies(tuple(plan.load_gpu_blocks), tuple(plan.load_cpu_blocks), loads=True)
+            yield Job((LOAD, plan.load_event), loads=waiting, stream=LOAD, copies=copies)
         if plan.store_event >= 0:
-            yield Job((STORE, plan.store_event), stream=STORE)
+            copies = Copies(tuple(plan.store_gpu_blocks), tuple(plan.store_cpu_blocks), loads=False)
+            yield Job((STORE, plan.store_event), stream=STORE, copies=copies)
 
     def flushes(self, plan: Any, job: Job) -> bool:
         """All of them, when a request is preempted."""

@@ -163,11 +163,14 @@ def _limits(checked: Checked) -> list[str]:
     if checked.unprobed is not None:
         plans = "plans, evictions and chunk keys were not checked (docs/connectors.md says how to write a probe)"
         limits.append(f"No probe: {plans}." if checked.unprobed == NO_PROBE else f"Probe: {checked.unprobed}; {plans}.")
+    compared = (
+        f"{some(checked.blocks_compared, 'block')} compared, bit by bit, before a step read them, after"
+        f" {some(checked.loads_read, 'load')}."
+    )
     if checked.fake_workers is None:
-        limits.append(
-            f"Its own workers ran: {some(checked.blocks_compared, 'block')} compared, byte by byte, before a step read them,"
-            f" {some(checked.loads_read, 'load')} among them."
-        )
+        limits.append(f"Its own workers ran: {compared}")
+    elif checked.blocks_compared:
+        limits.append(f"Its workers were fakes, since {checked.fake_workers}. They copied by its plans: {compared}")
     else:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}: bytes were not checked.")
     return limits

@@ -51,12 +51,24 @@ def test_every_wrong_copy_is_found_by_its_bytes_alone(fault: str) -> None:
     assert [found.failure.id for found in checked.found] == ["bytes: a request has read KV that is not its own"]
 
 
+def test_fakes_copy_by_the_plan_and_show_what_a_wrong_plan_does() -> None:
+    """The store of a block that was given to another request is found in who loads it."""
+    checked = check(
+        "Faulty:block-reuse:OffloadingConnector", profiles=["preemption-storm"], steps=None, runs=3, shrink_tries=0
+    )
+    texts = [found.failure.text for found in checked.found if found.failure.kind == "bytes"]
+    assert len(texts) == 1
+    assert "it holds the KV of token" in texts[0]
+    assert f"They copied by its plans: {checked.blocks_compared:,} blocks compared" in report.as_text(checked)
+
+
 @pytest.mark.parametrize("name", ["OffloadConnector", "OffloadingConnector"])
 def test_a_correct_connector_passes_all_profiles(name: str) -> None:
     checked = check(name, steps=None, runs=3 * len(PROFILES), seed=100)
     assert [each.failure for each in checked.found] == []
     assert set(checked.trials) == set(PROFILES)
     assert checked.hits > 500
+    assert checked.blocks_compared > 200_000
 
 
 def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None:
