@@ -58,8 +58,8 @@ def test_the_sums_of_the_account_are_there_in_the_pages_words() -> None:
 
 def test_looks_at_blocks_are_steps_and_sums_of_the_account() -> None:
     output = lines("check loaded 8\ncheck held 12 wrong rot 5@96")
-    assert output[4].endswith("(worker 0): 8 loaded blocks looked at: all hold what was computed  [blocks looked at 8]")
-    assert output[5].endswith("the others hold what was computed  [blocks looked at 8 -> 20; wrong blocks 1]")
+    assert output[5].endswith("(worker 0): 8 loaded blocks looked at: all hold what was computed  [blocks looked at 8]")
+    assert output[6].endswith("the others hold what was computed  [blocks looked at 8 -> 20; wrong blocks 1]")
 
 
 def test_findings_stand_where_they_are_made_and_repetitions_are_named() -> None:
