@@ -99,7 +99,9 @@ def test_1_an_engine_died_and_why(person: Person) -> None:
 def test_2_is_the_offload_worth_its_memory(person: Person) -> None:
     person.go("Efficiency")
     see(person.page, re.compile(r"[Ww]orth its memory"))
-    see(person.page, re.compile(r"It holds [\d.]+ .iB of host memory"))  # the engine that died said so when it was alive
+    see(
+        person.page, re.compile(r"It holds [\d.]+ .iB of host memory")
+    )  # the engine that died said so when it was alive
     see(person.page, "By engine and connector")
     range_shown = person.page.locator(".st-key-time_field input")
     playwright.expect(range_shown).to_have_value("now-1h to now", timeout=SLOW_MS)  # although its page came in a hurry
