@@ -404,7 +404,7 @@ class Account:
         self.evidence.failed_ever, self.evidence.load_error = True, event
 
     def _enter_block_check(self, event: BlockCheck) -> None:
-        self.looked_at += event.check_blocks
+        self.looked_at += event.looked
         self.wrong_blocks += event.wrong
 
     def _enter_store(self, event: Store) -> None:

@@ -33,7 +33,7 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
     columns = map(list, zip(*wrong[:MOST_NAMED], strict=True))
     return {
         "look": event.check_look,
-        "looked": event.check_blocks,
+        "looked": event.looked,
         "wrong": len(wrong),
         "unlisted": event.check_wrong_more,
         "block_size": event.block_size,

@@ -391,6 +391,11 @@ class BlockCheck(Event, kw_only=True, gc=False):
         """How many blocks were wrong, those that are not listed included."""
         return len(self.check_wrong_kinds) + self.check_wrong_more
 
+    @property
+    def looked(self) -> int:
+        """How many blocks were looked at: a recorder may have counted wrong ones before it told them."""
+        return max(self.check_blocks, self.check_unknown + self.wrong)
+
     def numbers(self) -> dict[str, Any]:
         """Without what is told for other engines, which is much and says nothing to a person."""
         return {

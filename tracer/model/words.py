@@ -294,10 +294,11 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
 
 def _look(numbers: Mapping[str, Any]) -> str:
     """64 loaded blocks looked at: all hold what was computed."""
-    blocks, unknown = numbers["check_blocks"], numbers.get("check_unknown") or 0
+    unknown, more = numbers.get("check_unknown") or 0, numbers.get("check_wrong_more") or 0
     wrong = Counter(numbers.get("check_wrong_kinds", ()))
+    blocks = max(numbers["check_blocks"], wrong.total() + more + unknown)
     parts = [f"{count(number)} {_WRONG.get(kind, kind)}" for kind, number in wrong.items()]
-    if more := numbers.get("check_wrong_more"):
+    if more:
         parts.append(f"{count(more)} more wrong")
     if unknown:
         parts.append(
@@ -305,7 +306,7 @@ def _look(numbers: Mapping[str, Any]) -> str:
         )
     if not parts:
         parts.append("it holds what was computed" if blocks == 1 else "all hold what was computed")
-    elif blocks > wrong.total() + (more or 0) + unknown:
+    elif blocks > wrong.total() + more + unknown:
         parts.append("the others hold what was computed")
     healed = "; vLLM is told to compute the wrong ones again" if numbers.get("check_healed") else ""
     look = numbers["check_look"]

@@ -390,7 +390,7 @@ class Metrics:
 
     def _count_block_check(self, event: BlockCheck, counts: _Counts) -> None:
         look = event.check_look if event.check_look in LOOKS else OTHER
-        right = max(0, event.check_blocks - event.check_unknown - event.wrong)
+        right = event.looked - event.check_unknown - event.wrong
         for verdict, blocks in (("right", right), ("wrong", event.wrong), ("unknown", event.check_unknown)):
             counts.add(
                 self.blocks_checked, blocks, look, verdict

@@ -41,6 +41,7 @@ def test_blocks_that_are_not_named_are_counted() -> None:
     assert "Block 4, " in text
     assert "Block 5, " not in text
     assert text.endswith(" 2 more blocks are wrong, too. 40 more wrong blocks of this look are not listed.")
+    assert only("check loaded 0 wrong drift 1@0").numbers["looked"] == 1
     five = only(f"check loaded 5 {wrong.rpartition(' wrong')[0]} more 1").explanation
     assert five.endswith(" 1 more block is wrong, too. 1 more wrong block of this look is not listed.")
 

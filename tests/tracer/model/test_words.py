@@ -40,6 +40,8 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 64, "check_unknown": 0, "check_healed": False},
          "64 loaded blocks looked at: all hold what was computed"),
         ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 held block looked at: it holds what was computed"),
+        ("kv.block_check", {"check_look": "loaded", "check_blocks": 0, "check_wrong_kinds": ("early",)},
+         "1 loaded block looked at: 1 read before the load had ended"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 9, "check_unknown": 9},
          "9 loaded blocks looked at: 9 unknown, for nothing was computed under their hashes"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 80, "check_unknown": 1, "check_wrong_more": 2,

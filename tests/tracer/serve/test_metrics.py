@@ -321,6 +321,7 @@ def test_blocks_are_counted_by_why_they_were_looked_at_and_how_they_were(tmp_pat
     assert verdicts("loaded") == [7, 0, 2], "an alert sees no increase in a series that begins at 1"
     sidecar.hear(wrong[len(right) :])
     assert (verdicts("loaded"), verdicts("held"), verdicts("computed")) == ([11, 5, 3], [5, 0, 0], [None] * 3)
+    assert verdicts("admitted") == [0, 1, 0]
 
 
 def test_a_look_of_another_version_has_a_label_that_it_shares(tmp_path: Path) -> None:

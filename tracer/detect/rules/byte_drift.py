@@ -96,7 +96,7 @@ def _of_another(blocks: list[Told], owner: Told) -> Drift:
     first = blocks[0]
     numbers = {
         "look": LOADED,
-        "looked": first.event.check_blocks,
+        "looked": first.event.looked,
         "wrong": len(blocks),
         "token": first.token,
         "block_size": first.event.block_size,
