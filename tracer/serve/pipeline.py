@@ -407,6 +407,7 @@ class Pipeline:
                 about = {"rule": finding.rule, "request": finding.request, "engine": finding.engine}
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self._changed[finding.id] = finding
+            self._dirty[finding.engine, finding.request] = None  # an event of another may have shown it
         self._dirty.update(dict.fromkeys(self.detector.changed))
         self.detector.changed.clear()
 

@@ -310,7 +310,8 @@ def test_blocks_are_counted_by_why_they_were_looked_at_and_how_they_were(tmp_pat
     sidecar = Sidecar(tmp_path)
     right = history("check loaded 9 unknown 2")
     wrong = history(
-        "check loaded 9 unknown 2\ncheck loaded 10 unknown 1 wrong drift 3@0 wrong early 4@32 more 3\ncheck held 5"
+        "check loaded 9 unknown 2\ncheck loaded 10 unknown 1 wrong drift 3@0 wrong early 4@32 more 3\ncheck held 5\n"
+        "check admitted 0 wrong drift 3@0"
     )
     sidecar.hear(right)
 

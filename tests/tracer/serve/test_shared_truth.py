@@ -1,0 +1,54 @@
+"""A sidecar that several engines send to: what one computed judges what another has loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from history import history
+from wire import encoded
+
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+CACHE = {semconv.CACHE_IDENTITY.key: "0123456789abcdef"}
+
+
+def engine(name: str, check: str) -> list[Event]:
+    """A request of an engine, with what a worker found of its blocks."""
+    return history(f"{check}\nend", request=f"{name}-0123abcd", engine=name, recorder=name)
+
+
+PRODUCER = engine("producer", "check computed 2 tells aa:1@0 ba:-2@0 as plain")
+CONSUMER = engine("consumer", "check loaded 1 unknown 1 tells aa:-2@0 as plain")
+
+
+@pytest.mark.parametrize("order", [(PRODUCER, CONSUMER), (CONSUMER, PRODUCER)], ids=["computed first", "loaded first"])
+def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_heard(
+    tmp_path: Path, order: tuple[list[Event], ...]
+) -> None:
+    metrics = Metrics()
+    pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics, grace_ns=0)
+    for events in order:
+        pipeline.ingest(encoded(events, CACHE), transport="grpc")
+        pipeline.tidy()
+    reader = SqliteReader(tmp_path / "s.db")
+    (finding,) = reader.findings()
+    assert (finding["rule"], finding["engine"], finding["request"]) == ("byte-drift", "consumer", "consumer-0123abcd")
+    verdicts = {row["engine"]: (row["verdict"], row["findings"]) for row in reader.requests()}
+    assert verdicts["consumer"] == ("drift", 1)
+    assert verdicts["producer"][1] == 0
+    labels = {"engine": "consumer", "connector": "Connector", "rule": "byte-drift", "severity": "wrong output"}
+    assert metrics.registry.get_sample_value("kvtrail_findings_total", labels) == 1
+    pipeline.close()
+
+
+def test_after_a_restart_what_was_computed_is_not_known_and_nobody_accused(tmp_path: Path) -> None:
+    for events in (PRODUCER, CONSUMER):
+        pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
+        pipeline.ingest(encoded(events, CACHE), transport="grpc")
+        pipeline.close()
+    assert SqliteReader(tmp_path / "s.db").findings() == []
