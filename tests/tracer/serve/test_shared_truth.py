@@ -34,7 +34,7 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics, grace_ns=0)
     for events in order:
         pipeline.ingest(encoded(events, CACHE), transport="grpc")
-        pipeline.tidy()
+        pipeline.write_rows()
     reader = SqliteReader(tmp_path / "s.db")
     (finding,) = reader.findings()
     assert (finding["rule"], finding["engine"], finding["request"]) == ("byte-drift", "consumer", "consumer-0123abcd")
