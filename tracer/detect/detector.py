@@ -56,15 +56,22 @@ class Detector:
         max_requests: int = MOST_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
+        came_before: Mapping[str, int] | None = None,
     ) -> None:
-        """`listener` gets each event of a request once, in the request's order, after it was entered into the account.
-        `on_error` gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then."""
+        """
+        Args:
+            listener: gets each event of a request once, in the request's order, after it was entered into the account.
+            on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
+            came_before: by recorder, the highest number that an earlier detector has heard. What is not told again of the
+                numbers up to it is not known here, but not missing.
+        """
         self.accounts: OrderedDict[Key, Account] = OrderedDict()
         self.finished: OrderedDict[Key, None] = OrderedDict()
         self._judgements = Judgements(on_error)
         self.findings = self._judgements.findings
         self.changed: list[Key] = []
         self.lost: Counter[str] = Counter()
+        self._came_before = came_before or {}
         self._max_requests = max_requests
         self._listener = listener
         self._requests: dict[Key, TrackedRequest] = {}
@@ -387,11 +394,12 @@ class Detector:
         for number in sorted(order.early):
             _, event = order.early.pop(number)
             if number > order.expected:
-                if order.expected == 0:
+                heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
+                if order.expected == 0 or number <= heard:
                     engine.lose(Unknown.LATE, before=event)
                 else:
                     engine.lose(Unknown.LOST, before=event)
-                    self.lost[event.engine] += number - order.expected
+                    self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
         self._deadlines.catch_up(recorder)

@@ -46,6 +46,10 @@ class Arrivals:
         self._receipts = OrderedDict.fromkeys(receipts)
         self._seen = OrderedDict((recorder, SeenNumbers.from_text(text)) for recorder, text in seen.items())
 
+    def last(self) -> dict[str, int]:
+        """By recorder, the highest number that came."""
+        return {recorder: numbers.last for recorder, numbers in self._seen.items()}
+
     def has(self, digest: bytes) -> bool:
         """Whether this very request is stored."""
         return digest in self._receipts

@@ -85,8 +85,12 @@ class Pipeline:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         Without `resume`, the caller is to call this method."""
         self.savings = SavingsCounter()
+        self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self.detector = Detector(
-            max_requests=max_requests, listener=self._sum_up, on_error=metrics.internal_errors.count
+            max_requests=max_requests,
+            listener=self._sum_up,
+            on_error=metrics.internal_errors.count,
+            came_before=self._arrivals.last(),
         )
         self.recorders = Recorders()
         self._launches = Launches(writer.launches(), writer.heard(), at_ns=time.monotonic_ns())
@@ -104,7 +108,6 @@ class Pipeline:
         self._trace_file = None if trace_file is None else TraceCopy(trace_file, metrics)
         self._lock, self._catching_up = threading.RLock(), threading.Lock()
         self._decoder = ProtobufDecoder()
-        self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self._reception = Reception(metrics, self.recorders)
         # What the next commit writes: requests whose accounts changed, and findings.
         self._dirty: dict[Key, None] = {}

@@ -331,3 +331,20 @@ def test_a_look_of_another_version_has_a_label_that_it_shares(tmp_path: Path) ->
     events[-1] = replace(events[-1], check_look="x" * 40)  # type: ignore[call-arg]
     sidecar.hear(events)
     assert sidecar.value("kvtrail_blocks_checked_total", look=OTHER, verdict="right") == 5
+
+
+def test_what_an_earlier_tracer_has_heard_is_not_missing_after_a_restart(tmp_path: Path) -> None:
+    """Only open requests are read back: between their events are those of requests that had ended."""
+    told = ["a: L 749 c0 h0 -> 0\na: A 0\na: S 0+512"]
+    told += [f"r{n}: L 300 c0 h0 -> 0\nr{n}: A 0\nr{n}: S 0+300\nr{n}: end\na: S {512 + n}+1" for n in range(20)]
+    recorded = history("\n".join([*told, "a: S 532+1", "b: L 64 c0 h0 -> 0", "b: A 0", "a: end"]))
+    first = Sidecar(tmp_path)
+    first.hear(recorded[:-5])
+    assert first.pipeline.events_missing == 0
+    first.pipeline.close()
+    again = Sidecar(tmp_path)
+    again.hear(recorded[-5:-3])
+    again.hear(recorded[-2:])
+    assert again.pipeline.events_missing == 1, "what really did not come is counted all the same"
+    assert again.value("kvtrail_events_missing_total") == 1
+    again.pipeline.close()
