@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvtrail.dashboard.content import time_range
-from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MOST_FOLDED, View, between, moment, span
+from kvtrail.dashboard.live.view import DEFAULT_SPAN_MS, FILTERS, MOST_FOLDED, View, between, moment, ms_of, span
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000}
 
@@ -20,7 +20,7 @@ def of_query(query: Mapping[str, str], *, folded: Sequence[str] = (), now_ms: fl
 
     def at(text: str) -> float | None:
         at_ns = time_range.parsed(text, now_ns=int(now_ms * 1e6)) if text else None
-        return None if at_ns is None else moment(at_ns / 1e6)
+        return None if at_ns is None else moment(ms_of(at_ns))
 
     follows = query.get("to", "now") == "now"
     range_ms = between(at(query.get("from", "")), at(query.get("to", "now")))
@@ -65,7 +65,7 @@ def typed_range(text: str, view: View, *, now_ms: float) -> dict[str, Any] | Non
         return None
     follows = found.relative is not None and found.relative.endswith(" to now")
     length_ms = (found.until_ns - found.since_ns) / 1e6
-    return {"span_ms": span(length_ms), "to_ms": None if follows else found.until_ns / 1e6}
+    return {"span_ms": span(length_ms), "to_ms": None if follows else ms_of(found.until_ns)}
 
 
 def _length(ms: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.live.view import View
+from kvtrail.dashboard.live.view import View, ms_of
 
 BINS = 240
 """The overview's columns."""
@@ -39,7 +39,7 @@ def payload(
             typed cannot be read.
     """
     if answer is not None:
-        moments = {f"{name}_ms": answer[f"{name}_ns"] / 1e6 for name in ("from", "to", "now")}
+        moments = {f"{name}_ms": ms_of(answer[f"{name}_ns"]) for name in ("from", "to", "now")}
         answer = answer | moments | {"deaths": deaths(answer)}
     return {
         "answer": answer,
@@ -65,10 +65,10 @@ def busyness(answer: Row) -> Row:
         first, last = (min(max(int((us - from_us) / bin_us), 0), BINS - 1) for us in (begin_us, end_us))
         changes[first] += 1
         changes[last + 1] -= 1
-    origin_ms = answer["from_ns"] / 1e6
+    origin_ms = ms_of(answer["from_ns"])
     return {
         "from_ms": origin_ms + from_us / 1000,
-        "to_ms": answer["to_ns"] / 1e6,
+        "to_ms": ms_of(answer["to_ns"]),
         "busy": list(accumulate(changes[:BINS])),
         "marks": [origin_ms + us / 1000 for us in answer["marks"]["at_us"]],
         "deaths": deaths(answer),
@@ -77,7 +77,7 @@ def busyness(answer: Row) -> Row:
 
 def deaths(answer: Row) -> list[Row]:
     """The engines that died in an answer's time."""
-    return [{**death, "at_ms": death["at_ns"] / 1e6} for death in answer.get("deaths", ())]
+    return [{**death, "at_ms": ms_of(death["at_ns"])} for death in answer.get("deaths", ())]
 
 
 def found(q: str, requests: Sequence[Row]) -> Row:
@@ -88,8 +88,8 @@ def found(q: str, requests: Sequence[Row]) -> Row:
         "found": [
             {
                 **{name: row[name] for name in names},
-                "begin_ms": row["started_ns"] / 1e6,
-                "end_ms": max(row["last_ns"], row["started_ns"]) / 1e6,
+                "begin_ms": ms_of(row["started_ns"]),
+                "end_ms": ms_of(max(row["last_ns"], row["started_ns"])),
             }
             for row in requests
         ],

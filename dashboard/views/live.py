@@ -13,7 +13,7 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
-from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, of_component, overview_question, question
+from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, ms_of, of_component, overview_question, question
 from kvtrail.dashboard.views.answers import EVERY_S, tracer
 from kvtrail.dashboard.views.follow import follow
 from kvtrail.dashboard.views.links import request_query
@@ -92,7 +92,7 @@ def read(view: View) -> tuple[Row | None, bool]:
 def the_latest(view: View) -> Row | None:
     """The lanes around the last request there is, if there is one."""
     requests = tracer().requests(limit=1)
-    return tracer().lanes(**question(view, end_ms=requests[0]["last_ns"] / 1e6)) if requests else None
+    return tracer().lanes(**question(view, end_ms=ms_of(requests[0]["last_ns"]))) if requests else None
 
 
 def overview(view: View, answer: Row) -> Row | None:
