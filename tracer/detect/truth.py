@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.model.events import BlockCheck
 
 COMPUTED, LOADED = "computed", "loaded"
-MOST_CONTENTS = 200_000
+MOST_CONTENTS = 100_000
 """Contents remembered; beyond that, the hash of which was told longest ago is forgotten, with all its contents."""
 MOST_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines are not heard in order."""

@@ -48,12 +48,18 @@ LINES = st.one_of(
     _line("stats {n} cached {c} external {x} queried {q}", n=TOKENS, c=TOKENS, x=TOKENS, q=TOKENS),
     _line("rank {r} h{h}", r=st.integers(0, 1), h=TOKENS),
     _line("evict {k}", k=st.sampled_from("ab")),
+    _line("check computed 1 tells {h}:{h}{v}@0 as plain", h=NUMBER, v=NUMBER),
+    _line("check loaded 2 unknown {u} tells {h}:{f}{v}@0 as plain", u=NUMBER, h=NUMBER, f=NUMBER, v=NUMBER),
+    _line("check held {n} unknown {u}", n=NUMBER, u=NUMBER),
+    _line("check {l} 3 wrong {w} 4@64", l=st.sampled_from(["loaded", "held"]), w=st.sampled_from(["drift", "rot", "early"])),
     st.sampled_from(["R", "R failed", "reset", "read", "freed", "freed expired", "end", "end delayed", "sent", "refs -1"]),
 )  # fmt: skip
 WAIT = _line("wait {s}", s=st.sampled_from([1, 130, 700]))
 CALL = st.tuples(st.sampled_from(["", "b: ", "c: "]), LINES).map("".join)
 HISTORIES = st.lists(st.one_of(CALL, CALL, CALL, WAIT), max_size=25).map(
-    lambda lines: history("\n".join(["L 300 c0 h0 -> 0", *lines]), connector="OffloadConnector", chunk=64)
+    lambda lines: history(
+        "\n".join(["L 300 c0 h0 -> 0", *lines]), connector="OffloadConnector", chunk=64, cache_identity="c"
+    )
 )
 
 
