@@ -49,6 +49,30 @@ class Heartbeats(StrEnum):
     """To none, and no goodbye either."""
 
 
+class FingerprintStore(StrEnum):
+    """Who writes to the connector's store, besides this engine."""
+
+    AUTO = "auto"
+    """Nobody, unless the configuration says otherwise: another role than `kv_both`, or a place outside of the engine."""
+    OWN = "own"
+    """Nobody: a block that holds anything but what this engine computed under its hash is wrong."""
+    SHARED = "shared"
+    """Others, or an earlier engine: a block is wrong only if what it holds instead is known."""
+
+
+class HeldBlocks(StrEnum):
+    """Which of the blocks that a running request holds are looked at in each step."""
+
+    ONE = "one"
+    """One of them, at random."""
+    ALL = "all"
+
+
+OFF, EVERY = "off", "all"
+"""What `fingerprints` can be besides a rate."""
+DEFAULT_RATE = {Level.BASIC: 0.0, Level.DETAILED: 0.01}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one traced connector.
@@ -59,6 +83,10 @@ class Settings:
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
     heartbeats: whether signs of life are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
+    fingerprints: of which blocks the bytes are looked at: `off`, `all`, or the share of block hashes (0.01). By default
+        0.01 at level `detailed`, and `off` at `basic`.
+    fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
+    fingerprint_held: which held blocks are looked at in each step: `one` of a request (default) or `all`.
     """
 
     guard: Guard = Guard.OBSERVE
@@ -66,6 +94,16 @@ class Settings:
     level_file: str | None = None
     unsampled: Unsampled = Unsampled.RECORD
     heartbeats: Heartbeats = Heartbeats.AUTO
+    fingerprints: str | float | None = None
+    fingerprint_store: FingerprintStore = FingerprintStore.AUTO
+    fingerprint_held: HeldBlocks = HeldBlocks.ONE
+
+    @property
+    def rate(self) -> float:
+        """The share of block hashes whose blocks are looked at, 0 to 1."""
+        if self.fingerprints is None:
+            return DEFAULT_RATE[self.level]
+        return {OFF: 0.0, EVERY: 1.0}[self.fingerprints] if isinstance(self.fingerprints, str) else self.fingerprints
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -91,11 +129,15 @@ class Settings:
             ("level", Level),
             ("unsampled", Unsampled),
             ("heartbeats", Heartbeats),
+            ("fingerprint_store", FingerprintStore),
+            ("fingerprint_held", HeldBlocks),
         ):
             if name in values:
                 values[name] = _choice(name, values[name], choices)
         if not isinstance(values.get("level_file", ""), str):
             raise ValueError(f"kvtrail: level_file is {values['level_file']!r}; it must be a path")
+        if "fingerprints" in values:
+            values["fingerprints"] = _share(values["fingerprints"])
         return cls(**values)
 
 
@@ -104,6 +146,16 @@ def _choice(name: str, value: Any, choices: type[StrEnum]) -> StrEnum:
         return choices(value)
     except ValueError:
         raise ValueError(f"kvtrail: {name} is {value!r}; it can be {', '.join(choices)}") from None
+
+
+def _share(value: Any) -> str | float:
+    """`off`, `all`, or a share of all."""
+    if value in (OFF, EVERY):
+        return str(value)
+    with contextlib.suppress(ValueError, TypeError):
+        if 0 <= float(value) <= 1 and not isinstance(value, bool):
+            return float(value)
+    raise ValueError(f"kvtrail: fingerprints is {value!r}; it can be {OFF}, {EVERY}, or a share from 0 to 1")
 
 
 class LevelSwitch:

@@ -80,6 +80,18 @@ class Fingerprints:
         """One for all layers of each block: int64, [blocks]. A block of zeros has 0."""
         return (fingerprints * self._of_layers).sum(1)
 
+    def read(self, blocks: Sequence[int]) -> Reading:
+        """The fingerprints of these blocks on their way to the host."""
+        fingerprints = self.of(blocks)
+        return Reading(blocks, torch.cat([self.folded(fingerprints).unsqueeze(1), fingerprints], 1))
+
+    def fill_with_zeros(self, blocks: Sequence[int]) -> None:
+        """Overwrite these blocks in all layers."""
+        ids = torch.tensor(blocks, device=self._device)
+        for parts in self._by_size.values():
+            for part in parts:
+                part.fill_with_zeros(ids)
+
     def _sums(self, size: int, parts: Sequence[_Part], ids: torch.Tensor) -> torch.Tensor:
         """The weighted sums of the blocks of these parts, all of as many bytes: int64, [parts, blocks]. A tile has several
         blocks of one part, or all blocks of several."""
@@ -115,6 +127,30 @@ class Fingerprints:
         most = max(map(len, parts))
         rows = [[order.index(each[nth]) if nth < len(each) else len(order) for each in parts] for nth in range(most)]
         return torch.tensor(rows, device=self._device)
+
+
+class Reading:
+    """Fingerprints of blocks, of all layers and by layer, that are copied to the host behind the work that is queued."""
+
+    def __init__(self, blocks: Sequence[int], rows: torch.Tensor) -> None:
+        self._blocks = blocks
+        self._copied: torch.cuda.Event | None = None
+        self._rows = rows
+        if rows.is_cuda:
+            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            self._rows.copy_(rows, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def is_there(self) -> bool:
+        """Whether nobody has to wait for them."""
+        return self._copied is None or self._copied.query()
+
+    def values(self) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """By block the fingerprint of all layers, and that of each."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return {block: (row[0], tuple(row[1:])) for block, row in zip(self._blocks, self._rows.tolist(), strict=True)}
 
 
 def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
@@ -159,6 +195,9 @@ class _Part:
             torch.index_select(self._view, 0, blocks, out=out)
         else:
             out[:, : self.bytes] = self._view[blocks].flatten(1).view(torch.int8)
+
+    def fill_with_zeros(self, blocks: torch.Tensor) -> None:
+        self._view[blocks] = torch.zeros((), dtype=self._view.dtype, device=self._view.device)
 
 
 def _mixed(numbers: torch.Tensor) -> torch.Tensor:

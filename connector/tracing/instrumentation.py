@@ -129,6 +129,16 @@ class Instrumentation:
         if recorder is not None:
             recorder.join()
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records."""
+        return self._recorder  # type: ignore[no-any-return]
+
+    @property
+    def source(self) -> bytes:
+        """The encoded attributes that say who recorded."""
+        return self._source
+
     @contextmanager
     def placed(self, *, span_id: bytes = b"", parent_id: bytes = b"") -> Iterator[None]:
         """Inside, lookups and allocations have this id, or are children of this span."""

@@ -19,11 +19,13 @@ from operator import index
 from time import monotonic_ns
 from typing import Any
 
+from kvtrail.connector.fingerprints.store import identity_of
 from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, importable_as, plain_name
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Heartbeats, Settings, Unsampled
+from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.vllm_version import lacks
@@ -81,6 +83,10 @@ class Tracing:
         except Exception:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
             self._kvtrail = Instrumentation(guard=settings.guard)
+        try:
+            block_checks.attach(self, self._kvtrail, settings, vllm_config, role, kv_cache_config)
+        except Exception:
+            logger.exception("kvtrail: the bytes of %s cannot be looked at", self._kvtrail_plain.__name__)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         start_ns, look_up = monotonic_ns(), self._kvtrail_look_up
@@ -238,6 +244,9 @@ def _instrumentation(
         resource[semconv.LACKS.key] = declaration(lacking)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
+    if settings.rate and kv_cache_config is not None:
+        resource[semconv.CACHE_IDENTITY.key] = identity_of(vllm_config, kv_cache_config)
+        resource[semconv.FINGERPRINTS.key] = settings.rate
     if settings.heartbeats is not Heartbeats.AUTO:
         resource[semconv.HEARTBEATS.key] = settings.heartbeats.value
     recorder = of_process(str(transfer.engine_id), resource)

@@ -1,0 +1,68 @@
+"""Whether an engine alone writes to its connector's store, and which engines have comparable fingerprints."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl")
+"""Words in the name of a setting that names a place outside of the engine."""
+ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
+
+
+def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether nothing says that others write to the store of a connector with this `KVTransferConfig`, or that it outlives
+    the engine."""
+    if transfer.kv_role != "kv_both" or environ.get("LMCACHE_CONFIG_FILE"):
+        return False
+    variables = {name: value for name, value in environ.items() if name.startswith(ELSEWHERE_IN_ENVIRONMENT)}
+    given = (transfer.kv_connector_extra_config or {}, variables)
+    return not any(
+        value and any(word in name.lower() for word in ELSEWHERE) and not _is_no(value)
+        for each in given
+        for name, value in _settings(each)
+    )
+
+
+def identity_of(vllm_config: Any, kv_cache_config: Any) -> str:
+    """A digest of all that KV and its hashes depend on besides the tokens: 16 hexadecimal digits."""
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    layers = [(type(group.kv_cache_spec).__name__, *group.layer_names) for group in kv_cache_config.kv_cache_groups]
+    algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
+    depends = (
+        getattr(model, "model", ""),
+        str(getattr(model, "revision", None)),
+        str(getattr(model, "dtype", "")),
+        str(getattr(cache, "cache_dtype", "")),
+        getattr(cache, "block_size", None),
+        parallel.tensor_parallel_size,
+        getattr(parallel, "pipeline_parallel_size", 1),
+        layers,
+        algorithm,
+        os.environ.get("PYTHONHASHSEED") or _seed_of(algorithm, vllm_config),
+    )
+    return hashlib.blake2b(repr(depends).encode(), digest_size=8).hexdigest()
+
+
+def _seed_of(algorithm: str, vllm_config: Any) -> str:
+    """Of the hashes: another one for each engine, unless this vLLM has one for all."""
+    from vllm.v1.core import kv_cache_utils
+
+    same: str | None = getattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED", None)
+    return same if same is not None and "xxhash" not in algorithm else str(vllm_config.instance_id)
+
+
+def _settings(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings in a mapping, and in those within it."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value)
+        elif isinstance(value, list | tuple):
+            yield from (pair for each in value if isinstance(each, Mapping) for pair in _settings(each))
+        yield name, value
+
+
+def _is_no(value: Any) -> bool:
+    return str(value).lower() in ("false", "0", "none", "no", "off")
