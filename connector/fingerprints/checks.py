@@ -41,6 +41,7 @@ class Told:
     request_id: str
     look: str
     group: int
+    identity: str
     blocks: int = 0
     unknown: int = 0
     hashes: list[int] = field(default_factory=list)
@@ -221,7 +222,7 @@ class Checks:
             is_right = not is_tainted and self._is_as_computed(look, each)
             self._last[block] = _Last(each.hash, each.folded, is_right, look.request_id)
             if is_right:
-                place = Place(look.request_id, self._token(look, each), look.salted)
+                place = Place(look.request_id, self._token(look, each), look.identity)
                 self._truth.learn(key, each.folded, each.layers, place)
                 if self._shares:
                     self._share(told, look, each)
@@ -240,7 +241,7 @@ class Checks:
         key = (look.group, seen.hash)
         if before or self._truth.is_right(key, seen.folded):
             return True
-        wrong = self._truth.judge(key, seen.folded, seen.layers, salted=look.salted)
+        wrong = self._truth.judge(key, seen.folded, seen.layers, look.identity)
         if before is False and isinstance(wrong, Wrong):
             told = self._told(look._replace(look=LOADED), 1)
             self._wrong(told, look, seen, DRIFT, wrong, "")
@@ -250,7 +251,7 @@ class Checks:
     def _judge_mixed(self, look: Look, seen: list[_Seen]) -> None:
         """Where the last token is not loaded, the block is not right yet, and nothing is wrong with it."""
         for each in seen:
-            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, salted=look.salted)
+            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
             self._loads_whole = self._loads_whole or found is True
             is_wrong = isinstance(found, Wrong) and (self._loads_whole or found.holds is not UNKNOWN)
             self._remember_mixed(look, each, False if is_wrong else found is True or None)
@@ -262,7 +263,7 @@ class Checks:
         told, is_recomputed = self._told(look, len(seen)), False
         for each in seen:
             key = (look.group, each.hash)
-            found = self._truth.judge(key, each.folded, each.layers, salted=look.salted)
+            found = self._truth.judge(key, each.folded, each.layers, look.identity)
             self._last[look.group, each.block] = _Last(each.hash, each.folded, found is True, look.request_id)
             if each.number == look.mixed:
                 self._remember_mixed(look, each, found if found is None else found is True)
@@ -289,7 +290,7 @@ class Checks:
             if block in self._recomputed:
                 continue
             told.blocks += 1
-            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, salted=look.salted)
+            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
             last = self._last.get(block)
             if last is not None and last.hash != each.hash:
                 last = None
@@ -331,7 +332,7 @@ class Checks:
     # Telling.
 
     def _told(self, look: Look, blocks: int) -> Told:
-        return Told(look.request_id, look.look, look.group, blocks)
+        return Told(look.request_id, look.look, look.group, look.identity, blocks)
 
     def _token(self, look: Look, seen: _Seen) -> int:
         return seen.number * self._block_sizes[look.group]

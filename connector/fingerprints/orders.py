@@ -7,7 +7,7 @@ always or never, since half a truth would accuse the innocent.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ _HASHES = 1 << 64
 
 class Look(NamedTuple):
     """Blocks of a request to be looked at: their numbers in it, their ids, and the last 64 bits of their hashes. The last
-    token of the block with the number `mixed` is computed after the others were loaded."""
+    token of the block with the number `mixed` is computed after the others were loaded. The request's KV and hashes depend on
+    its tokens and on the `identity`."""
 
     request_id: str
     look: str
@@ -25,8 +26,8 @@ class Look(NamedTuple):
     numbers: tuple[int, ...]
     blocks: tuple[int, ...]
     hashes: tuple[int, ...]
-    mixed: int | None = None
-    salted: bool = False
+    mixed: int | None
+    identity: str
 
 
 class Orders(NamedTuple):
@@ -89,18 +90,22 @@ class _Tracked:
 class OrderBook:
     """Follows the requests of one scheduler."""
 
-    def __init__(self, groups: Sequence[Group], *, hash_size: int, rate: float, all_held: bool) -> None:
+    def __init__(
+        self, groups: Sequence[Group], *, hash_size: int, rate: float, all_held: bool, identity: Callable[[Any], str]
+    ) -> None:
         """
         Args:
             groups: those that are looked at.
             hash_size: tokens of a hash of vLLM's requests.
             rate: the share of hashes that is looked at.
             all_held: whether all blocks that a running request holds are looked at in each step, and not one of them.
+            identity: what a request's KV depends on besides its tokens.
         """
         self._groups = groups
         self._hash_size = hash_size
         self._below = int(rate * _HASHES)
         self._all_held = all_held
+        self._identity = identity
         self._random = random.Random(0)
         self._tracked: dict[str, _Tracked] = {}
         self._left: list[Look] = []
@@ -288,15 +293,10 @@ class OrderBook:
     def _looks(self, tracked: _Tracked, look: str, n: int, found: Sequence[Found]) -> list[Look]:
         if not found:
             return []
-        request = tracked.request
-        salted = bool(
-            getattr(request, "cache_salt", None)
-            or getattr(request, "lora_request", None)
-            or getattr(request, "mm_features", None)
-        )
         numbers, blocks, hashes = zip(*found, strict=True)
         group = self._groups[n].number
-        return [Look(request.request_id, look, group, numbers, blocks, hashes, tracked.mixed[n], salted)]
+        request_id, identity = tracked.request.request_id, self._identity(tracked.request)
+        return [Look(request_id, look, group, numbers, blocks, hashes, tracked.mixed[n], identity)]
 
 
 def _without(looks: Sequence[Look], blocks: set[int]) -> list[Look]:

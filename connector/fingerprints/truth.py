@@ -25,12 +25,12 @@ Key = tuple[int, int]
 
 
 class Place(NamedTuple):
-    """Where a content was computed: the request, and the first token of the block in it. `salted` hashes depend on more than
-    tokens, so that equal contents may have several."""
+    """Where a content was computed: the request, the first token of the block in it, and what the request's KV and hashes
+    depend on besides tokens."""
 
     request_id: str
     token: int
-    salted: bool
+    identity: str
 
 
 class Wrong(NamedTuple):
@@ -103,23 +103,24 @@ class Truth:
         known = self._known.get(key)
         return known is not None and fingerprint in known.right
 
-    def judge(self, key: Key, fingerprint: int, layers: Sequence[int], *, salted: bool = False) -> Wrong | bool | None:
-        """Whether a block holds what was computed under its hash: True, what it is instead, or None where nobody knows."""
+    def judge(self, key: Key, fingerprint: int, layers: Sequence[int], identity: str) -> Wrong | bool | None:
+        """Whether a block holds what was computed under its hash: True, what it is instead, or None where nobody knows.
+        Another hash's content proves itself only between requests of one identity: a salt changes hashes and not KV."""
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
             if fingerprint in known.right:
                 return True
-        holds = self._holds(fingerprint, key, salted)
+        holds = self._holds(fingerprint, key, identity)
         if holds is UNKNOWN and (known is None or not self._own or key in self._incomplete):
             return None
         return Wrong(holds, () if known is None else _differing(layers, known.by_layer))
 
-    def _holds(self, fingerprint: int, key: Key, salted: bool) -> str | Place:
+    def _holds(self, fingerprint: int, key: Key, identity: str) -> str | Place:
         if fingerprint == 0:
             return ZEROS
         place, of = self._computed_at.get(fingerprint, (None, key))
-        if place is not None and of != key and not (salted or place.salted):
+        if place is not None and of != key and place.identity == identity:
             return place
         return POISON if fingerprint in self._poison else UNKNOWN
 

@@ -17,6 +17,7 @@ from kvtrail.connector.fingerprints.orders import Group, OrderBook, Orders
 from kvtrail.connector.fingerprints.store import is_own
 from kvtrail.connector.fingerprints.truth import Place, Truth
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
+from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model.semconv import Kind
 
@@ -62,6 +63,7 @@ class BlockChecks:
             hash_size=_hash_size(self._vllm_config, self._kv_cache_config),
             rate=self._settings.rate,
             all_held=self._settings.fingerprint_held is HeldBlocks.ALL,
+            identity=identity_of,
         )
         self._after("get_num_new_matched_tokens", self._looked_up)
         self._after("update_state_after_alloc", self._allocated)
@@ -187,6 +189,7 @@ class BlockChecks:
             told.healed or None,
             told.group or None,
             self._steps,
+            told.identity,
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source

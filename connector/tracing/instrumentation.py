@@ -10,7 +10,6 @@ recorder's heartbeats, and leaves a gap in the numbers: of the recorder, and of 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import sys
 import weakref
@@ -31,6 +30,7 @@ from kvtrail.connector.recording.messages import message
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.holdings import Holdings
+from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
@@ -44,9 +44,6 @@ NO_FLUSH_S = 60.0
 HASH_BYTES = 6
 """Recorded of a block's hash: enough to recognize it among those of a trace."""
 _HEAD = itemgetter(slice(HASH_BYTES))
-IDENTITY_BYTES = 8
-PLAIN = "plain"
-"""The identity of a request without adapter and salt."""
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""
 MOST_PROBE_FAILURES = 100
@@ -166,7 +163,7 @@ class Instrumentation:
         if context.source is None:
             context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
-            hashes, identity = self._new_hashes(context, request), _identity(request)
+            hashes, identity = self._new_hashes(context, request), identity_of(request)
             values = (request.num_tokens, limit, self._steps, priority or None, hashes, identity)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
@@ -584,15 +581,6 @@ def _ids_of_step(output: Any) -> set[str] | None:
         return {*output.num_scheduled_tokens, *(output.preempted_req_ids or ())}
     except Exception:
         return None
-
-
-def _identity(request: Any) -> str:
-    """The digest of what the request's KV depends on besides its tokens, as vLLM's own block hashes have it."""
-    adapter, salt = getattr(request, "lora_request", None), getattr(request, "cache_salt", None)
-    if adapter is None and not salt:
-        return PLAIN
-    text = f"{getattr(adapter, 'lora_name', '')}\0{salt or ''}"
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=IDENTITY_BYTES).hexdigest()
 
 
 def _hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:

@@ -26,6 +26,7 @@ from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
 from kvtrail.connector.settings import Heartbeats, Settings, Unsampled
 from kvtrail.connector.tracing import block_checks
+from kvtrail.connector.tracing.block_checks import BlockChecks
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.nesting import Nesting
 from kvtrail.connector.vllm_version import lacks
@@ -60,6 +61,8 @@ class Tracing:
     _kvtrail_build: Callable[..., Any]
     _kvtrail_update: Callable[..., Any]
     _kvtrail_finishing = False
+    _kvtrail_checks: BlockChecks | None = None
+    """What looks at the bytes of blocks, if anything does."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Sets what the methods of every step need, before the constructor: that may call methods, and the destructor runs
@@ -84,7 +87,9 @@ class Tracing:
             logger.exception("kvtrail: nothing of %s can be recorded", self._kvtrail_plain.__name__)
             self._kvtrail = Instrumentation(guard=settings.guard)
         try:
-            block_checks.attach(self, self._kvtrail, settings, vllm_config, role, kv_cache_config)
+            self._kvtrail_checks = block_checks.attach(
+                self, self._kvtrail, settings, vllm_config, role, kv_cache_config
+            )
         except Exception:
             logger.exception("kvtrail: the bytes of %s cannot be looked at", self._kvtrail_plain.__name__)
 
