@@ -56,7 +56,7 @@ class Order:
             "kv_connector_module_path": "kvtrail.connector",
             "kv_connector_extra_config": {
                 "cpu_bytes_to_use": HOST_BYTES,
-                "kvtrail": {"guard": self.guard, "level": "detailed"},
+                "kvtrail": {"guard": self.guard, "level": "detailed", "fingerprints": "all"},
             },
         }
 

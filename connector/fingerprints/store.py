@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl")
+ELSEWHERE = ("remote", "url", "host", "addr", "server", "path", "disk", "p2p", "nixl", "config_file")
 """Words in the name of a setting that names a place outside of the engine."""
 ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
 
@@ -15,7 +15,7 @@ ELSEWHERE_IN_ENVIRONMENT = "LMCACHE_"
 def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether nothing says that others write to the store of a connector with this `KVTransferConfig`, or that it outlives
     the engine."""
-    if transfer.kv_role != "kv_both" or environ.get("LMCACHE_CONFIG_FILE"):
+    if transfer.kv_role != "kv_both":
         return False
     variables = {name: value for name, value in environ.items() if name.startswith(ELSEWHERE_IN_ENVIRONMENT)}
     given = (transfer.kv_connector_extra_config or {}, variables)

@@ -1,0 +1,32 @@
+"""Whether others write to a connector's store, by its configuration."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtrail.connector.fingerprints.store import is_own
+
+
+@pytest.mark.parametrize(
+    ("extra", "environment", "own"),
+    [
+        ({"cpu_bytes_to_use": 1 << 30}, {}, True),
+        ({"kvtrail": {"level": "basic"}, "lmcache.local_disk": False}, {"LMCACHE_LOCAL_CPU": "True"}, True),
+        ({"lmcache.mp.host": "tcp://127.0.0.1"}, {}, False),
+        ({"shared_storage_path": "kv"}, {}, False),
+        ({"connectors": [{"kv_connector_extra_config": {"remote_url": "redis://r"}}]}, {}, False),
+        ({}, {"LMCACHE_REMOTE_URL": "redis://r"}, False),
+        ({}, {"LMCACHE_CONFIG_FILE": "lmcache.yaml"}, False),
+        ({}, {"HOSTNAME": "h"}, True),
+    ],
+)
+def test_a_place_outside_of_the_engine_is_others_store(
+    extra: dict[str, Any], environment: dict[str, str], own: bool
+) -> None:
+    transfer = SimpleNamespace(kv_role="kv_both", kv_connector_extra_config=extra)
+    assert is_own(transfer, environment) is own
+    transfer.kv_role = "kv_consumer"
+    assert not is_own(transfer, environment)

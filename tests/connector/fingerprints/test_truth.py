@@ -1,0 +1,85 @@
+"""What is known of a hash decides, and what is not known accuses nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrail.connector.fingerprints import truth
+from kvtrail.connector.fingerprints.truth import Place, Truth, Wrong
+
+ONE, OTHER = (0, 11), (0, 12)
+PLAIN = "plain"
+HERE, THERE = Place("r-1", 32, PLAIN), Place("r-2", 64, PLAIN)
+
+
+def known(*, own: bool = True) -> Truth:
+    made = Truth(own=own)
+    made.learn(ONE, 100, (1, 2, 3), HERE)
+    made.learn(OTHER, 200, (4, 5, 6), THERE)
+    return made
+
+
+def test_any_version_that_was_computed_is_right() -> None:
+    made = known()
+    made.learn(ONE, 101, (1, 2, 9), HERE)
+    assert made.judge(ONE, 100, (1, 2, 3), PLAIN) is True
+    assert made.judge(ONE, 101, (1, 2, 9), PLAIN) is True
+    assert made.judge((0, 13), 999, (0, 0, 1), PLAIN) is None, "nothing is known of this hash"
+    assert made.judge((1, 11), 100, (1, 2, 3), "salt") is None, "another group's hash is another one"
+
+
+def test_what_a_wrong_block_holds_and_where_it_differs() -> None:
+    made = known()
+    assert made.judge(ONE, 200, (4, 5, 6), PLAIN) == Wrong(THERE, (0, 1, 2))
+    assert made.judge(ONE, 0, (0, 0, 0), PLAIN) == Wrong("zeros", (0, 1, 2))
+    assert made.judge(ONE, 777, (1, 7, 3), PLAIN) == Wrong("unknown", (1,))
+    made.poison(OTHER, 888)
+    assert made.judge(ONE, 888, (8, 8, 8), PLAIN) == Wrong("poison", (0, 1, 2))
+    made.learn(ONE, 102, (1, 7, 4), HERE)
+    assert made.judge(ONE, 777, (1, 7, 3), PLAIN) == Wrong("unknown", (1,)), "the most similar version"
+
+
+def test_a_store_that_others_write_to_has_only_contents_that_prove_themselves_wrong() -> None:
+    made = known(own=False)
+    assert made.judge(ONE, 777, (1, 7, 3), PLAIN) is None
+    assert made.judge(ONE, 200, (4, 5, 6), PLAIN) == Wrong(THERE, (0, 1, 2))
+    assert made.judge(ONE, 200, (4, 5, 6), "salt") is None, "a salt changes the hash, and not the content"
+    assert made.judge((0, 13), 0, (0, 0, 0), PLAIN) == Wrong("zeros", ())
+
+
+def test_a_hash_in_doubt_accuses_nobody() -> None:
+    made = known()
+    made.doubt(ONE)
+    assert made.judge(ONE, 777, (1, 7, 3), PLAIN) is None
+    assert made.judge(ONE, 100, (1, 2, 3), PLAIN) is True
+    assert made.judge(OTHER, 777, (1, 7, 3), PLAIN) == Wrong("unknown", (0, 1, 2))
+
+
+def test_what_is_forgotten_is_unknown_even_when_it_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "MOST_HASHES", 2)
+    made = known()
+    made.judge(ONE, 100, (1, 2, 3), PLAIN)  # used: the other one is the oldest
+    made.learn((0, 13), 300, (7, 8, 9), HERE)
+    assert len(made) == 2
+    assert made.judge(OTHER, 200, (4, 5, 6), PLAIN) is None
+    made.learn(OTHER, 201, (4, 5, 7), THERE)
+    assert made.judge(OTHER, 200, (4, 5, 6), PLAIN) is None, "it was right once"
+
+
+def test_other_weights_leave_nothing_known() -> None:
+    made = known()
+    made.forget()
+    assert made.judge(ONE, 200, (4, 5, 6), PLAIN) is None
+    made.learn(ONE, 500, (5, 5, 5), HERE)
+    assert made.judge(ONE, 100, (1, 2, 3), PLAIN) is None
+    assert made.judge(ONE, 500, (5, 5, 5), PLAIN) is True
+
+
+def test_versions_of_a_hash_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "MOST_VERSIONS", 3)
+    made = Truth(own=True)
+    for version in range(1, 6):
+        made.learn(ONE, version, (version,), HERE)
+    assert made.judge(ONE, 5, (5,), PLAIN) is True
+    assert made.judge(ONE, 1, (1,), PLAIN) is None
+    assert made.judge(ONE, 99, (9,), PLAIN) is None
