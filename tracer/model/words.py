@@ -122,7 +122,7 @@ OUTCOMES: dict[Outcome, str] = {
 }
 """What each outcome of a request means."""
 DID: dict[Did, str] = {
-    Did.HEALED: "The guard put it right before the scheduler acted on it.",
+    Did.HEALED: "The guard put it right: it replaced a wrong answer, or had wrong blocks computed again.",
     Did.NO_HARM: "Its request went on as if nothing had happened, as far as kvtrail sees. Wrong output cannot be seen.",
     Did.FAILED: "Its request failed.",
     Did.DIED: "It came last before its engine died.",
