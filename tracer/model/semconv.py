@@ -579,9 +579,3 @@ def external_id(request_id: str) -> str:
     """The caller's id: vLLM names a request `<external>-<8 hexadecimal digits>` inside the engine."""
     head, dash, tail = request_id.rpartition("-")
     return head if dash and len(tail) == 8 and all(c in "0123456789abcdef" for c in tail) else request_id
-
-
-if __name__ == "__main__":
-    from kvtrail.tracer.model.vocabulary import as_markdown
-
-    print(as_markdown(), end="")

@@ -16,7 +16,7 @@ def as_markdown() -> str:
     head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
     parts = [
         "# Spans and attributes\n\nGenerated from `tracer/model/semconv.py` by"
-        " `python -m kvtrail.tracer.model.semconv > docs/spans.md`;"
+        " `python -m kvtrail.tracer.model.vocabulary > docs/spans.md`;"
         " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
         " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
         " and the event `exception`, as OpenTelemetry's conventions have it.\n",
@@ -35,3 +35,7 @@ def as_markdown() -> str:
     of_finding = rows((*semconv.FINDING_FIELDS, semconv.FINDING_WITNESS))
     parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{semconv.FINDING_BRIEF}\n\n{head}{of_finding}\n")
     return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
