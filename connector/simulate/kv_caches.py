@@ -11,17 +11,19 @@ from kvtrail.connector.simulate.contents import UNWRITTEN, Secret
 
 
 class LayerCache:
-    """The KV cache of one layer.
+    """The KV cache of one layer on one tensor-parallel rank.
 
     Attributes:
+        layer, rank: whose it is.
         tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the tokens of a block.
         secret: of this layer's KV.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, layer: str, rank: int, shape: tuple[int, ...], seed: int) -> None:
         import torch
 
-        self.secret = Secret(f"{seed}/{name}", (shape[1], *shape[3:]))
+        self.layer, self.rank = layer, rank
+        self.secret = Secret(f"{seed}/{rank}/{layer}", (shape[1], *shape[3:]))
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)
         self._should = self._held.copy()
@@ -50,9 +52,9 @@ class LayerCache:
         wrong = self._held[block] != self._should[block]
         return wrong.any(axis=tuple(each for each in range(wrong.ndim) if each != 1))
 
-    def words(self, block: int, slot: int) -> tuple[Any, Any]:
-        """The KV of one token as it is, and as it should be."""
-        return self._held[block, :, slot], self._should[block, :, slot]
+    def words(self, block: int, slot: int) -> Any:
+        """The KV of one token, as it is."""
+        return self._held[block, :, slot]
 
     def checksum(self) -> int:
         """Of what the cache holds."""

@@ -47,35 +47,43 @@ class Model:
     """The model and the KV caches of an engine.
 
     Attributes:
-        caches: of each layer, by its name.
+        ranks: tensor-parallel ranks, each with a part of every layer's heads.
+        caches: of each layer on each rank, by a name that says both.
         wrong: what requests have read that was not theirs, in sentences, each once.
         compared: how many blocks that a step reads were compared, all layers of a block counted as one.
         loaded: how many loads were looked at.
         copied: whether the connector has ever written to a KV cache.
     """
 
-    def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, block_size: int, prefixes: Prefixes) -> None:
-        self._scheduler, self._calls, self._block_size = scheduler, calls, block_size
-        shape = (kv_cache.num_blocks, HEADS, block_size, 2 * HIDDEN // HEADS)
+    def __init__(self, scheduler: Any, calls: Calls, kv_cache: Any, config: Any, prefixes: Prefixes) -> None:
+        self._scheduler, self._calls, self._block_size = scheduler, calls, config.cache_config.block_size
+        self.ranks: int = config.parallel_config.tensor_parallel_size
+        shape = (kv_cache.num_blocks, HEADS // self.ranks, self._block_size, 2 * HIDDEN // HEADS)
         layers = [name for group in kv_cache.kv_cache_groups for name in group.layer_names]
         seed = next(_SEEDS)
-        self.caches = {name: LayerCache(name, shape, seed) for name in layers}
+        self.caches = {
+            f"{name} of rank {rank}" if rank else name: LayerCache(name, rank, shape, seed)
+            for rank in range(self.ranks)
+            for name in layers
+        }
         self._secrets = {name: cache.secret for name, cache in self.caches.items()}
         self.wrong: list[str] = []
         self.compared = self.loaded = 0
         self.copied = False
         self._contents = Contents(prefixes)
-        self._numbers = np.full((kv_cache.num_blocks, block_size), UNKNOWN, np.int32)
+        self._numbers = np.full((kv_cache.num_blocks, self._block_size), UNKNOWN, np.int32)
         """The prefix whose KV each slot of each block should hold."""
         self._unread: dict[str, Load] = {}
         """Loads whose request has not run since."""
+        self._awaited: list[tuple[Any, Load]] = []
+        """Loads of which the workers have not been told yet."""
         self._written: dict[str, int] = {}
         """Up to where each running request's KV is written: drafts that turn out right are written in the next step."""
         self._reads: list[_Read] = []
         self._writes: Any = None
         """The blocks, slots and numbers of the step's tokens."""
         self._found: dict[str, _Wrong] = {}
-        calls.on_load.append(self._expect)
+        calls.on_load.append(lambda request, load: self._awaited.append((request, load)))
         calls.on_end.append(self._ended)
 
     # A step.
@@ -139,8 +147,8 @@ class Model:
 
     # Loads.
 
-    def received(self, request_ids: Iterable[str]) -> None:
-        """Workers say that these loads have ended: from now on they are in place."""
+    def received(self, request_ids: Iterable[str], layers: Iterable[str]) -> None:
+        """Workers say that these loads have ended: from now on they are in place in these layers."""
         for request_id in request_ids:
             load, request = self._unread.get(request_id), self._scheduler.requests.get(request_id)
             if load is None or request is None or request.is_finished():
@@ -149,7 +157,8 @@ class Model:
             read = _Read(request, self._table(request_id), load.end, runs=False)
             blocks = np.array(load.blocks)
             self._note_copies(load)
-            for layer, cache in self.caches.items():
+            for layer in layers:
+                cache = self.caches[layer]
                 for block in np.intersect1d(cache.differing(), blocks).tolist():
                     (at,) = (read.blocks == block).nonzero()[0][:1].tolist()
                     wrong = cache.wrong_slots(block)[: load.end - at * self._block_size]
@@ -164,8 +173,15 @@ class Model:
         at, slots = self._slots(sorted(blocks))
         self._put(at, slots, np.full(len(at), FAILED, np.int32))
 
+    def expect(self) -> None:
+        """The loads of this step may begin: what their blocks hold is undefined from now on. Until then a store may still
+        have read what they held before."""
+        for request, load in self._awaited:
+            if not request.is_finished():
+                self._expect(request, load)
+        self._awaited.clear()
+
     def _expect(self, request: Any, load: Load) -> None:
-        """Before a load: what its blocks hold is undefined."""
         blocks, slots = self._slots(load.blocks)
         first = load.start % self._block_size
         numbers = np.full(len(blocks), UNWRITTEN, np.int32)
@@ -249,19 +265,20 @@ class Model:
         cache.accept(over)
 
     def _note(self, read: _Read, token: int, tokens: int, layers: list[str]) -> None:
-        known = self._found.get(read.request.request_id)
-        if known is not None:
-            if layers == known.layers[-1:]:
-                known.tokens[-1] += tokens
-            elif layers[0] not in known.layers:
-                known.layers += layers
-                known.tokens.append(tokens)
-            return
         block, slot = int(read.blocks[token // self._block_size]), token % self._block_size
-        held, _ = self.caches[layers[0]].words(block, slot)
+        held = self.caches[layers[0]].words(block, slot)
         expected = self._secrets[layers[0]].words(self._contents.of(read.request)[token : token + 1])[0]
-        text = holds(held, expected, layers[0], self._secrets, self._contents)
-        self._found[read.request.request_id] = _Wrong(read, [tokens], token, block, text, list(layers))
+        known = self._found.get(read.request.request_id)
+        if known is not None and layers[0] in known.layers and layers != known.layers[-1:]:
+            return  # the numbers have told it
+        if known is None or (token < known.first and layers == known.layers):
+            text = holds(held, expected, layers[0], self._secrets, self._contents)
+            found = _Wrong(read, [0] if known is None else known.tokens, token, block, text, list(layers))
+            known = self._found[read.request.request_id] = found
+        elif layers != known.layers[-1:]:
+            known.layers += layers
+            known.tokens.append(0)
+        known.tokens[-1] += tokens
 
     def _sentence(self, wrong: _Wrong) -> str:
         read = wrong.read

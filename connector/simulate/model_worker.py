@@ -63,7 +63,8 @@ class CopyingWorker(ModelWorker):
         return ended
 
     def _forward(self, output: Any, report: Any) -> None:
-        """Loads within the step come before it."""
+        """What must be waited for has been; loads within the step come before it."""
+        self.model.expect()
         for name, (step, each) in self._jobs.items():
             if step <= self._step and each.copies is not None and each.copies.loads and not each.loads:
                 self._copy(each)
@@ -76,7 +77,7 @@ class CopyingWorker(ModelWorker):
 
     def _end_waits(self, report: Any) -> None:
         super()._end_waits(report)
-        self.model.received(sorted(report.finished_recving or ()))
+        self.model.received(sorted(report.finished_recving or ()), self.model.caches)
 
     def _copy(self, job: Job) -> None:
         if job.copies is None:

@@ -2,24 +2,34 @@
 that is not done yet is seen in what a request reads.
 
 A load that is to fail is scribbled over and reported; reports of ends are held back for some steps, as those of a slower rank
-would be.
+are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.simulate.calls import Calls
+from kvtrail.connector.simulate.kv_caches import LayerCache
 from kvtrail.connector.simulate.model import Model
 from kvtrail.connector.simulate.model_worker import ModelWorker
 from kvtrail.connector.simulate.scenario import Workers, wait
 
 
+class _Rank(NamedTuple):
+    """A rank's connector, its layers by their names in the model, and what the connector calls the forward context."""
+
+    connector: Any
+    layers: Mapping[str, LayerCache]
+    context: Any
+
+
 class OwnWorker(ModelWorker):
-    """In place of a `FakeWorker`, for connectors whose worker side runs on a CPU."""
+    """In place of a `FakeWorker`, for connectors whose worker side runs on a CPU: one for each tensor-parallel rank."""
 
     def __init__(
         self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls, model: Model, config: Any, kv_cache: Any
@@ -29,40 +39,50 @@ class OwnWorker(ModelWorker):
             Exception: whatever the connector's worker side raises where it cannot run here.
         """
         super().__init__(scheduler, workers, fake, calls, model)
-        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+        self._ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
+        self._reports: list[Any] = []
+        """Of this step, by rank."""
+        self._held_back: dict[tuple[int, bool, str], int] = {}
+        """The step in which an end is reported: the rank, whether it is of a load or of a send, and the request."""
+        if model.ranks > 1:
+            from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 
-        caches = {name: cache.tensor for name, cache in self.model.caches.items()}
-        self._connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
-        self._connector.register_kv_caches(caches)
-        of_layers = {name: SimpleNamespace(kv_cache=cache) for name, cache in caches.items()}
-        self._context: Any = SimpleNamespace(no_compile_layers=of_layers, attn_metadata=None, virtual_engine=0)
-        self._held_back: dict[tuple[bool, str], int] = {}
-        """The step in which an end is reported: of a load or of a send, and the request."""
+            self._aggregator = KVOutputAggregator.from_connector(scheduler.connector, model.ranks)
 
     def _end_jobs(self, output: Any, report: Any) -> None:
-        """Run the step as vLLM's model runner does, and take over what the connector's workers report."""
-        worker = self._connector
-        worker.bind_connector_metadata(output.kv_connector_metadata)
-        worker.handle_preemptions(output.kv_connector_metadata)
+        """Run the step as vLLM's model runners do, and take over what the connector's workers report."""
+        from vllm.v1.outputs import KVConnectorOutput
+
         loads_first = getattr(output, "has_sync_kv_loads", True)  # an older vLLM always loads first
+        for rank in self._ranks:
+            rank.connector.bind_connector_metadata(output.kv_connector_metadata)
+            rank.connector.handle_preemptions(output.kv_connector_metadata)
+        self.model.expect()
         if loads_first:
-            self._ask(worker.start_load_kv, self._context)
+            for rank in self._ranks:
+                self._ask(rank.connector.start_load_kv, rank.context)
         self._fail_synchronous(output, report)
         self._forward(output, report)
-        if not loads_first:
-            self._ask(worker.start_load_kv, self._context)
-        self._ask(worker.wait_for_save)
-        results = self._ask(_transfer_results, worker, output.finished_req_ids)
-        report.invalid_block_ids |= worker.get_block_ids_with_load_errors()
-        report.failed_recving = results.failed_recving
-        report.kv_connector_worker_meta = worker.build_connector_worker_meta()
-        worker.clear_connector_metadata()
-        self.model.received(sorted(results.finished_recving or ()))
+        self._reports = []
+        for number, rank in enumerate(self._ranks):
+            if not loads_first:
+                self._ask(rank.connector.start_load_kv, rank.context)
+            self._ask(rank.connector.wait_for_save)
+            results = self._ask(_transfer_results, rank.connector, output.finished_req_ids)
+            own = KVConnectorOutput(invalid_block_ids=set(rank.connector.get_block_ids_with_load_errors()))
+            own.failed_recving = results.failed_recving
+            own.kv_connector_worker_meta = rank.connector.build_connector_worker_meta()
+            rank.connector.clear_connector_metadata()
+            self._reports.append(own)
+            self._hold_back(number, results)
+
+    def _hold_back(self, number: int, results: Any) -> None:
+        """A rank reports ends some steps later than its worker said so, and so later than other ranks."""
+        self.model.received(sorted(results.finished_recving or ()), self._ranks[number].layers)
         for loads, ended in ((True, results.finished_recving), (False, results.finished_sending)):
             for request_id in sorted(ended or ()):  # a set's order differs from process to process
-                end = self._end_of(wait(request_id, self._waited[request_id]))
-                self._held_back[loads, request_id] = max(end, self._held_back.get((loads, request_id), 0))
+                end, held = self._end_of(wait(request_id, self._waited[request_id])), (number, loads, request_id)
+                self._held_back[held] = max(end, self._held_back.get(held, 0))
                 self._waited[request_id] += 1
 
     def _ask(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -77,21 +97,43 @@ class OwnWorker(ModelWorker):
     def _forward(self, output: Any, report: Any) -> None:
         """Each layer waits for its loads."""
         self.model.begin(output, report.invalid_block_ids)
-        for layer, cache in self.model.caches.items():
-            self._connector.wait_for_layer_load(layer)
-            self.model.run(layer)
-            self._connector.save_kv_layer(layer, cache.tensor, self._context.attn_metadata)
+        for rank in self._ranks:
+            for layer, cache in rank.layers.items():
+                rank.connector.wait_for_layer_load(cache.layer)
+                self.model.run(layer)
+                rank.connector.save_kv_layer(cache.layer, cache.tensor, rank.context.attn_metadata)
         self.model.end()
 
     def _end_waits(self, report: Any) -> None:
-        """Report what has ended by now."""
+        """Report what has ended by now: of several ranks what all of them have reported."""
         over = [name for name, step in self._held_back.items() if step <= self._step]
-        for loads, request_id in over:
-            del self._held_back[loads, request_id]
-            if loads:
-                report.finished_recving = (report.finished_recving or set()) | {request_id}
-            else:
-                report.finished_sending = (report.finished_sending or set()) | {request_id}
+        for number, loads, request_id in over:
+            del self._held_back[number, loads, request_id]
+            own, which = self._reports[number], "finished_recving" if loads else "finished_sending"
+            setattr(own, which, (getattr(own, which) or set()) | {request_id})
+        whole = self._reports[0]
+        if len(self._reports) > 1:
+            outputs = [SimpleNamespace(kv_connector_output=own) for own in self._reports]
+            whole = self._aggregator.aggregate(outputs).kv_connector_output
+        for name in ("finished_sending", "finished_recving", "failed_recving", "kv_connector_worker_meta"):
+            setattr(report, name, getattr(whole, name))
+        report.invalid_block_ids |= whole.invalid_block_ids
+
+
+def _rank(number: int, model: Model, config: Any, kv_cache: Any) -> _Rank:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    layers = {name: cache for name, cache in model.caches.items() if cache.rank == number}
+    caches = {cache.layer: cache.tensor for cache in layers.values()}
+    if number:
+        config = copy.copy(config)
+        config.parallel_config = copy.copy(config.parallel_config)
+        config.parallel_config.rank = number
+    connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, kv_cache)
+    connector.register_kv_caches(caches)
+    of_layers = {name: SimpleNamespace(kv_cache=cache) for name, cache in caches.items()}
+    return _Rank(connector, layers, SimpleNamespace(no_compile_layers=of_layers, attn_metadata=None, virtual_engine=0))
 
 
 def _transfer_results(worker: Any, ended: set[str]) -> Any:

@@ -82,7 +82,7 @@ class BareScheduler:
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
         self.steps = 0
-        kv_cache = tiny_model.kv_cache(num_blocks, block_size)
+        kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=config.parallel_config.tensor_parallel_size)
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
@@ -116,7 +116,7 @@ class BareScheduler:
 
     def _model(self, kv_cache: Any) -> Model:
         assert self.calls is not None
-        return Model(self.scheduler, self.calls, kv_cache, self.config.cache_config.block_size, self.prefixes)
+        return Model(self.scheduler, self.calls, kv_cache, self.config, self.prefixes)
 
     def arrive(self, arrival: Arrival) -> None:
         """Add a request of a scenario."""

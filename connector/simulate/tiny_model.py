@@ -118,13 +118,15 @@ def request(
     )
 
 
-def kv_cache(num_blocks: int, block_size: int) -> Any:
-    """The model's KV cache, as vLLM's `KVCacheConfig`: one group of all layers."""
+def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1) -> Any:
+    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
     layers = [f"layer.{number}" for number in range(LAYERS)]
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=HEADS, head_size=HIDDEN // HEADS, dtype=torch.float32)
+    spec = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=HEADS // ranks, head_size=HIDDEN // HEADS, dtype=torch.float32
+    )
     page = spec.page_size_bytes
     tensor: Any = KVCacheTensor  # its fields differ from version to version
     if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:

@@ -61,6 +61,7 @@ class FakeWorker:
         """Begin the jobs that a step plans, and report those that end in it. A load within the step ends at once, and nobody
         is told that it was received."""
         plan = output.kv_connector_metadata
+        flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
         for each in self._fake.jobs(self._scheduler.connector, plan):
             ends = self._end_of(self._named(each))
             if any(self._runs_now(request_id, output) for request_id in each.loads):
@@ -71,12 +72,14 @@ class FakeWorker:
                 ends = self._streams[stream] = max(ends, self._streams.get(stream, 0))
             self._jobs[each.child, each.key] = (ends, each)
             self._whole |= dict.fromkeys(each.loads, each.fills)
-        flushed = self._end([name for name, (_, each) in self._jobs.items() if self._fake.flushes(plan, each)])
         self._forward(output, report)
         ended = flushed + self._end([name for name, (step, _) in self._jobs.items() if step <= self._step])
         if loaded := {request_id for each in ended for request_id in each.loads}:
             report.finished_recving = loaded
         report.kv_connector_worker_meta = self._fake.worker_metadata(ended)
+        for _ in range(1, self._scheduler.vllm_config.parallel_config.tensor_parallel_size):
+            if (more := self._fake.worker_metadata(ended)) is not None:
+                report.kv_connector_worker_meta = report.kv_connector_worker_meta.aggregate(more)
 
     def _end(self, names: Iterable[tuple[int, Hashable]]) -> list[Job]:
         return [self._jobs.pop(name)[1] for name in names]

@@ -182,6 +182,12 @@ def spec_decode(rng: random.Random) -> Scenario:
     return replace(scenario, drafts=rng.choice([1, 3]))
 
 
+def ranks(rng: random.Random) -> Scenario:
+    """Two tensor-parallel ranks: each has its own bytes, and one ends its transfers later than the other."""
+    scenario = rng.choice([asynchronous, load_failure, preemption_storm, reset])(rng)
+    return _with(scenario, tensor_parallel_size=2)
+
+
 def multi(rng: random.Random) -> Scenario:
     """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked but not chosen."""
     return _with(_waves(rng), disable_hybrid_kv_cache_manager=True)
@@ -217,8 +223,11 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "spec-decode": spec_decode,
     "multi": multi,
     "mixed": mixed,
+    "ranks": ranks,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
+NOT_FOR_ALL = ("ranks",)
+"""Profiles that a connector may refuse."""
 
 
 def scenario_of(profile: str, seed: int) -> Scenario:

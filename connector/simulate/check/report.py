@@ -17,6 +17,7 @@ from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import count, some
 
+NOT_REACHED = "the session ended before it came to this profile"
 JUNIT, MARKDOWN = "junit.xml", "report.md"
 
 
@@ -48,6 +49,7 @@ def as_dict(checked: Checked) -> dict[str, Any]:
         "lookups": checked.lookups,
         "hits": checked.hits,
         "inconclusive": checked.inconclusive,
+        "refused": checked.refused,
         "loads_read": checked.loads_read,
         "blocks_compared": checked.blocks_compared,
         "fake_workers": checked.fake_workers,
@@ -112,7 +114,7 @@ def as_junit(checked: Checked) -> str:
     for profile, failed in found.items():
         case = ET.SubElement(suite, "testcase", classname=checked.connector, name=profile)
         if not checked.trials[profile]:
-            ET.SubElement(case, "skipped", message="the session ended before it came to this profile")
+            ET.SubElement(case, "skipped", message=checked.refused.get(profile, NOT_REACHED))
         if failed:
             text = "\n\n".join(
                 "\n".join(filter(None, (each.failure.id, each.failure.text, _again(each), each.failure.details)))
@@ -173,6 +175,9 @@ def _limits(checked: Checked) -> list[str]:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}. They copied by its plans: {compared}")
     else:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}: bytes were not checked.")
+    limits += [
+        f"Not run: profile {profile}, since it was refused ({reason})." for profile, reason in checked.refused.items()
+    ]
     return limits
 
 

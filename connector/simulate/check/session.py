@@ -12,10 +12,10 @@ from itertools import count
 from typing import Any
 
 from kvtrail.connector.simulate.check import rehearsal
-from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.check.trial import CRASH, HANG, Failure, Shrunk, run, shrunk
-from kvtrail.connector.simulate.run import Played
+from kvtrail.connector.simulate.run import Played, Unbuildable
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.model.findings import Verdict
 from kvtrail.tracer.model.words import some
@@ -67,12 +67,14 @@ class Checked:
         fake_workers: why its own workers did not run; None if they did.
         unprobed: why nothing was seen of its plans and its store; None if a probe shows them.
         profiles: those that were asked for.
+        refused: why the connector, or vLLM with it, refused a profile that is not for all, by profile.
         seconds: how long it took, shrinking included.
     """
 
     connector: str
     seed: int
     profiles: Sequence[str] = ()
+    refused: dict[str, str] = field(default_factory=dict)
     found: list[Found] = field(default_factory=list)
     repeated: Counter[str] = field(default_factory=Counter)
     trials: Counter[str] = field(default_factory=Counter)
@@ -97,7 +99,7 @@ class Checked:
                 f"{some(self.steps.total(), 'step')} with {some(self.hits, 'hit')} are too few: {FEW_STEPS:,} steps and"
                 f" {FEW_HITS} hits are the least."
             )
-        if missed := [name for name in self.profiles if not self.trials[name]]:
+        if missed := [name for name in self.profiles if not self.trials[name] and name not in self.refused]:
             reasons.append(f"The session ended before it came to: {', '.join(missed)}.")
         if self.unprobed is not None and self.unprobed.startswith("it failed"):
             reasons.append(f"The connector's probe saw nothing: {self.unprobed}.")
@@ -153,6 +155,8 @@ def check(
         checked.fake_workers = rehearsal.why_fake(Subject(connector, first))
     for number in count():
         profile, trial_seed = profiles[number % len(profiles)], seed + number // len(profiles)
+        if profile in checked.refused:
+            continue
         extra = varied(connector, random.Random(f"{profile}/{trial_seed}")) if config is None else config
         beside = profile == "multi"
         subject = Subject(
@@ -164,7 +168,13 @@ def check(
         )
         scenario = allowed(scenario_of(profile, trial_seed), subject)
         announce(profile)
-        played, failures = run(subject, scenario)
+        try:
+            played, failures = run(subject, scenario)
+        except Unbuildable as refused:
+            if profile not in NOT_FOR_ALL or set(profiles) <= {profile, *checked.refused}:
+                raise
+            checked.refused[profile] = str(refused).splitlines()[0]
+            continue
         if subject.own_workers and played.loads_read and not played.loads_copied:
             checked.fake_workers = rehearsal.NO_BYTES
             subject = replace(subject, own_workers=False)

@@ -129,3 +129,16 @@ def test_no_two_places_hold_the_same() -> None:
     scribble = secrets[0].words(np.array([UNWRITTEN, FAILED], np.int32)).view(np.float32)
     assert (scribble[0] == -1.0).all()
     assert (scribble[1] == -2.0).all()
+
+
+def test_each_rank_has_its_own_bytes(tmp_path: Path) -> None:
+    connector = configuration("UntracedOffloadConnector", {"chunk_size": 64})
+    bare = BareScheduler(tmp_path, connector, own_workers=True, tensor_parallel_size=2)
+    bare.add("r-0", PROMPTS["r-0"], 300)
+    while bare.scheduler.requests.get("r-0") is None or bare.scheduler.requests["r-0"].num_output_tokens < 2:
+        bare.step()
+    assert worker(bare).model.wrong == []
+    block = table(bare, "r-0")[0]
+    cache(bare, "layer.0 of rank 1")[block] = cache(bare, "layer.0")[block]
+    assert "wrong KV in layer.0 of rank 1" in found(bare)[0]
+    assert "it holds the KV of token 0 of r-0 in layer.0." in found(bare)[0]
