@@ -17,9 +17,8 @@ from incidents.corpus import INCIDENTS, LOOK_ALIKES
 from incidents.incident import Incident
 from incidents.unseen import FIRST, UNSEEN
 
-from kvtrail.connector.faults import FAULTS
+from kvtrail.connector.faults import BY_RULE, FAULTS
 from kvtrail.tracer.detect.rules import all_rules, as_markdown
-from kvtrail.tracer.model.semconv import Kind
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 MARK = "## Under damage\n"
@@ -112,16 +111,16 @@ def rules_page() -> str:
     lines = [
         "\n## Proofs\n",
         "Each rule's fault is found on vLLM's real scheduler (`tests/connector/faults/test_faults.py`); its incidents are"
-        " found, and its look-alikes are silent, in `tests/incidents`. A rule about bytes is proven where there are bytes: on"
-        " real engines, by faults that change them and no count.\n",
+        " found, and its look-alikes are silent, in `tests/incidents`. Rules about bytes find theirs, which change no"
+        " count, on real engines (`tests/connector/fingerprints/test_rules_about_bytes.py`).\n",
         "| rule | classes | injected fault | incidents | look-alikes |",
         "| --- | --- | --- | --- | ---: |",
     ]
     for rule in all_rules():
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule.id in (each.rule, *each.also))
         alike = sum(each.rule == rule.id for each in LOOK_ALIKES)
-        about_bytes = "changed bytes" if Kind.BLOCK_CHECK in rule.kinds else "none"
-        fault = f"`Faulty:{rule.id}`" if rule.id in FAULTS else about_bytes
+        name = rule.id if rule.id in FAULTS else BY_RULE.get(rule.id)
+        fault = f"`Faulty:{name}`" if name else "none"
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
 

@@ -28,6 +28,8 @@ FAULTS = _of(lookups, plans, transfers, reports)
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
 OF_COPIES = _of(copies)
 """Faults that change bytes and no count, by name: no rule about counts sees them."""
+BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
+"""Which of them the rules about bytes are proven by."""
 
 NATIVE = ("block-reuse", "load-store-overlap", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion")
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""

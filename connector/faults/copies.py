@@ -60,6 +60,15 @@ class ForeignChunk(Fault):
         super().load_chunks([replace(copy, slot=self._last_slot) for copy in copies])
 
 
+class StrayWrite(Fault):
+    """vLLM #56104's kind: a load writes one block too many, into whoever holds that."""
+
+    def load_chunks(self, copies: Sequence[Any]) -> None:
+        super().load_chunks(copies)
+        last = self._memory._num_blocks - 1
+        super().load_chunks([replace(copy, blocks=(min(max(copy.blocks) + 1, last),)) for copy in copies])
+
+
 class FlippedBit(Fault):
     """A bit of each store flips in host memory, in the last layer."""
 

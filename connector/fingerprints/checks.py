@@ -112,6 +112,10 @@ class Checks:
         self._awaited: dict[str, list[Look]] = {}
         """Loads that end between steps, by request."""
         self._received: list[Look] = []
+        self._taken: list[Look] = []
+        """Loads of this step whose fingerprints have been taken."""
+        self._reported: set[int] = set()
+        """Blocks of this step's loads that the connector itself reports as not loaded."""
         self._again: list[_Again] = []
         self._to_heal: set[int] = set()
         self._tainted: set[str] = set()
@@ -133,7 +137,7 @@ class Checks:
         """At the beginning of a step, before its loads and its forward pass."""
         self._settle()
         again, self._again = self._again, []
-        self._loads = []
+        self._loads, self._taken, self._reported = [], [], set()
         if orders is None:
             orders = NO_ORDERS
         if orders.forget:
@@ -166,19 +170,23 @@ class Checks:
         if failed:
             self._received = [look for look in self._received if look.request_id not in failed]
 
+    def forward_passed(self) -> None:
+        """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
+        loads = [_only(look, [number != look.mixed for number in look.numbers]) for look in self._loads]
+        self._loads = []
+        self._take(loads)
+
     def conclude(self, reported: Collection[int]) -> set[int]:
         """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
-        loads = [
-            _only(look, [number != look.mixed for number in look.numbers]) for look in self._loads
-        ] + self._received
-        self._loads, self._received = [], []
+        self.forward_passed()
+        received, self._received = self._received, []
+        self._take(received)
+        self._reported.update(reported)
+        loads, self._taken = self._taken, []
         for look in loads:
             self._recomputed.update(
                 ((look.group, block), look.request_id) for block in look.blocks if block in reported
             )
-        self._read(
-            [_only(look, [block not in reported for block in look.blocks]) for look in loads], self._judge_loaded
-        )
         self._settle(wait=self._heals and bool(loads))
         healed, self._to_heal = self._to_heal, set()
         if healed:
@@ -195,6 +203,11 @@ class Checks:
         self._quiet.clear()
 
     # Reading.
+
+    def _take(self, loads: Sequence[Look]) -> None:
+        """Take the fingerprints of loaded blocks, which `conclude` judges."""
+        self._taken += loads
+        self._read(loads, partial(self._judge_loaded, self._reported))
 
     def _read(self, looks: Sequence[Look], judge: Judge) -> None:
         """Take the fingerprints of the blocks of these looks, and judge them look by look."""
@@ -259,7 +272,8 @@ class Checks:
     def _remember_mixed(self, look: Look, seen: _Seen, was_right: bool | None) -> None:
         self._mixed.setdefault(look.request_id, {})[look.group, seen.number] = was_right
 
-    def _judge_loaded(self, look: Look, seen: list[_Seen]) -> None:
+    def _judge_loaded(self, reported: Collection[int], look: Look, seen: list[_Seen]) -> None:
+        seen = [each for each in seen if each.block not in reported]
         told, is_recomputed = self._told(look, len(seen)), False
         for each in seen:
             key = (look.group, each.hash)
@@ -276,8 +290,9 @@ class Checks:
                 if self._heals:
                     self._wrong(told, look, each, DRIFT, found, "")
                     is_recomputed = True
-                else:
+                else:  # the next look counts it
                     self._again.append(_Again(look, each, found))
+                    told.blocks -= 1
             if is_recomputed:  # with all that come after it
                 self._recomputed[look.group, each.block] = look.request_id
         self._say(told, at_once=True)
@@ -310,7 +325,7 @@ class Checks:
 
     def _decide(self, again: _Again, look: Look, seen: list[_Seen]) -> None:
         """A block of a load was wrong when it was read: it was early if it is right by now."""
-        told = self._told(look, 0)
+        told = self._told(look, len(seen))
         for each in seen:
             is_right = self._truth.is_right((look.group, each.hash), each.folded)
             self._last[look.group, each.block] = _Last(each.hash, each.folded, is_right, look.request_id)
@@ -328,6 +343,8 @@ class Checks:
             _remember(self._named, name, None)
             of = "" if of == look.request_id else of
             told.wrong.append(WrongBlock(kind, seen.block, self._token(look, seen), seen.hash, wrong, of))
+        else:  # nobody may take it for right
+            told.blocks -= 1
 
     # Telling.
 

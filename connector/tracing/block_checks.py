@@ -133,6 +133,7 @@ class BlockChecks:
         self._after("start_load_kv", lambda result, *_, **__: self._checks.loads_started())
         self._after("get_finished", lambda result, *_: self._checks.received((result or ((), ()))[1] or (), ()))
         self._after("get_transfer_results", self._received)
+        self._before("wait_for_save", self._checks.forward_passed)
         self._after("get_block_ids_with_load_errors", self._conclude)
         self._after("shutdown", lambda result: self._checks.end())
 
@@ -196,6 +197,22 @@ class BlockChecks:
         recorder.record(Kind.BLOCK_CHECK.value, source, name(told.request_id), at_ns, at_ns, values)
 
     # In front of the connector's methods.
+
+    def _before(self, call: str, do: Callable[[], None]) -> None:
+        """Do this before each call of the method."""
+        plain = getattr(self._connector, call)
+
+        @wraps(plain)
+        def looked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                do()
+            except Exception:
+                logger.exception("kvtrail: the bytes of KV blocks are not looked at any more")
+                self.stop()
+            return plain(*args, **kwargs)
+
+        setattr(self._connector, call, looked)
+        self._in_front.add(call)
 
     def _after(self, call: str, do: Callable[..., Any]) -> None:
         """Do this after each call of the method, with what it returns and its arguments. What it returns is the answer in the

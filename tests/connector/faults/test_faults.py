@@ -167,5 +167,5 @@ def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
 
 
 def test_every_rule_has_a_fault_and_every_fault_a_rule() -> None:
-    """Those about bytes apart: the bare scheduler's blocks hold none."""
+    """Those about bytes apart, which find theirs on real engines."""
     assert set(FAULTS) == {rule.id for rule in all_rules() if Kind.BLOCK_CHECK not in rule.kinds}
