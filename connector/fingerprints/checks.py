@@ -71,11 +71,10 @@ class _Seen(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """A wrong block of a load, which the next step's look decides."""
+    """Wrong blocks of a load, which the next step's look decides: what each of them was instead."""
 
     look: Look
-    seen: _Seen
-    wrong: Wrong
+    wrong: list[tuple[_Seen, Wrong]]
 
 
 Judge = Callable[[Look, list[_Seen]], None]
@@ -149,7 +148,9 @@ class Checks:
             self._awaited.setdefault(look.request_id, []).append(look)
         fresh = {(look.group, block) for look in orders.before if look.look == COMPUTED for block in look.blocks}
         for each in again:
-            self._read([_one(each)], partial(self._decide, each))
+            numbers = {seen.number for seen, _ in each.wrong}
+            look = _only(each.look, [number in numbers for number in each.look.numbers])
+            self._read([look], partial(self._decide, each))
         first = [_only(look, [(look.group, block) not in fresh for block in look.blocks]) for look in orders.before]
         doubted: set[str] = set()
         self._read([look for look in first if look.look in (ADMITTED, HELD)], partial(self._judge_kept, doubted))
@@ -275,6 +276,7 @@ class Checks:
     def _judge_loaded(self, reported: Collection[int], look: Look, seen: list[_Seen]) -> None:
         seen = [each for each in seen if each.block not in reported]
         told, is_recomputed = self._told(look, len(seen)), False
+        again: list[tuple[_Seen, Wrong]] = []
         for each in seen:
             key = (look.group, each.hash)
             found = self._truth.judge(key, each.folded, each.layers, look.identity)
@@ -290,11 +292,13 @@ class Checks:
                 if self._heals:
                     self._wrong(told, look, each, DRIFT, found, "")
                     is_recomputed = True
-                else:  # the next look counts it
-                    self._again.append(_Again(look, each, found))
-                    told.blocks -= 1
+                else:
+                    again.append((each, found))
             if is_recomputed:  # with all that come after it
                 self._recomputed[look.group, each.block] = look.request_id
+        if again:
+            self._again.append(_Again(look, again))
+            told.blocks -= len(again)  # the next look counts them
         self._say(told, at_once=True)
 
     def _judge_kept(self, doubted: set[str], look: Look, seen: list[_Seen]) -> None:
@@ -324,12 +328,12 @@ class Checks:
         self._say(told)
 
     def _decide(self, again: _Again, look: Look, seen: list[_Seen]) -> None:
-        """A block of a load was wrong when it was read: it was early if it is right by now."""
+        """Blocks of a load were wrong when they were read: those were early that are right by now."""
         told = self._told(look, len(seen))
-        for each in seen:
+        for each, (before, wrong) in zip(seen, again.wrong, strict=True):
             is_right = self._truth.is_right((look.group, each.hash), each.folded)
             self._last[look.group, each.block] = _Last(each.hash, each.folded, is_right, look.request_id)
-            self._wrong(told, look, again.seen, EARLY if is_right else DRIFT, again.wrong, "")
+            self._wrong(told, look, before, EARLY if is_right else DRIFT, wrong, "")
         self._say(told)
 
     def _wrong(self, told: Told, look: Look, seen: _Seen, kind: str, wrong: Wrong, of: str) -> None:
@@ -421,11 +425,6 @@ def _only(look: Look, chosen: Sequence[bool]) -> Look:
         return look
     numbers, blocks, hashes = (tuple(compress(part, chosen)) for part in (look.numbers, look.blocks, look.hashes))
     return look._replace(numbers=numbers, blocks=blocks, hashes=hashes)
-
-
-def _one(again: _Again) -> Look:
-    seen = again.seen
-    return again.look._replace(numbers=(seen.number,), blocks=(seen.block,), hashes=(seen.hash,))
 
 
 def _remember(some: OrderedDict[Any, Any], name: Any, value: Any) -> None:

@@ -53,9 +53,31 @@ def _one(blocks: str) -> str:
 
 
 def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
-    """The parts of an explanation: what was looked at, what each wrong block holds, and what is left out."""
-    told = (f"{_place(of, n)} {verb} {_held(of, n)}." for n in range(len(of["blocks"])))
-    return {"looked": looked(of), "told": " ".join(told), "rest": _rest(of)}
+    """The parts of an explanation: what was looked at, what each wrong block holds, and what is left out. Where several
+    blocks differ in the same layers, or were left so by the same request, that is said once."""
+    layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
+    texts = []
+    for number, holds in enumerate(of["holds"]):
+        parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'])}"]
+        if layers is None and of["layers"][number]:
+            parts.append(_differ(of["layers"][number]))
+        if sources is None and of["sources"][number]:
+            parts.append(f"request {of['sources'][number]} left it so")
+        texts.append("; ".join(parts) + ".")
+    if layers:
+        texts.append(f"In each of them {_differ(layers)}.")
+    if sources:
+        texts.append(f"Request {sources} left them so.")
+    return {"looked": looked(of), "told": " ".join(texts), "rest": _rest(of)}
+
+
+def _of_all(values: list[str]) -> str | None:
+    """What several blocks have in common; None where they have nothing in common, or there is only one."""
+    return values[0] if len(values) > 1 and len(set(values)) == 1 else None
+
+
+def _differ(layers: str) -> str:
+    return f"layer {layers} differs" if layers.isdigit() else f"layers {layers} differ"
 
 
 def _rest(of: dict[str, Any]) -> str:
@@ -77,16 +99,6 @@ def _place(of: dict[str, Any], number: int) -> str:
 def tokens(first: int, size: int | None) -> str:
     """The tokens of a block."""
     return f"tokens from {first} on" if size is None else f"tokens {first} to {first + size}"
-
-
-def _held(of: dict[str, Any], number: int) -> str:
-    """What a wrong block holds, where it differs, and who left it so."""
-    layers, source = of["layers"][number], of["sources"][number]
-    where = (
-        f"; layer{'' if layers.isdigit() else 's'} {layers} differ{'s' if layers.isdigit() else ''}" if layers else ""
-    )
-    left = f"; request {source} left it so" if source else ""
-    return f"{_content(of['holds'][number], of['block_size'])}{where}{left}"
 
 
 def _content(holds: str, size: int | None) -> str:

@@ -31,6 +31,16 @@ def test_a_wrong_block_and_what_it_holds(check: str, sentence: str) -> None:
     assert sentence in only(f"check admitted 9 wrong {check}").explanation
 
 
+def test_what_all_blocks_have_in_common_is_said_once() -> None:
+    blocks = [f"wrong drift {n}@{16 * n} layers 0-3 holds zeros from r-9" for n in (1, 2)]
+    text = only(f"check admitted 2 {' '.join(blocks)}").explanation
+    assert "holds zeros. Block 2, this request's tokens 32 to 48, holds zeros." in text
+    assert text.endswith("In each of them layers 0-3 differ. Request r-9 left them so.")
+    other = only(f"check admitted 2 {blocks[0]} wrong drift 3@0 layers 7 holds zeros").explanation
+    assert "holds zeros; layers 0-3 differ; request r-9 left it so." in other
+    assert other.endswith("holds zeros; layer 7 differs.")
+
+
 def test_blocks_that_are_not_named_are_counted() -> None:
     wrong = " ".join(f"wrong drift {n}@{16 * n}" for n in range(1, 7))
     text = only(f"check loaded 300 {wrong} more 40").explanation
