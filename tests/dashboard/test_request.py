@@ -293,8 +293,8 @@ def test_the_page_says_what_was_found_of_the_bytes_of_blocks() -> None:
     compared = timeline_of(f"L 300 c0 h256 -> 256\nA 256\nS 256+44\n{looks}\nend")
     assert [row["Says"] for row in request.step_rows(compared) if row["Kind"] == "look at blocks"] == [
         "8 loaded blocks looked at: all hold what was computed",
-        "12 held blocks looked at: 1 changed though nothing wrote to it, 2 unknown, for nothing was computed under their"
-        " hashes, the others hold what was computed; vLLM is told to compute the wrong ones again",
+        "12 looks at held blocks: 1 changed though nothing wrote to it, 2 unknown, as what belongs there is not known, the"
+        " others hold what was computed; vLLM is told to compute the wrong ones again",
     ]
     assert ("Blocks looked at", "20", "1 wrong", "blocks looked at") in request.facts(compared["request"])
     rows = {row["name"]: row["value"] for row in request.account_rows(compared["steps"][-1]["account"], None)}

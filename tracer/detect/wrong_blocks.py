@@ -45,6 +45,8 @@ def numbers(event: BlockCheck, kind: str) -> dict[str, Any] | None:
 def looked(of: dict[str, Any]) -> str:
     """Which blocks were looked at: "3 blocks that were loaded for this request were"."""
     blocks, many = _LOOKED.get(of["look"], "blocks of this request"), of["looked"] != 1
+    if of["look"] == "held":  # time and again: the number says nothing
+        return f"{blocks} were"
     return f"{words.count(of['looked'])} {blocks if many else _one(blocks)} {'were' if many else 'was'}"
 
 

@@ -301,16 +301,17 @@ def _look(numbers: Mapping[str, Any]) -> str:
     if more:
         parts.append(f"{count(more)} more wrong")
     if unknown:
-        parts.append(
-            f"{count(unknown)} unknown, for nothing was computed under {'its hash' if unknown == 1 else 'their hashes'}"
-        )
+        parts.append(f"{count(unknown)} unknown, as what belongs there is not known")
+    look = numbers["check_look"]
     if not parts:
-        parts.append("it holds what was computed" if blocks == 1 else "all hold what was computed")
+        parts.append("it holds what was computed" if blocks == 1 and look != "held" else "all hold what was computed")
     elif blocks > wrong.total() + more + unknown:
         parts.append("the others hold what was computed")
     healed = "; vLLM is told to compute the wrong ones again" if numbers.get("check_healed") else ""
-    look = numbers["check_look"]
-    return f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} looked at: {', '.join(parts)}{healed}"
+    looked = f"{count(blocks)} {look} {'block' if blocks == 1 else 'blocks'} looked at"
+    if look == "held":  # time and again
+        looked = f"{some(blocks, 'look')} at held blocks"
+    return f"{looked}: {', '.join(parts)}{healed}"
 
 
 _WRONG = {

@@ -39,16 +39,16 @@ def test_every_kind_has_a_name_of_its_own() -> None:
         ("kv.reset", {"succeeded": False}, "succeeded no"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 64, "check_unknown": 0, "check_healed": False},
          "64 loaded blocks looked at: all hold what was computed"),
-        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 held block looked at: it holds what was computed"),
+        ("kv.block_check", {"check_look": "held", "check_blocks": 1}, "1 look at held blocks: all hold what was computed"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 0, "check_wrong_kinds": ("early",)},
          "1 loaded block looked at: 1 read before the load had ended"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 9, "check_unknown": 9},
-         "9 loaded blocks looked at: 9 unknown, for nothing was computed under their hashes"),
+         "9 loaded blocks looked at: 9 unknown, as what belongs there is not known"),
         ("kv.block_check", {"check_look": "loaded", "check_blocks": 80, "check_unknown": 1, "check_wrong_more": 2,
          "check_wrong_kinds": ("drift", "early", "drift"), "check_healed": True},
          "80 loaded blocks looked at: 2 with what was not computed under the hash, 1 read before the load had ended, 2 more"
-         " wrong, 1 unknown, for nothing was computed under its hash, the others hold what was computed; vLLM is told to"
-         " compute the wrong ones again"),
+         " wrong, 1 unknown, as what belongs there is not known, the others hold what was computed; vLLM is told"
+         " to compute the wrong ones again"),
         ("llm_request", {"keys": ("a", "b", "c", "d", "e")}, "keys a b c d and 1 more"),
     ],
 )  # fmt: skip
