@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 
 class Load(NamedTuple):
-    """Tokens [start, end) that an allocation asks the connector to load, the blocks that they go into, and whether the load
-    runs between steps."""
+    """Tokens [start, end) that an allocation asks the connector to load, the blocks of the first KV cache group that they go
+    into, whether the load runs between steps, and the blocks of each group."""
 
     start: int
     end: int
     blocks: tuple[int, ...]
     is_async: bool
+    of_groups: tuple[tuple[int, ...], ...] = ()
 
 
 class Calls:
@@ -59,10 +60,12 @@ class Calls:
 
     def _allocated(self, request: Any, blocks: Any, external: int) -> Any:
         if external:
-            start, table = self._computed[request.request_id], blocks.get_block_ids()[0]
+            start = self._computed[request.request_id]
             end = start + external
-            into = tuple(table[start // self._block_size : -(-end // self._block_size)])
-            load = self.loads[request.request_id] = Load(start, end, into, self.answers[request.request_id][1])
+            these = slice(start // self._block_size, -(-end // self._block_size))
+            into = tuple(tuple(table[these]) for table in blocks.get_block_ids())
+            load = Load(start, end, into[0], self.answers[request.request_id][1], into)
+            self.loads[request.request_id] = load
             for listen in self.on_load:
                 listen(request, load)
         return self._allocate(request, blocks, external)

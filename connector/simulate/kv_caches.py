@@ -14,15 +14,15 @@ class LayerCache:
     """The KV cache of one layer on one tensor-parallel rank.
 
     Attributes:
-        layer, rank: whose it is.
+        layer, rank, group: whose it is.
         tensor: the cache, as connectors see it: its first dimension counts blocks, the third one the tokens of a block.
         secret: of this layer's KV.
     """
 
-    def __init__(self, layer: str, rank: int, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, layer: str, rank: int, group: int, shape: tuple[int, ...], seed: int) -> None:
         import torch
 
-        self.layer, self.rank = layer, rank
+        self.layer, self.rank, self.group = layer, rank, group
         self.secret = Secret(f"{seed}/{rank}/{layer}", (shape[1], *shape[3:]))
         self.tensor: Any = torch.full(shape, -1.0)
         self._held = self.tensor.numpy().view(np.int32)

@@ -23,7 +23,7 @@ class ModelWorker(FakeWorker):
     """
 
     def __init__(self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls, model: Model) -> None:
-        super().__init__(scheduler, workers, fake, calls)
+        super().__init__(scheduler, workers, fake, calls, ranks=model.ranks)
         self.model = model
 
     def _fail(self, output: Any, report: Any) -> None:

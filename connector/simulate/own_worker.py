@@ -39,7 +39,7 @@ class OwnWorker(ModelWorker):
             Exception: whatever the connector's worker side raises where it cannot run here.
         """
         super().__init__(scheduler, workers, fake, calls, model)
-        self._ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
+        self._of_ranks = [_rank(number, model, config, kv_cache) for number in range(model.ranks)]
         self._reports: list[Any] = []
         """Of this step, by rank."""
         self._held_back: dict[tuple[int, bool, str], int] = {}
@@ -54,17 +54,17 @@ class OwnWorker(ModelWorker):
         from vllm.v1.outputs import KVConnectorOutput
 
         loads_first = getattr(output, "has_sync_kv_loads", True)  # an older vLLM always loads first
-        for rank in self._ranks:
+        for rank in self._of_ranks:
             rank.connector.bind_connector_metadata(output.kv_connector_metadata)
             rank.connector.handle_preemptions(output.kv_connector_metadata)
         self.model.expect()
         if loads_first:
-            for rank in self._ranks:
+            for rank in self._of_ranks:
                 self._ask(rank.connector.start_load_kv, rank.context)
         self._fail_synchronous(output, report)
         self._forward(output, report)
         self._reports = []
-        for number, rank in enumerate(self._ranks):
+        for number, rank in enumerate(self._of_ranks):
             if not loads_first:
                 self._ask(rank.connector.start_load_kv, rank.context)
             self._ask(rank.connector.wait_for_save)
@@ -78,7 +78,7 @@ class OwnWorker(ModelWorker):
 
     def _hold_back(self, number: int, results: Any) -> None:
         """A rank reports ends some steps later than its worker said so, and so later than other ranks."""
-        self.model.received(sorted(results.finished_recving or ()), self._ranks[number].layers)
+        self.model.received(sorted(results.finished_recving or ()), self._of_ranks[number].layers)
         for loads, ended in ((True, results.finished_recving), (False, results.finished_sending)):
             for request_id in sorted(ended or ()):  # a set's order differs from process to process
                 end, held = self._end_of(wait(request_id, self._waited[request_id])), (number, loads, request_id)
@@ -97,7 +97,7 @@ class OwnWorker(ModelWorker):
     def _forward(self, output: Any, report: Any) -> None:
         """Each layer waits for its loads."""
         self.model.begin(output, report.invalid_block_ids)
-        for rank in self._ranks:
+        for rank in self._of_ranks:
             for layer, cache in rank.layers.items():
                 rank.connector.wait_for_layer_load(cache.layer)
                 self.model.run(layer)

@@ -294,6 +294,7 @@ def _build(
             block_size=scenario.block_size,
             seed=scenario.seed,
             drafts=scenario.drafts,
+            window=scenario.window,
             workers=scenario.workers,
             **scenario.settings,
         )

@@ -124,6 +124,7 @@ class Scenario:
         num_blocks: KV blocks of the pool, the null block included.
         block_size: tokens per block.
         drafts: speculative tokens per step; a random part of them is rejected.
+        window: how many tokens the last layer sees; it is a KV cache group of its own then. 0: all layers see all.
         settings: further vLLM engine arguments.
         workers: of the connector.
         seed: of the model's tokens.
@@ -136,6 +137,7 @@ class Scenario:
     num_blocks: int = 64
     block_size: int = BLOCK_SIZE
     drafts: int = 0
+    window: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: Workers = Workers()
     seed: int = 0

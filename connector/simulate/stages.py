@@ -49,6 +49,7 @@ class BareScheduler:
         block_size: int = tiny_model.BLOCK_SIZE,
         seed: int = 0,
         drafts: int = 0,
+        window: int = 0,
         workers: Workers = Workers(),  # noqa: B008 - frozen
         **overrides: Any,
     ) -> None:
@@ -59,6 +60,7 @@ class BareScheduler:
             own_workers: run the connector's own worker side, on KV caches in memory, instead of a fake.
             copies: let the fake workers copy, on KV caches in memory, where the connector's plans say what.
             drafts: speculative tokens per step; a random part of them is rejected.
+            window: the last layer sees so many tokens, and is a KV cache group of its own; 0 for all in one group.
             workers: how the fake workers behave.
             overrides: vLLM engine arguments.
 
@@ -82,7 +84,8 @@ class BareScheduler:
         config.cache_config.num_gpu_blocks = num_blocks
         self.config = config
         self.steps = 0
-        kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=config.parallel_config.tensor_parallel_size)
+        ranks = config.parallel_config.tensor_parallel_size
+        kv_cache = tiny_model.kv_cache(num_blocks, block_size, ranks=ranks, window=window)
         with nullcontext() if fake is None else fake.installed():
             self.scheduler = Scheduler(
                 config,
@@ -111,7 +114,7 @@ class BareScheduler:
             elif copies and fake.plans_copies:
                 self.worker = CopyingWorker(*parts, self._model(kv_cache))
             else:
-                self.worker = FakeWorker(*parts)
+                self.worker = FakeWorker(*parts, ranks=ranks)
         self._outputs: dict[str, tuple[int, Sequence[int]]] = {}
 
     def _model(self, kv_cache: Any) -> Model:
@@ -246,6 +249,7 @@ class WholeEngine:
         block_size: int,
         seed: int,
         drafts: int,
+        window: int,
         workers: Workers,
         **overrides: Any,
     ) -> None:
@@ -262,6 +266,8 @@ class WholeEngine:
             raise ValueError(f"the tiny model ends at {tiny_model.POSITIONS} tokens, not {overrides['max_model_len']}")
         if drafts:
             raise ValueError("speculative tokens are not run in the whole engine")
+        if window:
+            raise ValueError("the tiny model's layers see all tokens in the whole engine")
         options = {"num_gpu_blocks_override": num_blocks, "block_size": block_size, **overrides}
         self._engine = tiny_model.build(folder, connector, seed=0, **options).llm_engine
         self.scheduler = self._engine.engine_core.engine_core.scheduler

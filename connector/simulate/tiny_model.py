@@ -118,24 +118,32 @@ def request(
     )
 
 
-def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1) -> Any:
-    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers."""
+def kv_cache(num_blocks: int, block_size: int, *, ranks: int = 1, window: int = 0) -> Any:
+    """The model's KV cache on each of so many tensor-parallel ranks, as vLLM's `KVCacheConfig`: one group of all layers. With
+    a `window`, the last layer is a group of its own, which sees so many tokens."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        KVCacheTensor,
+        SlidingWindowSpec,
+    )
 
     layers = [f"layer.{number}" for number in range(LAYERS)]
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=HEADS // ranks, head_size=HIDDEN // HEADS, dtype=torch.float32
-    )
+    layout: Any = {"block_size": block_size, "num_kv_heads": HEADS // ranks, "head_size": HIDDEN // HEADS}
+    spec = FullAttentionSpec(**layout, dtype=torch.float32)
+    groups = [KVCacheGroupSpec(layers, spec)]
+    if window:
+        last = SlidingWindowSpec(**layout, dtype=torch.float32, sliding_window=window)
+        groups = [KVCacheGroupSpec(layers[:-1], spec), KVCacheGroupSpec(layers[-1:], last)]
     page = spec.page_size_bytes
     tensor: Any = KVCacheTensor  # its fields differ from version to version
     if "layer_stride" in {each.name for each in fields(KVCacheTensor)}:
         tensors = [tensor(page * num_blocks * LAYERS, layers, layer_stride=page * num_blocks, block_stride=page)]
     else:  # an older vLLM has a tensor for each layer
         tensors = [tensor(page * num_blocks, [layer]) for layer in layers]
-    return KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=[KVCacheGroupSpec(layers, spec)]
-    )
+    return KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
 
 
 def write_model(folder: Path, layers: int = LAYERS) -> None:

@@ -20,8 +20,9 @@ from kvtrail.connector.simulate.scenario import Workers, job, wait
 class FakeWorker:
     """Call it with each `SchedulerOutput`; it returns the worker's report of that step."""
 
-    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls) -> None:
+    def __init__(self, scheduler: Any, workers: Workers, fake: Fake, calls: Calls, *, ranks: int = 1) -> None:
         """`fake` is the connector's, `calls` are those that the scheduler makes of it."""
+        self._ranks = ranks
         self._scheduler = scheduler
         self._calls = calls
         self._workers = workers
@@ -77,7 +78,7 @@ class FakeWorker:
         if loaded := {request_id for each in ended for request_id in each.loads}:
             report.finished_recving = loaded
         report.kv_connector_worker_meta = self._fake.worker_metadata(ended)
-        for _ in range(1, self._scheduler.vllm_config.parallel_config.tensor_parallel_size):
+        for _ in range(1, self._ranks):
             if (more := self._fake.worker_metadata(ended)) is not None:
                 report.kv_connector_worker_meta = report.kv_connector_worker_meta.aggregate(more)
 

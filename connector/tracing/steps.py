@@ -45,6 +45,9 @@ class Steps:
         self._tables: deque[str] = deque()
         """The requests whose table is told anew, one a step: so that none that is lost is unknown for ever."""
         self._look_ns = 0
+        self._has_groups = False
+        """Whether requests have been seen with blocks of several KV cache groups, of which a step without new blocks says
+        nothing."""
 
     def watch(self, request_id: str) -> None:
         """Record every step of this request from now on, until it ends."""
@@ -92,6 +95,7 @@ class Steps:
         if context.detailed:
             drafted = len(output.scheduled_spec_decode_tokens.get(context.request_id, ()))
             table = first_group(blocks)
+            self._has_groups = self._has_groups or table is None
             context.table_ns = at_ns
         values = (*run, drafted, table, None if table is None else True, number, output.total_num_scheduled_tokens)
         self._record(_SCHEDULE, context, at_ns, values)
@@ -127,7 +131,7 @@ class Steps:
             tuple(map(running.num_computed_tokens.__getitem__, rows)),
             tokens,
             tuple([len(drafts.get(request_id, ())) for request_id in told]) if drafts else (),
-            _first_groups(list(map(running.new_block_ids.__getitem__, rows))),
+            None if self._has_groups else _first_groups(list(map(running.new_block_ids.__getitem__, rows))),
             number,
             output.total_num_scheduled_tokens,
         )

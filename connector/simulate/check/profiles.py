@@ -188,6 +188,13 @@ def ranks(rng: random.Random) -> Scenario:
     return _with(scenario, tensor_parallel_size=2)
 
 
+def groups(rng: random.Random) -> Scenario:
+    """Two KV cache groups: the last layer sees a window of tokens only, and has blocks of its own."""
+    scenario = rng.choice([asynchronous, chunked_prefill, preemption_storm])(rng)
+    scenario = replace(scenario, window=rng.choice([40, 64, 200]), num_blocks=2 * scenario.num_blocks)
+    return _with(scenario, disable_hybrid_kv_cache_manager=False)
+
+
 def multi(rng: random.Random) -> Scenario:
     """The connector is the second child of a MultiConnector, after our OffloadConnector: it is asked but not chosen."""
     return _with(_waves(rng), disable_hybrid_kv_cache_manager=True)
@@ -224,9 +231,10 @@ PROFILES: dict[str, Callable[[random.Random], Scenario]] = {
     "multi": multi,
     "mixed": mixed,
     "ranks": ranks,
+    "groups": groups,
 }
 """By name, in the order in which `kvtrail check` takes turns."""
-NOT_FOR_ALL = ("ranks",)
+NOT_FOR_ALL = ("ranks", "groups")
 """Profiles that a connector may refuse."""
 
 
