@@ -143,21 +143,25 @@ def run(
     passes: int = 2,
     mended: bool = False,
     server_port: int | None = None,
+    probed: bool = True,
+    seed: int = 0,
     **extra: Any,
 ) -> Run:
     """Run an engine in a process that ends without cleaning up; without a version, the engine has no connector. With the port
-    of a server, it has the connector that talks to it."""
+    of a server, it has the connector that talks to it; without `probed`, kvtrail's probe sees nothing. `seed` is the
+    workload's."""
     environment = os.environ | SETTINGS
-    connector = None
+    connector: dict[str, Any] | None = None
     if version is not None:
         environment["PYTHONPATH"] = os.pathsep.join(map(str, folders(version)))
         environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{grpc_port}"
         connector = {"kv_connector": "TracedLMCacheConnectorV1", "kv_connector_extra_config": extra}
+        connector["kv_load_failure_policy"] = "recompute"
         if server_port is not None:
             connector["kv_connector"] = "TracedLMCacheMPConnector"
             extra |= {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server_port}
     task = {"folder": str(folder / "model"), "connector": connector, "passes": passes, "mended": mended}
-    task["server"] = server_port is not None
+    task |= {"server": server_port is not None, "probed": probed, "seed": seed}
     process = forks.run([PROGRAMS / "engine.py", json.dumps(task)], environment=environment)
     said = process.stdout + process.stderr
     results = [line for line in process.stdout.splitlines() if line.startswith("{")]

@@ -12,7 +12,8 @@ from processes import Tracer, until
 from real_lmcache import Run
 
 Findings = list[dict[str, Any]]
-DETAILED = {"level": "detailed"}
+DETAILED = {"level": "detailed", "fingerprints": "off"}
+BYTES = {"level": "basic", "fingerprints": "all", "fingerprint_held": "all"}
 MISMATCH = "AssertionError: Mismatch in tokens to load: 256 vs 256 (tokens in lmcache) - 384 (tokens in vllm)"
 
 
@@ -88,6 +89,37 @@ def test_later_ones_have_no_stale_lookups_but_store_wrong_blocks(
 
 
 @pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
+def test_bytes_alone_name_exactly_those_whose_tokens_are_wrong(
+    tmp_path: Path, tracer: Tracer, expected: Run, version: str
+) -> None:
+    """The same defect, without a probe: nothing is known of LMCache but what its blocks hold."""
+    lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, probed=False, kvtrail=BYTES)
+    requests_of(tracer, 16)
+    wrong = {job for job, tokens in lived.tokens[1].items() if tokens != expected.tokens[1][job]}
+    findings: Findings = tracer.get("/api/findings")
+    assert {finding["external"] for finding in findings if finding["rule"] == "byte-drift"} == {
+        f"1-{job}" for job in wrong
+    }
+    assert wrong
+
+
+def test_wrong_bytes_are_healed(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
+    heal = BYTES | {"guard": "heal"}
+    healed = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, probed=False, kvtrail=heal)
+    requests_of(tracer, 16)
+    assert healed.tokens == expected.tokens
+    assert any(finding["rule"] == "byte-drift" for finding in tracer.get("/api/findings"))
+
+
+def test_0_3_11_does_not_survive_what_is_computed_again(tmp_path: Path, tracer: Tracer) -> None:
+    """A defect of theirs: tokens that vLLM computes again after a failed load are appended to a request's list once more."""
+    heal = BYTES | {"guard": "heal"}
+    died = real_lmcache.run(tmp_path, "0.3.11", grpc_port=tracer.grpc_port, probed=False, kvtrail=heal)
+    assert died.error == "AssertionError: "  # len(slot_mapping) == len(token_ids), where it stores
+    until(lambda: any(finding["rule"] == "failed-call" for finding in tracer.get("/api/findings")))
+
+
+@pytest.mark.parametrize("version", ["0.3.11", "0.5.6"])
 def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, expected: Run, version: str) -> None:
     lived = real_lmcache.run(tmp_path, version, grpc_port=tracer.grpc_port, mended=True, kvtrail=DETAILED)
     requests = requests_of(tracer, 16)
@@ -102,7 +134,7 @@ def test_with_that_mended_they_break_no_rule(tmp_path: Path, tracer: Tracer, exp
 
 def test_0_5_6_with_capped_loads_over_reports(tmp_path: Path, tracer: Tracer) -> None:
     """A defect of theirs: the cap is answered, but what is planned is the cap from the chunk in which vLLM's tokens end."""
-    extra = {"lmcache.max_tokens_per_load": 256}
+    extra: dict[str, Any] = {"lmcache.max_tokens_per_load": 256}
     died = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, mended=True, **extra)
     assert died.error.startswith("AssertionError: Mismatch in tokens to load: 256 vs 512 (tokens in lmcache) - 384"), (
         died
