@@ -239,12 +239,52 @@ def engine(folder: Path, count: int, layers: int) -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
+def looking(folder: Path, count: int, layers: int, rate: str) -> None:
+    """Generated tokens a second of one traced engine that looks at the bytes of this share of its blocks in every other
+    round."""
+    from kvtrail.connector.demo import workload
+    from kvtrail.connector.simulate import tiny_model
+
+    tiny_model.prepare_environment()  # before torch is loaded
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    from kvtrail.connector.demo.workload import DemoRequest
+
+    connector = {"kv_connector": SIDES[0], "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate}}}
+    llm = tiny_model.build(folder / "model", connector, layers=layers)
+    objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
+    in_front = [{call: vars(each)[call] for call in each._kvtrail_checks.in_front} for each in objects]
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    jobs = workload.shared_prefixes()
+    for number in range(count + 1):
+        for looks in (True, False) if number % 2 else (False, True):
+            for each, calls in zip(objects, in_front, strict=True):
+                for call, looked in calls.items():
+                    if looks:
+                        setattr(each, call, looked)
+                    else:
+                        vars(each).pop(call, None)
+            llm.reset_prefix_cache()
+            named = [DemoRequest(f"{number}-{looks}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
+            gc.collect()
+            started = time.perf_counter()
+            tokens = workload.run(llm, named)
+            seconds = time.perf_counter() - started
+            if number:  # the first round warms up
+                rates[looks].append(sum(map(len, tokens.values())) / seconds)
+            time.sleep(0.6)  # what was recorded leaves now, and not in the next round
+    what = f"bytes, fingerprints {rate}, {layers} layers"
+    rounds.print_ratio(what, rates[True], rates[False], "tokens/s", ("looked at", "not looked at"))
+    llm.llm_engine.engine_core.shutdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["bare", "thread", "running", "engine"])
+    parser.add_argument("what", choices=["bare", "thread", "running", "engine", "bytes"])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--at-a-time", type=int, nargs="+", default=[16, 64, 256], help="requests of `running`")
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
+    parser.add_argument("--fingerprints", default="all", help="of `bytes`: all, or a share")
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"
@@ -262,6 +302,8 @@ def main() -> None:
             print(f"tracer: {arguments.tracer}")
         if arguments.what == "engine":
             engine(folder, arguments.rounds, arguments.layers)
+        elif arguments.what == "bytes":
+            looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints)
         elif arguments.what == "running":
             for at_a_time in arguments.at_a_time:
                 running(folder, arguments.rounds, at_a_time)

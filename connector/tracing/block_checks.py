@@ -33,6 +33,9 @@ class BlockChecks:
     """Stands in front of the methods of one connector object.
 
     Whatever fails here ends the looking, with one line in the log, and never the engine.
+
+    Attributes:
+        in_front: the names of the methods that it stands in front of.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class BlockChecks:
         self._steps = 0
         self._book: Any = None
         self._checks: Any = None
-        self._in_front: set[str] = set()
+        self.in_front: set[str] = set()
 
     def follow(self) -> None:
         """On the scheduler's side: tell the workers where to look."""
@@ -233,13 +236,13 @@ class BlockChecks:
             return result if instead is None else instead
 
         setattr(self._connector, call, looked)
-        self._in_front.add(call)
+        self.in_front.add(call)
 
     def stop(self) -> None:
         """The connector has its own methods again."""
-        for call in self._in_front:
+        for call in self.in_front:
             delattr(self._connector, call)
-        self._in_front.clear()
+        self.in_front.clear()
 
 
 def attach(
