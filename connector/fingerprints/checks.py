@@ -151,10 +151,11 @@ class Checks:
             numbers = {seen.number for seen, _ in each.wrong}
             look = _only(each.look, [number in numbers for number in each.look.numbers])
             self._read([look], partial(self._decide, each))
-        first = [_only(look, [(look.group, block) not in fresh for block in look.blocks]) for look in orders.before]
-        doubted: set[str] = set()
-        self._read([look for look in first if look.look in (ADMITTED, HELD)], partial(self._judge_kept, doubted))
-        self._read([look for look in orders.before if look.look == COMPUTED], partial(self._judge_computed, doubted))
+        kept = [look for look in orders.before if look.look != COMPUTED]
+        if fresh:
+            kept = [_only(look, [(look.group, block) not in fresh for block in look.blocks]) for look in kept]
+        computed = [look for look in orders.before if look.look == COMPUTED]
+        self._read([*kept, *computed], partial(self._judge_before, set()))
         self._queue.append((_DONE, lambda _: self._turn(orders)))
         self._settle()
 
@@ -225,6 +226,12 @@ class Checks:
             judge(reading.values())
 
     # Judging.
+
+    def _judge_before(self, doubted: set[str], look: Look, seen: list[_Seen]) -> None:
+        if look.look == COMPUTED:
+            self._judge_computed(doubted, look, seen)
+        else:
+            self._judge_kept(doubted, look, seen)
 
     def _judge_computed(self, doubted: Collection[str], look: Look, seen: list[_Seen]) -> None:
         """What a request has computed is right if it had met nothing wrong, and in doubt if that came to light just now."""

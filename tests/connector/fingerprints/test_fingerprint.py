@@ -160,6 +160,22 @@ def test_many_blocks_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.Monke
     assert made.of([]).shape == (0, 4)
 
 
+def test_layers_in_one_piece_of_memory_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = noise((4, BLOCKS, 512), torch.bfloat16)
+    given = {f"layer.{n}": layer for n, layer in enumerate(whole)}
+    together = Fingerprints(given, BLOCKS)
+    assert together._stacks[1024] is not None
+    apart = Fingerprints({name: cache.clone() for name, cache in given.items()}, BLOCKS)
+    assert apart._stacks[1024] is None
+    backwards = Fingerprints(dict(reversed(given.items())), BLOCKS)
+    assert backwards._stacks[1024] is None
+    expected = apart.of(range(BLOCKS))
+    assert torch.equal(backwards.of(range(BLOCKS)).flip(1), expected)
+    for tile in (3_000, 1 << 20):
+        monkeypatch.setattr(fingerprint, "TILE_BYTES", tile)
+        assert torch.equal(Fingerprints(given, BLOCKS).of(range(BLOCKS)), expected)
+
+
 def test_layers_that_share_a_tensor_count_once_and_unknown_shapes_are_refused() -> None:
     cache = LAYOUTS["blocks first"](torch.float32)
     made = Fingerprints({"layer.0": cache, "layer.1": cache, "layer.2": cache.clone()}, BLOCKS)
