@@ -215,7 +215,7 @@ class BlockChecks:
             return plain(*args, **kwargs)
 
         setattr(self._connector, call, looked)
-        self._in_front.add(call)
+        self.in_front.add(call)
 
     def _after(self, call: str, do: Callable[..., Any]) -> None:
         """Do this after each call of the method, with what it returns and its arguments. What it returns is the answer in the
