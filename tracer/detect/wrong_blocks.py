@@ -55,22 +55,20 @@ def _one(blocks: str) -> str:
 
 
 def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
-    """The parts of an explanation: what was looked at, what each wrong block holds, and what is left out. Where several
-    blocks differ in the same layers, or were left so by the same request, that is said once."""
+    """The parts of an explanation: what was looked at, what is to be said of all wrong blocks, and what each of them holds.
+    Where several differ in the same layers, or were left so by the same request, that is said once."""
     layers, sources = _of_all(of["layers"]), _of_all(of["sources"])
-    texts = []
+    told = []
     for number, holds in enumerate(of["holds"]):
         parts = [f"{_place(of, number)} {verb} {_content(holds, of['block_size'])}"]
         if layers is None and of["layers"][number]:
             parts.append(_differ(of["layers"][number]))
         if sources is None and of["sources"][number]:
             parts.append(f"request {of['sources'][number]} left it so")
-        texts.append("; ".join(parts) + ".")
-    if layers:
-        texts.append(f"In each of them {_differ(layers)}.")
-    if sources:
-        texts.append(f"Request {sources} left them so.")
-    return {"looked": looked(of), "told": " ".join(texts), "rest": _rest(of)}
+        told.append("; ".join(parts) + ".")
+    said = [f"In each of those named here {_differ(layers)}."] if layers else []
+    said += [f"Request {sources} left them so."] if sources else []
+    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in (*said, *_rest(of))), "told": " ".join(told)}
 
 
 def _of_all(values: list[str]) -> str | None:
@@ -82,15 +80,15 @@ def _differ(layers: str) -> str:
     return f"layer {layers} differs" if layers.isdigit() else f"layers {layers} differ"
 
 
-def _rest(of: dict[str, Any]) -> str:
-    """The wrong blocks that are not named, as sentences of their own; empty where there are none."""
+def _rest(of: dict[str, Any]) -> list[str]:
+    """The wrong blocks that are not named, as sentences of their own."""
     more, unlisted = of["wrong"] - len(of["blocks"]), of["unlisted"]
-    texts = [f" {words.some(more, 'more block')} {'is' if more == 1 else 'are'} wrong, too."] if more else []
+    texts = [f"{words.count(more)} of them {'is' if more == 1 else 'are'} not named here."] if more else []
     if unlisted:
         texts.append(
-            f" {words.some(unlisted, 'more wrong block')} of this look {'is' if unlisted == 1 else 'are'} not listed."
+            f"{words.some(unlisted, 'more wrong block')} of this look {'is' if unlisted == 1 else 'are'} not listed."
         )
-    return "".join(texts)
+    return texts
 
 
 def _place(of: dict[str, Any], number: int) -> str:

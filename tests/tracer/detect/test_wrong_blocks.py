@@ -35,7 +35,9 @@ def test_what_all_blocks_have_in_common_is_said_once() -> None:
     blocks = [f"wrong drift {n}@{16 * n} layers 0-3 holds zeros from r-9" for n in (1, 2)]
     text = only(f"check admitted 2 {' '.join(blocks)}").explanation
     assert "holds zeros. Block 2, this request's tokens 32 to 48, holds zeros." in text
-    assert text.endswith("In each of them layers 0-3 differ. Request r-9 left them so.")
+    assert (
+        "and 2 did not match. In each of those named here layers 0-3 differ. Request r-9 left them so. Block 1," in text
+    )
     other = only(f"check admitted 2 {blocks[0]} wrong drift 3@0 layers 7 holds zeros").explanation
     assert "holds zeros; layers 0-3 differ; request r-9 left it so." in other
     assert other.endswith("holds zeros; layer 7 differs.")
@@ -50,10 +52,10 @@ def test_blocks_that_are_not_named_are_counted() -> None:
     assert "and 6 did not match." in text
     assert "Block 4, " in text
     assert "Block 5, " not in text
-    assert text.endswith(" 2 more blocks are wrong, too. 40 more wrong blocks of this look are not listed.")
+    assert " 2 of them are not named here. 40 more wrong blocks of this look are not listed. Block 1, " in text
     assert only("check loaded 0 wrong drift 1@0").numbers["looked"] == 1
     five = only(f"check loaded 5 {wrong.rpartition(' wrong')[0]} more 1").explanation
-    assert five.endswith(" 1 more block is wrong, too. 1 more wrong block of this look is not listed.")
+    assert " 1 of them is not named here. 1 more wrong block of this look is not listed. Block 1, " in five
 
 
 def test_each_rule_tells_its_own_blocks_of_a_look() -> None:

@@ -62,7 +62,7 @@ class ByteDrift(EngineRule[BlockCheck]):
             )
         return (
             "At {0} {looked} compared with what had been computed under their hashes, and {wrong} did not match."
-            " {told}{rest}"
+            "{of_all} {told}"
         )
 
     def values(self, finding: Finding) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ByteRot(RequestRule[BlockCheck]):
     needs_history = False
     explanation = (
         "At {0} {looked} looked at again, and {wrong} had changed since the last look, though no step, load or copy over"
-        " them is known. {told}{rest}"
+        " them is known.{of_all} {told}"
     )
 
     def judge(self, event: BlockCheck, account: Account) -> Judgement:
