@@ -66,9 +66,10 @@ def sentences(of: dict[str, Any], verb: str = "holds") -> dict[str, str]:
         if sources is None and of["sources"][number]:
             parts.append(f"request {of['sources'][number]} left it so")
         told.append("; ".join(parts) + ".")
-    said = [f"In each of those named here {_differ(layers)}."] if layers else []
-    said += [f"Request {sources} left them so."] if sources else []
-    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in (*said, *_rest(of))), "told": " ".join(told)}
+    said = _rest(of)
+    said += [f"In each of those named here {_differ(layers)}."] if layers else []
+    said += [f"Request {sources} left these so."] if sources else []
+    return {"looked": looked(of), "of_all": "".join(f" {each}" for each in said), "told": " ".join(told)}
 
 
 def _of_all(values: list[str]) -> str | None:
