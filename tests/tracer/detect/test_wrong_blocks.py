@@ -36,7 +36,8 @@ def test_what_all_blocks_have_in_common_is_said_once() -> None:
     text = only(f"check admitted 2 {' '.join(blocks)}").explanation
     assert "holds zeros. Block 2, this request's tokens 32 to 48, holds zeros." in text
     assert (
-        "and 2 did not match. In each of those named here layers 0-3 differ. Request r-9 left these so. Block 1," in text
+        "and 2 did not match. In each of those named here layers 0-3 differ. Request r-9 left these so. Block 1,"
+        in text
     )
     other = only(f"check admitted 2 {blocks[0]} wrong drift 3@0 layers 7 holds zeros").explanation
     assert "holds zeros; layers 0-3 differ; request r-9 left it so." in other
