@@ -114,3 +114,13 @@ def test_the_documentation_is_generated_from_the_vocabulary() -> None:
 )
 def test_the_external_id(engine_id: str, external: str) -> None:
     assert semconv.external_id(engine_id) == external
+
+
+def test_a_tracer_that_knows_no_looks_at_blocks_passes_them_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a version before them: it has the event's number, so that nothing is missing, and judges nothing by it."""
+    look = span(Kind.BLOCK_CHECK, **{semconv.CHECK_LOOK.key: "loaded", semconv.CHECK_BLOCKS.key: 3})
+    assert isinstance(decode.from_span(look), events.BlockCheck)
+    monkeypatch.delitem(events.CLASSES, Kind.BLOCK_CHECK)
+    event, unknown = decode.read(look)
+    assert isinstance(event, events.Unfamiliar)
+    assert (event.sequence, event.request, unknown) == (7, "r-1", ("kv.block_check",))
