@@ -289,7 +289,7 @@ def _build(
             registration.resolve(connector["kv_connector"])  # it says more about a wrong name than vLLM does
         return stage(
             folder,
-            None if connector is None else _of_its_own(connector),
+            None if connector is None else _of_its_own(connector, fails=scenario.workers.load_failures > 0),
             num_blocks=scenario.num_blocks,
             block_size=scenario.block_size,
             seed=scenario.seed,
@@ -302,12 +302,14 @@ def _build(
         raise Unbuildable(f"{type(refused).__name__}: {refused}") from refused
 
 
-def _of_its_own(connector: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise."""
+def _of_its_own(connector: Mapping[str, Any], *, fails: bool = False) -> dict[str, Any]:
+    """The configuration for one run: with a unique engine id, at level `detailed` unless it says otherwise. Where loads are
+    made to fail, without fingerprints: the blocks are scribbled over behind the connector's back."""
     own = copy.deepcopy(dict(connector))
+    defaults = {"level": "detailed", **({"fingerprints": "off"} if fails else {})}
     extra = own.setdefault("kv_connector_extra_config", {})
-    extra["kvtrail"] = {"level": "detailed"} | extra.get("kvtrail", {})
+    extra["kvtrail"] = defaults | extra.get("kvtrail", {})
     for child in extra.get("connectors", ()):
         below = child.setdefault("kv_connector_extra_config", {})
-        below["kvtrail"] = {"level": "detailed"} | below.get("kvtrail", {})
+        below["kvtrail"] = defaults | below.get("kvtrail", {})
     return {"engine_id": f"bare-{secrets.token_hex(4)}", **own}
