@@ -106,6 +106,7 @@ DID = {
     "engine died": Meaning(RED, "its engine ended of an error at that moment"),
     "request lost": Meaning(RED, "its request was open when its engine ended"),
     "request failed": Meaning(RED, "its request ended in an error"),
+    "wrong KV read": Meaning(RED, "its request went on with KV that is not its own"),
     "no harm seen": Meaning(GREY, "its request went on, as far as spans show"),
     "healed": Meaning(GREEN, "the guard replaced the answer before it was used"),
 }

@@ -77,7 +77,8 @@ def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
     red = {name: {word for word, each in group.items() if each.colour is palette.RED} for name, group in groups.items()}
     assert {name: words for name, words in red.items() if words} == {
         "level": {"lost"}, "state": {"died"}, "status": {"failed", "abandoned"}, "outcome": {"failed", "lost"},
-        "verdict": {"drift"}, "severity": {"crash"}, "did": {"engine died", "request lost", "request failed"},
+        "verdict": {"drift"}, "severity": {"crash"},
+        "did": {"engine died", "request lost", "request failed", "wrong KV read"},
     }  # fmt: skip
 
 

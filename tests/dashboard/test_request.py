@@ -38,7 +38,10 @@ def timeline_of(text: str) -> dict[str, Any]:
     spans.append(Span("0" * 31 + "1", "f" * 16, "", "llm_request", START_NS - 10**6, START_NS + 10**7, {"n": 1}, {}))
     became = outcome(account.status, account.outcome, State.RUNNING)
     found = [
-        {**finding.as_dict(), "did": did(became, healed=finding.healed, count=finding.count, is_cause=False)}
+        {
+            **finding.as_dict(),
+            "did": did(became, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=False),
+        }
         for finding in detector.findings.get(key, {}).values()
     ]
     told = {"outcome": became, "reason": account.outcome, "verdict": detector.verdict(account), "findings": len(found)}

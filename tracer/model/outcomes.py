@@ -30,9 +30,11 @@ class Did(StrEnum):
     FAILED = "request failed"
     DIED = "engine died"
     LOST = "request lost"
+    WRONG_KV = "wrong KV read"
 
 
-HARM = (Did.DIED, Did.FAILED, Did.LOST)
+HARM = (Did.DIED, Did.FAILED, Did.LOST, Did.WRONG_KV)
+ABOUT_BYTES = frozenset({"byte-drift", "byte-early", "byte-rot"})
 _OF_OPEN = {
     State.DIED: Outcome.LOST,
     State.DRAINED: Outcome.LOST,
@@ -52,9 +54,10 @@ def outcome(status: str, ended: str | None, engine: State) -> Outcome:
     return _OF_OPEN.get(engine, Outcome.RUNNING)
 
 
-def did(became: Outcome | None, *, healed: int, count: int, is_cause: bool) -> Did:
+def did(became: Outcome | None, *, rule: str, healed: int, count: int, is_cause: bool) -> Did:
     """What a finding did that was seen `count` times: the guard healed it, or it is what became of its request; or it is the
-    cause of its engine's death. Without a request, or one that is not known any more, `became` is None."""
+    cause of its engine's death. Without a request, or one that is not known any more, `became` is None. That wrong KV was
+    read is seen by rules about bytes alone."""
     if healed >= count:
         return Did.HEALED
     if is_cause:
@@ -65,4 +68,4 @@ def did(became: Outcome | None, *, healed: int, count: int, is_cause: bool) -> D
         case Outcome.LOST:
             return Did.LOST
         case _:
-            return Did.NO_HARM
+            return Did.WRONG_KV if rule in ABOUT_BYTES else Did.NO_HARM

@@ -127,6 +127,7 @@ DID: dict[Did, str] = {
     Did.FAILED: "Its request failed.",
     Did.DIED: "It came last before its engine died.",
     Did.LOST: "Its request was lost with its engine.",
+    Did.WRONG_KV: "Its request went on with KV that is not its own, so its output may be wrong.",
 }
 """What it means that a finding did this."""
 

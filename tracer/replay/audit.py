@@ -330,7 +330,10 @@ def _did(result: Audit, detector: OfflineDetector) -> Iterator[tuple[str, Did]]:
         state = State.DIED if finding.engine in died else State.RUNNING
         became = None if account is None else outcomes.outcome(account[0], account[1], state)
         is_cause = finding.id in causes
-        yield finding.id, outcomes.did(became, healed=finding.healed, count=finding.count, is_cause=is_cause)
+        yield (
+            finding.id,
+            outcomes.did(became, rule=finding.rule, healed=finding.healed, count=finding.count, is_cause=is_cause),
+        )
 
 
 def _unjudged(detector: OfflineDetector) -> dict[Unknown, list[str]]:

@@ -75,6 +75,7 @@ class Fates:
                 "model": self.engines.get(finding["engine"], {}).get("model", ""),
                 "did": did(
                     became.get((finding["engine"], finding["request"])),
+                    rule=finding["rule"],
                     healed=finding["healed"],
                     count=finding["count"],
                     is_cause=finding["id"] in self._causes,

@@ -300,3 +300,17 @@ def test_requests_like_another_come_the_most_alike_first(tracer: Tracer) -> None
     near = tracer.get("/api/requests", near="a-0123abcd", near_engine="a")
     assert [row["request"] for row in near] == ["b-a-0123abcd", "same-0123abcd", "c-a-0123abcd", "d-0123abcd"]
     assert tracer.client.get("/api/requests", params={"near": "nobody"}).status_code == 404
+
+
+def test_wrong_kv_that_was_read_did_harm(tracer: Tracer) -> None:
+    """Its request goes on and nobody sees its output; but what it read is known."""
+    story = "L 64 c0 h64 -> 63\nA 63\ncheck loaded 2 wrong drift 12@0{healed}\nS 63+1\nend"
+    tracer.hear(story.format(healed=" healed"))
+    assert {finding["did"] for finding in tracer.get("/api/findings")} == {"healed"}
+    tracer.hear(story.format(healed=""), "b")
+    assert {finding["engine"]: finding["did"] for finding in tracer.get("/api/findings", rule="byte-drift")} == {
+        "a": "healed", "b": "wrong KV read",
+    }  # fmt: skip
+    (rule,) = tracer.get("/api/status")["rules"]
+    assert (rule["rule"], rule["findings"], rule["healed"], rule["harmed"]) == ("byte-drift", 2, 1, 1)
+    assert tracer.statements() == [("findings", "lost", "2 findings of byte-drift in 2 requests: 1 did harm")]
