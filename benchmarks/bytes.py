@@ -1,0 +1,188 @@
+"""Nothing is wrong where nothing was done, and nothing that was done goes unseen: bytes on the real engine on the CPU.
+
+    python benchmarks/bytes.py --faults 1000 --looks 1000000
+
+Faults are put into blocks just after the connector has loaded them, and the tokens are compared with those of an engine
+without a connector: a request whose tokens are wrong must be named, and a load that was touched must be found. Then engines
+with a correct connector look at everything, at every block that a request holds in each step, with preemption, chunked
+prefill, prefix hits, several chunk sizes and hosts too small. What is accused there is a false alarm. The exit code is 1 if
+anything is missed or accused falsely.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from throughput import NullExporter
+
+from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.recording.recorder import exporting_to
+from kvtrail.connector.simulate import tiny_model
+
+Layers = list[np.ndarray[Any, Any]]
+Tokens = dict[str, list[int]]
+REQUESTS = 9
+SHAPES = [(256, 1 << 30), (64, 1 << 30), (64, 24 * 65_536), (32, 48 * 32_768)]
+"""Tokens of a chunk, and bytes of host memory."""
+
+
+def flipped_bit(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    row = rng.choice(layers)[rng.choice(blocks)]
+    row[rng.randrange(len(row))] ^= 1 << rng.randrange(8)
+
+
+def flipped_signs(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    numbers = rng.choice(layers)[rng.choice(blocks)].view(np.float32)
+    numbers[: len(numbers) // 4] *= -1
+
+
+def exchanged_blocks(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    one, other = rng.choice(blocks), rng.randrange(len(layers[0]))
+    for layer in layers:
+        layer[one] = layer[other]
+
+
+def zeroed_layer(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    rng.choice(layers)[rng.choice(blocks)] = 0
+
+
+def exchanged_layers(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    block = rng.choice(blocks)
+    layers[0][block], layers[-1][block] = layers[-1][block].copy(), layers[0][block].copy()
+
+
+FAULTS: list[Callable[[random.Random, Layers, list[int]], None]] = [
+    flipped_bit, flipped_signs, exchanged_blocks, zeroed_layer, exchanged_layers,
+]  # fmt: skip
+
+
+class Engine:
+    """A real engine that looks at all bytes.
+
+    Attributes:
+        counts: blocks looked at, by look, and those of unknown content.
+        named: the requests of which wrong blocks were told.
+    """
+
+    def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0) -> None:
+        """Without a chunk size, it has no connector."""
+        connector = None
+        if chunk_size is not None:
+            kvtrail = {"fingerprints": "all", "fingerprint_held": "all"}
+            extra = {"chunk_size": chunk_size, "cpu_bytes_to_use": host_bytes, "kvtrail": kvtrail}
+            connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
+        self.llm = tiny_model.build(folder / "model", connector)
+        self.counts: Counter[str] = Counter()
+        self.named: set[str] = set()
+        if connector is not None:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+            agent: Any = get_kv_transfer_group()
+            agent._kvtrail_checks._checks._tell = self._tell
+        self._rounds = 0
+
+    def _tell(self, told: Any) -> None:
+        self.counts[told.look] += told.blocks
+        self.counts["unknown"] += told.unknown
+        if told.wrong:
+            self.named.add(told.request_id.rpartition("-")[0])
+
+    def round(self, jobs: list[DemoRequest]) -> tuple[str, Tokens]:
+        """Run the jobs with vLLM's own prefix cache empty at first; the prefix of their names, and their tokens."""
+        self.llm.reset_prefix_cache()
+        self._rounds += 1
+        prefix = f"{self._rounds}-"
+        named = [DemoRequest(prefix + j.id, j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
+        tokens = workload.run(self.llm, named)
+        workload.run(self.llm, [DemoRequest(f"{prefix}after", (5, 6, 7), 1)])  # the looks after the last step
+        return prefix, {name.removeprefix(prefix): made for name, made in tokens.items()}
+
+    def end(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        gc.collect()
+
+
+def soundness(folder: Path, looks: int) -> int:
+    """Look so many times at blocks of correct engines; returns how many requests were accused."""
+    counts: Counter[str] = Counter()
+    accused, seed = 0, 0
+    while sum(counts[look] for look in ("computed", "loaded", "admitted", "held")) < looks:
+        engine = Engine(folder, *SHAPES[seed % len(SHAPES)])
+        for number in range(8):
+            engine.round(workload.shared_prefixes(seed=seed + number // 2, requests=REQUESTS))
+        counts += engine.counts
+        accused += len(engine.named)
+        engine.end()
+        seed += 1
+    print(f"correct connector, {seed} engines: looks {dict(counts)}; requests accused: {accused}", flush=True)
+    return accused
+
+
+def completeness(folder: Path, faults: int) -> int:
+    """Inject so many faults; returns how many requests were missed."""
+    from kvtrail.connector.offload.host_memory import HostMemory
+
+    jobs = workload.shared_prefixes(requests=REQUESTS)
+    plain = Engine(folder)
+    _, expected = plain.round(jobs)
+    plain.end()
+    engine = Engine(folder, 64, 1 << 30)
+    engine.round(jobs)
+    rng, load = random.Random(0), HostMemory.load
+    injected: Counter[str] = Counter()
+    touched: set[str] = set()
+
+    def loading(memory: HostMemory, copies: Any) -> None:
+        load(memory, copies)
+        layers: Layers = [part._cache for part in memory._parts]  # type: ignore[misc]
+        for copy in copies:
+            if rng.random() < 0.3:
+                blocks, fault = list(copy.blocks), rng.choice(FAULTS)
+                before = [layer[blocks].copy() for layer in layers]
+                fault(rng, layers, blocks)
+                if any((one != layer[blocks]).any() for one, layer in zip(before, layers, strict=True)):
+                    injected[fault.__name__] += 1
+                    touched.add(copy.request_id.rpartition("-")[0])
+
+    wrong: set[str] = set()
+    with patch.object(HostMemory, "load", loading):
+        while injected.total() < faults:
+            prefix, tokens = engine.round(jobs)
+            wrong |= {prefix + name for name, made in tokens.items() if made != expected[name]}
+    missed = (wrong | touched) - engine.named
+    print(
+        f"faults {dict(injected)}: {injected.total()} in loads of {len(touched)} requests; requests with wrong tokens"
+        f" {len(wrong)}, named {len(engine.named)}; missed {len(missed)} {sorted(missed)[:5]}"
+    )
+    engine.end()
+    return len(missed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--looks", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    tiny_model.prepare_environment()
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, exporting_to(NullExporter):
+        missed = completeness(Path(folder), arguments.faults) if arguments.faults else 0
+        accused = soundness(Path(folder), arguments.looks) if arguments.looks else 0
+    print(f"{time.monotonic() - begun:,.0f} s")
+    sys.exit(bool(missed or accused))
+
+
+if __name__ == "__main__":
+    main()
