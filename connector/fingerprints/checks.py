@@ -122,9 +122,9 @@ class Checks:
         self._last: dict[Block, _Last] = {}
         self._recomputed: dict[Block, str] = {}
         """Blocks that vLLM computes again, and for which request."""
-        self._mixed: dict[str, dict[tuple[int, int], bool | None]] = {}
+        self._mixed: dict[str, dict[tuple[int, int], Wrong | bool | None]] = {}
         """Blocks that are loaded but for their last token, by request, and by group and number: whether they were right
-        before; None where nobody knows."""
+        before, or what they were instead; None where nobody knows."""
         self._loads_whole = False
         """Whether this connector is known to load the last token of such a block, too."""
         self._named: OrderedDict[tuple[str, int, int], None] = OrderedDict()
@@ -260,25 +260,26 @@ class Checks:
             return True
         before = self._mixed.get(look.request_id, {}).pop((look.group, seen.number), None)
         key = (look.group, seen.hash)
-        if before or self._truth.is_right(key, seen.folded):
+        if before is True or self._truth.is_right(key, seen.folded):
             return True
-        wrong = self._truth.judge(key, seen.folded, seen.layers, look.identity)
-        if before is False and isinstance(wrong, Wrong):
+        if isinstance(before, Wrong):
             told = self._told(look._replace(look=LOADED), 1)
-            self._wrong(told, look, seen, DRIFT, wrong, "")
+            self._wrong(told, look, seen, DRIFT, before, "")
             self._say(told)
         return False
 
     def _judge_mixed(self, look: Look, seen: list[_Seen]) -> None:
-        """Where the last token is not loaded, the block is not right yet, and nothing is wrong with it."""
+        """Where the last token is not loaded, the block is not right yet, and nothing is wrong with it. On a GPU its copy may
+        still run on another stream."""
+        knows = self._loads_whole and self._groups[look.group].is_on_cpu
         for each in seen:
             found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
             self._loads_whole = self._loads_whole or found is True
-            is_wrong = isinstance(found, Wrong) and (self._loads_whole or found.holds is not UNKNOWN)
-            self._remember_mixed(look, each, False if is_wrong else found is True or None)
+            is_wrong = isinstance(found, Wrong) and (knows or found.holds is not UNKNOWN)
+            self._remember_mixed(look, each, found if is_wrong or found is True else None)
 
-    def _remember_mixed(self, look: Look, seen: _Seen, was_right: bool | None) -> None:
-        self._mixed.setdefault(look.request_id, {})[look.group, seen.number] = was_right
+    def _remember_mixed(self, look: Look, seen: _Seen, found: Wrong | bool | None) -> None:
+        self._mixed.setdefault(look.request_id, {})[look.group, seen.number] = found
 
     def _judge_loaded(self, reported: Collection[int], look: Look, seen: list[_Seen]) -> None:
         seen = [each for each in seen if each.block not in reported]
@@ -289,7 +290,7 @@ class Checks:
             found = self._truth.judge(key, each.folded, each.layers, look.identity)
             self._last[look.group, each.block] = _Last(each.hash, each.folded, found is True, look.request_id)
             if each.number == look.mixed:
-                self._remember_mixed(look, each, found if found is None else found is True)
+                self._remember_mixed(look, each, found)
             if found is None:
                 told.unknown += 1
                 self._truth.doubt(key)
@@ -322,13 +323,13 @@ class Checks:
                 last = None
             was_right = last is not None and last.is_right
             of = look.request_id if last is None else last.of
-            if last is not None and was_right and last.fingerprint == each.folded:
-                continue  # whatever is forgotten meanwhile
+            if last is not None and last.fingerprint == each.folded and (was_right or of == look.request_id):
+                continue  # judged before, whatever is forgotten meanwhile
             self._last[block] = _Last(each.hash, each.folded, found is True, of)
             if found is None and not was_right:
                 told.unknown += 1
             elif found is not True:
-                if look.look == HELD:
+                if look.look == HELD and look.request_id not in self._tainted:
                     doubted.add(look.request_id)
                 wrong = found if isinstance(found, Wrong) else Wrong(UNKNOWN, ())
                 self._wrong(told, look, each, ROT if was_right else DRIFT, wrong, "" if was_right else of)

@@ -38,6 +38,7 @@ class Fingerprints:
     Attributes:
         layers: their names, in order.
         block_bytes: bytes of a block over all of them.
+        is_on_cpu: whether a copy is over when the call that made it returns.
     """
 
     def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int) -> None:
@@ -56,6 +57,7 @@ class Fingerprints:
         self.layers = tuple(parts)
         self.block_bytes = sum(part.bytes for each in parts.values() for part in each)
         self._device = next(iter(caches.values())).device
+        self.is_on_cpu = self._device.type == "cpu"
         self._product = _exact_product(self._device)
         self._by_size: dict[int, list[_Part]] = {}
         for part in (part for each in parts.values() for part in each):

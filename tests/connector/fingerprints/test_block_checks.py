@@ -267,6 +267,28 @@ def test_healing_gives_the_right_tokens(
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
+def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full hit: the last block is loaded, and its last token computed. What it held before the step is what was wrong."""
+    job = DemoRequest("full", tuple(range(5, 133)), 4)
+    for number in range(2):
+        engine.round([job], prefix=str(number))
+    assert not engine.named()
+    plain = HostMemory.load
+
+    def load(memory: HostMemory, copies: Any) -> None:
+        plain(memory, copies)
+        first, last = copies[0].blocks[0], copies[-1].blocks[-1]
+        for part in memory._parts:
+            part._cache[last] = part._cache[first]
+
+    monkeypatch.setattr(HostMemory, "load", load)
+    engine.round([job], prefix="2")
+    ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
+    assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
+    assert isinstance(found.wrong.holds, Place)
+    assert found.wrong.holds.token == 0
+
+
 def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Checks.loads_started
 
