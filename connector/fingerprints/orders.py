@@ -111,7 +111,9 @@ class OrderBook:
         self._left: list[Look] = []
         """Of requests that have left their blocks since the last step."""
         self._admitted: list[Look] = []
-        """To be looked at from the next step on."""
+        """Taken over in this step, in which another request may be filling the same blocks."""
+        self._due: list[Look] = []
+        """Taken over in the last step, and looked at in the next."""
         self._loads: list[Look] = []
         self._awaited: list[Look] = []
         self._begun: list[str] = []
@@ -149,7 +151,7 @@ class OrderBook:
 
     def step(self, output: Any, number: int) -> Orders | None:
         """The orders of the step of this `SchedulerOutput`; None if there are none."""
-        looks, self._admitted = self._admitted, []
+        looks, self._due, self._admitted = self._due, self._admitted, []
         ended = [request_id for request_id in output.finished_req_ids if request_id in self._tracked]
         for request_id in ended:
             self._leave(self._tracked.pop(request_id))
@@ -169,8 +171,7 @@ class OrderBook:
                 if added is not None:
                     self._extend(tracked, added, anew=request_id in running.resumed_req_ids)
                 self._ran(tracked, computed, scheduled[request_id], looks)
-        if self._left:
-            looks += _without(self._left, set(getattr(output, "new_block_ids_to_zero", None) or ()))
+        looks = _without([*looks, *self._left], set(getattr(output, "new_block_ids_to_zero", None) or ()))
         orders = Orders(
             number,
             tuple(looks),
