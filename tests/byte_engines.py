@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ AFTER = DemoRequest("after", (5, 6, 7), 1)
 def two_rounds(folder: Path, fault: str) -> list[Event]:
     """An engine with a fault of copies: two rounds, of which the second loads what the first has stored."""
     return _in_fork(folder, partial(_two_rounds, fault))
+
+
+def as_without(folder: Path, connector: Mapping[str, Any], **overrides: Any) -> list[Event]:
+    """An engine of these settings: two rounds, in which it makes the tokens that it makes without a connector."""
+    return _in_fork(folder, partial(_as_without, connector, overrides))
 
 
 def sharing(folder: Path, engine: str, jobs: Sequence[str]) -> list[Event]:
@@ -57,10 +62,25 @@ def _two_rounds(fault: str, folder: Path) -> None:
     }
     llm = tiny_model.build(folder / "model", connector)
     for number in range(2):
-        assert llm.reset_prefix_cache()
-        named = [DemoRequest(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
-        workload.run(llm, named)
+        _round(llm, str(number))
     _end(llm)
+
+
+def _as_without(connector: Mapping[str, Any], overrides: Mapping[str, Any], folder: Path) -> None:
+    llm = tiny_model.build(folder / "plain", **overrides)
+    expected = _round(llm, "expected")
+    _end(llm)
+    llm = tiny_model.build(folder / "model", connector, **overrides)
+    for number in range(2):
+        assert _round(llm, str(number)) == expected
+    _end(llm)
+
+
+def _round(llm: Any, prefix: str) -> dict[str, list[int]]:
+    """The tokens of each job, with vLLM's own prefix cache empty at first; the jobs' names have this prefix."""
+    assert llm.reset_prefix_cache()
+    named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
+    return {name.removeprefix(f"{prefix}-"): made for name, made in workload.run(llm, named).items()}
 
 
 def _sharing(engine: str, jobs: Sequence[str], folder: Path) -> None:
@@ -92,3 +112,12 @@ def _exchange(folder: Path) -> None:
 def _end(llm: Any) -> None:
     workload.run(llm, [AFTER])
     llm.llm_engine.engine_core.shutdown()
+
+
+def two_ranks(folder: Path, connector: Mapping[str, Any]) -> None:
+    """Two rounds on two tensor-parallel ranks, each in a process of its own. To be called in a fork."""
+    folder.mkdir()
+    llm = tiny_model.build(folder / "model", connector, tensor_parallel_size=2, distributed_executor_backend="mp")
+    for number in range(2):
+        _round(llm, str(number))
+    _end(llm)

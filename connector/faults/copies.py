@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 
 from kvtrail.connector.faults.base import Fault
 
@@ -74,6 +73,8 @@ class FlippedBit(Fault):
 
     def store_chunks(self, copies: Sequence[Any]) -> None:
         super().store_chunks(copies)
+        import torch
+
         room = torch.as_tensor(self._memory._parts[-1]._room).view(torch.uint8)
         room[copies[0].slot * self._memory._config.blocks_per_chunk].view(-1)[-1] ^= 1
 

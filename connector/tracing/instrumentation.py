@@ -120,6 +120,7 @@ class Instrumentation:
         self._jobs: OrderedDict[int, str] = OrderedDict()
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
         self._is_shut_down = False
+        self._held_at_last: int | None = None
         self.sees_ends = recorder is not None and self._probe.sees_ends
         self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
         """Why the probe sees nothing; None while it works."""
@@ -369,6 +370,10 @@ class Instrumentation:
         """After `reset_cache`."""
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
+    def shutting_down(self, connector: Any) -> None:
+        """Before `shutdown`: what the connector holds is known for the last time."""
+        self._held_at_last = self._held_bytes(connector)
+
     @_never_breaks(Kind.HEARTBEAT)
     def shut_down(self, error: BaseException | None = None) -> None:
         """After `shutdown`; vLLM calls it while it handles the `error` that the engine dies of, if it does."""
@@ -384,7 +389,7 @@ class Instrumentation:
 
     def _held_bytes(self, connector: Any) -> int | None:
         if connector is None or self._is_shut_down:
-            return None
+            return self._held_at_last
         try:
             held = self._probe.held_bytes(connector)
             self._failing.pop("held_bytes", None)

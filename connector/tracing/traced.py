@@ -153,6 +153,7 @@ class Tracing:
 
     def shutdown(self) -> Any:
         start_ns, dies_of = monotonic_ns(), sys.exc_info()[1]
+        self._kvtrail.shutting_down(self)
         try:
             return self._kvtrail_plain.shutdown(self)
         except Exception as error:

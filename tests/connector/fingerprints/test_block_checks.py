@@ -332,9 +332,3 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     assert not [each for each in engine.told if each.wrong]
     assert 0 < counts["held"] < 20_000
     assert counts["unknown"] == 0
-
-
-def test_speculation_has_nothing_wrong(built: Callable[..., Engine], expected: Tokens) -> None:
-    """The last one of this file: after it, this vLLM cannot make another engine in the same process."""
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    all_is_right(built(ALL, {"speculative_config": drafts}, chunk_size=64), expected)

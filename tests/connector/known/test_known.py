@@ -42,6 +42,7 @@ SHOWN = {
     "ended": "ends of transfers",
     "loads": "copies",
     "stores": "copies",
+    "held_bytes": "bytes held",
 }
 """What a probe shows by each of its methods, as docs/connectors.md calls it."""
 
