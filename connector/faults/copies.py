@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-
 from kvtrail.connector.faults.base import Fault
 
 LATE_STEPS = 3
@@ -72,9 +71,9 @@ class FlippedBit(Fault):
     """A bit of each store flips in host memory, in the last layer."""
 
     def store_chunks(self, copies: Sequence[Any]) -> None:
-        super().store_chunks(copies)
         import torch
 
+        super().store_chunks(copies)
         room = torch.as_tensor(self._memory._parts[-1]._room).view(torch.uint8)
         room[copies[0].slot * self._memory._config.blocks_per_chunk].view(-1)[-1] ^= 1
 

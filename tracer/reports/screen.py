@@ -178,11 +178,14 @@ def _body(player: Player, step: Step, columns: int, room: int | None = None) -> 
         return _side_by_side(_around(player, left, room), _fitted(beside, right, room), left)
     is_beside = columns >= SIDE_BY_SIDE and step.after is not None
     left = columns - ACCOUNT - _GAP if is_beside else columns
-    texts = _says(step, left)
+    texts, account, findings = _says(step, left), [], _after_a_line(_findings(step, left))
     if step.after is not None and not is_beside:
         numbers = (f"{name} {now}{_before(before)}" for name, now, before in _account(step))
-        texts += wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
-    texts += _after_a_line(_findings(step, left))
+        account = wrapped("; ".join(numbers), columns, first="account: ", rest="  ")
+    if room is None or not findings:
+        texts += [*account, *findings]
+    else:  # what is left out for want of room is the account
+        texts += [*findings, *_after_a_line(account)]
     if room is not None and (listed := max(room // LEAST_LISTED, room - len(texts) - 1)) > 1:
         texts = [*_around(player, left, listed), "", *_fitted(texts, left, room - listed - 1)]
     return _side_by_side(texts, _account_table(step), left) if is_beside else texts
