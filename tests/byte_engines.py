@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ PROMPT = 4 * tiny_model.BLOCK_SIZE + 10
 EXCHANGE = "exchange"
 """Between prompts: what is stored of two of them changes places."""
 JOBS = workload.shared_prefixes(requests=9)
+EXTRA = {"kv_connector_extra_config": {"chunk_size": 64, "kvtrail": {"fingerprints": "all", "fingerprint_held": "all"}}}
 AFTER = DemoRequest("after", (5, 6, 7), 1)
 """A last request, for the looks after the step before."""
 
@@ -31,9 +32,9 @@ def two_rounds(folder: Path, fault: str) -> list[Event]:
     return _in_fork(folder, partial(_two_rounds, fault))
 
 
-def as_without(folder: Path, connector: Mapping[str, Any], **overrides: Any) -> list[Event]:
-    """An engine of these settings: two rounds, in which it makes the tokens that it makes without a connector."""
-    return _in_fork(folder, partial(_as_without, connector, overrides))
+def drafting(folder: Path) -> list[Event]:
+    """An engine that speculates, for the same two rounds. After it, this vLLM cannot make another one in the process."""
+    return _in_fork(folder, _drafting)
 
 
 def sharing(folder: Path, engine: str, jobs: Sequence[str]) -> list[Event]:
@@ -55,32 +56,23 @@ def _recorded(run: Callable[[Path], None], folder: Path, trace: Path) -> None:
 
 
 def _two_rounds(fault: str, folder: Path) -> None:
-    connector = {
-        "kv_connector": f"Faulty:{fault}:OffloadConnector",
-        "kv_connector_module_path": "kvtrail.connector",
-        "kv_connector_extra_config": {"chunk_size": 64, "kvtrail": {"fingerprints": "all", "fingerprint_held": "all"}},
-    }
-    llm = tiny_model.build(folder / "model", connector)
+    faulty = {"kv_connector": f"Faulty:{fault}:OffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
+    _rounds(tiny_model.build(folder / "model", {**faulty, **EXTRA}))
+
+
+def _drafting(folder: Path) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    _rounds(
+        tiny_model.build(folder / "model", {"kv_connector": "OffloadConnector", **EXTRA}, speculative_config=drafts)
+    )
+
+
+def _rounds(llm: Any) -> None:
     for number in range(2):
-        _round(llm, str(number))
+        assert llm.reset_prefix_cache()
+        named = [DemoRequest(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
+        workload.run(llm, named)
     _end(llm)
-
-
-def _as_without(connector: Mapping[str, Any], overrides: Mapping[str, Any], folder: Path) -> None:
-    llm = tiny_model.build(folder / "plain", **overrides)
-    expected = _round(llm, "expected")
-    _end(llm)
-    llm = tiny_model.build(folder / "model", connector, **overrides)
-    for number in range(2):
-        assert _round(llm, str(number)) == expected
-    _end(llm)
-
-
-def _round(llm: Any, prefix: str) -> dict[str, list[int]]:
-    """The tokens of each job, with vLLM's own prefix cache empty at first; the jobs' names have this prefix."""
-    assert llm.reset_prefix_cache()
-    named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
-    return {name.removeprefix(f"{prefix}-"): made for name, made in workload.run(llm, named).items()}
 
 
 def _sharing(engine: str, jobs: Sequence[str], folder: Path) -> None:
@@ -112,12 +104,3 @@ def _exchange(folder: Path) -> None:
 def _end(llm: Any) -> None:
     workload.run(llm, [AFTER])
     llm.llm_engine.engine_core.shutdown()
-
-
-def two_ranks(folder: Path, connector: Mapping[str, Any]) -> None:
-    """Two rounds on two tensor-parallel ranks, each in a process of its own. To be called in a fork."""
-    folder.mkdir()
-    llm = tiny_model.build(folder / "model", connector, tensor_parallel_size=2, distributed_executor_backend="mp")
-    for number in range(2):
-        _round(llm, str(number))
-    _end(llm)

@@ -35,7 +35,11 @@ def test_the_demos_workloads_come_out_lookup_for_lookup(tmp_path: Path, scenario
     assert driven.played.steps == pytest.approx(played.steps, abs=15), "idle steps at the end are not recorded"
 
 
-@pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("spec-decode", "load-failure", "multi")])
+NOT_DRIVEN = ("spec-decode", "load-failure", "multi", "groups")
+"""The OffloadConnector refuses several KV cache groups; of the others docs/replay.md says why."""
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name not in NOT_DRIVEN])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_workloads_come_out_lookup_for_lookup(tmp_path: Path, profile: str, seed: int) -> None:
     """Aborts, resets of both caches with requests running and without, priorities, prompts that come again."""
