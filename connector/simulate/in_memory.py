@@ -126,6 +126,7 @@ class InMemoryExporter:
             "capabilities": self._resource.get(semconv.CAPABILITIES.key),
             "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
             "launch": self._resource.get(semconv.LAUNCH.key),
+            "cache_identity": self._resource.get(semconv.CACHE_IDENTITY.key),
             "trace_id": root[:16].hex(),
         }
         if request_id:
