@@ -36,7 +36,7 @@ def test_every_fault_is_found_without_being_told_where_to_look(fault: str) -> No
     """The steps bound it; A session runs as many by itself."""
     name = f"Faulty:{fault}:{'OffloadingConnector' if fault in NATIVE else 'OffloadConnector'}"
     steps = 0
-    while steps < 40_000:
+    while steps < 100_000:
         checked = check(name, steps=None, runs=len(PROFILES), seed=steps, shrink_tries=0)
         if fault in rules(checked):
             return
