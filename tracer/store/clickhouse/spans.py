@@ -57,7 +57,7 @@ def row_of(span: Span, number: int) -> tuple[Any, ...]:
 
     resource = as_text(span.resource, "r:")
     attributes = as_text(span.attributes, "s:")
-    of_events = [as_text(event["attributes"], "e:") for event in span.events]
+    of_events = [as_text(event["attributes"], f"e{n}:") for n, event in enumerate(span.events)]
     return (
         span.start_ns, span.trace_id, span.span_id, span.parent_id, span.name, _KIND[span.scope == semconv.SCOPE],
         resource.get("service.name", ""), resource, span.scope, attributes, max(0, span.end_ns - span.start_ns),
@@ -79,8 +79,8 @@ def span_of(row: Sequence[Any]) -> tuple[int, Span]:
         return {key: _from_json(text) if whose + key in is_typed else text for key, text in texts.items()}
 
     events = [
-        {"name": event, "time_ns": at_ns, "attributes": as_data(texts, "e:")}
-        for at_ns, event, texts in zip(times, names, of_events, strict=True)
+        {"name": event, "time_ns": at_ns, "attributes": as_data(texts, f"e{n}:")}
+        for n, (at_ns, event, texts) in enumerate(zip(times, names, of_events, strict=True))
     ]
     return number, Span(
         trace_id=trace_id,

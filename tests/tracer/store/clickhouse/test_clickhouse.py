@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from history import START_NS, history
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from processes import free_port
 from stores import FOR_EVER_HOURS, FleetTracer, clickhouse
@@ -231,7 +231,14 @@ _SPAN = st.builds(
 )
 
 
+_TWO_EVENTS = [
+    {"name": "a", "time_ns": 1, "attributes": {"same": 7}},
+    {"name": "b", "time_ns": 2, "attributes": {"same": "text"}},
+]
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@example(span=Span("a" * 32, "b" * 16, "", "", START_NS, START_NS + 10**15, {}, {}, events=_TWO_EVENTS))
 @given(span=_SPAN)
 def test_a_span_comes_out_as_it_went_in(span: Span) -> None:
     row = dict(zip(spans.COLUMNS, spans.row_of(span, 5), strict=True))
