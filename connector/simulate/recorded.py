@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.model.events import Event, Lookup, Preempt, RequestEnd, RequestStart
+from kvtrail.tracer.model.semconv import HASH_BYTES
 
-DIGITS = 12
+DIGITS = 2 * HASH_BYTES
 """Hexadecimal digits that are recorded of a block's hash; see `kvtrail.block.hashes`."""
 UNKNOWN_OUTPUT = 16
 """Tokens that a request is assumed to generate where the recording does not say how many."""

@@ -33,7 +33,7 @@ from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
-from kvtrail.tracer.model.semconv import FIELDS, Kind
+from kvtrail.tracer.model.semconv import FIELDS, HASH_BYTES, Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -41,8 +41,6 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
-HASH_BYTES = 6
-"""Recorded of a block's hash: enough to recognize it among those of a trace."""
 _HEAD = itemgetter(slice(HASH_BYTES))
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""

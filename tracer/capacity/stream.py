@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.detect.savings import PrefillTimer
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
+from kvtrail.tracer.model.semconv import HASH_BYTES
 
-HASH_DIGITS = 12
-"""Hexadecimal digits of each block hash in a recording."""
+HASH_DIGITS = 2 * HASH_BYTES
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 

@@ -575,6 +575,10 @@ FINDING_BRIEF = (
 )
 
 
+HASH_BYTES = 6
+"""Recorded of a block's hash, as twice as many hexadecimal digits: enough to recognize it among those of a trace."""
+
+
 def external_id(request_id: str) -> str:
     """The caller's id: vLLM names a request `<external>-<8 hexadecimal digits>` inside the engine."""
     head, dash, tail = request_id.rpartition("-")
