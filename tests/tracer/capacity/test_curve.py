@@ -79,8 +79,7 @@ def test_a_sample_is_within_its_error(seed: int) -> None:
     named = [touch and Touch([f"{seed}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
     capacities = (200, 800, 3200)
     whole, sampled = curve_of(touches), curve_of(named, most_chunks=1000)
-    assert 0.02 < sampled.rate < 0.5, "it is a sample"
-    assert sampled.wanted == whole.wanted
+    assert 0 < sampled.sampled < sampled.wanted == whole.wanted, "it was whole at first"
     for exact, guess in zip(whole.hits(capacities), sampled.hits(capacities), strict=True):
         assert abs(guess.value - exact.value) < 3 * guess.error, (exact, guess)
         assert 0.002 < guess.error < 0.03
