@@ -16,6 +16,9 @@ EVERY_S = 2
 """How often a page asks the tracer again; `SLOW_S` for pages about long time ranges."""
 SLOW_S = 5
 
+ASKED, LAST = "asked", "last_answer"
+"""The session's names for the question that the page has asked last, and for the last answer with its question."""
+
 Answer = TypeVar("Answer")
 
 
@@ -35,7 +38,8 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
     """
     # An element in either case, so that what follows keeps its place and is not redrawn.
     banner = st.empty()
-    asked, known = st.session_state.get("last_answer", (None, None))
+    st.session_state[ASKED] = key
+    asked, known = st.session_state.get(LAST, (None, None))
     last: Answer | None = known if asked == key else None
     try:
         if last is None:
@@ -49,5 +53,11 @@ def read(ask: Callable[[], Answer], *, key: str) -> Answer | None:
         banner.error(f"{away} Trying again every {EVERY_S} s.{stale}")
         return last
     # One place for all questions: a search asks many while it is typed, and their answers would pile up.
-    st.session_state["last_answer"] = (key, answer)
+    st.session_state[LAST] = (key, answer)
     return answer
+
+
+def question() -> str:
+    """What the page shows answers to this. The address may name the next question already: a browser changes it, and may have
+    a part of the page refreshed before it has the whole page run."""
+    return str(st.session_state[ASKED])

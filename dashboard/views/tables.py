@@ -13,6 +13,7 @@ import streamlit as st
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content.reading import Reading, told_apart
+from kvtrail.dashboard.views.answers import question
 from kvtrail.dashboard.views.follow import follow
 from kvtrail.tracer.model import words
 
@@ -40,7 +41,7 @@ def table(
 
     Args:
         links: what a click on each row opens. Such a table keeps the order of its rows: values change in place, and new rows
-            wait for a click on `12 new`. Another choice in the page's address begins a new table.
+            wait for a click on `12 new`. The answer to another question begins a new table.
         ids: what each row is known by from answer to answer; its link, where that is enough.
         note: a line above the table.
         appends: new rows come last, and therefore need not wait.
@@ -78,7 +79,7 @@ def _reading(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> R
     reading: Reading[_Shown] | None = st.session_state.get(f"{key}_reading")
     if reading is None or _is_another(key, reading):
         number = 0 if reading is None else reading.number + 1
-        reading = Reading(_question(), number, dict(answer))
+        reading = Reading(question(), number, dict(answer))
         st.session_state[f"{key}_reading"] = reading
     else:
         reading.renew(answer, appends=appends)
@@ -87,12 +88,7 @@ def _reading(key: str, answer: Mapping[Hashable, _Shown], *, appends: bool) -> R
 
 def _is_another(key: str, reading: Reading[_Shown]) -> bool:
     """Whether what was read is not what is wanted now. Streamlit forgets a table's state when its page is left."""
-    return reading.is_over or reading.question != _question() or _table_key(key, reading.number) not in st.session_state
-
-
-def _question() -> str:
-    """What is chosen on a page is in its address."""
-    return str(sorted(st.query_params.to_dict().items()))
+    return reading.is_over or reading.question != question() or _table_key(key, reading.number) not in st.session_state
 
 
 def _table_key(key: str, number: int) -> str:

@@ -97,6 +97,22 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
     until(lambda: {cells[0] for cells in rows(page, "requests_table")} - known)
 
 
+def test_a_search_that_is_told_late_keeps_no_other_rows(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """The browser writes the search into its address at once, and sends it a moment later. A refresh in between asked for the
+    old search under the new address, and its rows stayed."""
+    _, url = site
+    page.goto(f"{url}/requests")
+    see_table(page, "requests_table")
+    page.evaluate(
+        "late => { const later = window.setTimeout;"
+        " window.setTimeout = (call, ms, ...rest) => later(call, ms || late, ...rest); }",
+        2 * REFRESH_MS,
+    )
+    page.get_by_role("searchbox", name="Search").fill("healed-1")
+    see(page, "1 request, latest first")
+    until(lambda: [cells[0] for cells in rows(page, "requests_table")] == ["healed-1-0123abcd"])
+
+
 def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: tuple[Tracer, str]) -> None:
     """Fault 2: an id that was typed was lost with the next requests, and one that was picked reset the page."""
     _, url = site
