@@ -76,7 +76,8 @@ class Curve:
         slope = min(max(both / spread if spread else 0.0, 0.0), 1.0)
         value = mean + slope * (expected - mean_followed)
         apart = [h - mean - slope * (f - mean_followed) for h, f in zip(hits, followed, strict=True)]
-        error = sqrt(sum(each**2 for each in apart) / (self._groups - 2) / self._groups)
+        variance = sum(each**2 for each in apart) / (self._groups - 2)
+        error = sqrt(variance * (1 / self._groups + ((expected - mean_followed) ** 2 / spread if spread else 0.0)))
         return min(max(value, 0.0), expected) * self._groups, error * self._groups
 
     def saturates_at(self) -> float:
