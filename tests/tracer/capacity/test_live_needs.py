@@ -7,12 +7,12 @@ from math import sqrt
 from statistics import fmean
 
 import pytest
+from test_curve import prefixes
 
 from kvtrail.tracer.capacity import live_needs
 from kvtrail.tracer.capacity.curve import curve_of
 from kvtrail.tracer.capacity.live_needs import SAMPLED, STEPS, WANTED, LiveNeeds, curve_of_measures
 from kvtrail.tracer.capacity.touches import Touch
-from tests.tracer.capacity.test_curve import prefixes
 
 OWNER = ("engine-a", "0")
 
