@@ -1,0 +1,38 @@
+"""What people read of a part of a prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvtrail.tracer.model.cause_words import sentence
+
+NOW_NS = 1_700_000_000 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"cause": "loaded", "tier": "cpu"}, "loaded from cpu"),
+        ({"cause": "stranded", "tier": "gpu"}, "held by vLLM's cache, but not all that comes before it"),
+        (
+            {"cause": "evicted", "tier": "cpu", "at_ns": NOW_NS - 12 * 10**9, "request": "chat-9"},
+            "evicted from cpu 12.00 s before, to make room for chat-9",
+        ),
+        (
+            {"cause": "evicted", "tier": "gpu", "at_ns": NOW_NS - 5 * 10**6, "unstored": "full"},
+            "evicted from vLLM's cache 5 ms before; the connector's store never had it: there was no room for it",
+        ),
+        ({"cause": "pending", "tier": "", "request": "chat-8"}, "in the prompt of chat-8, which was not done with it"),
+        ({"cause": "pending", "tier": "store"}, "on its way into the connector's store"),
+        ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, and never by this one"),
+        ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may have told it"),
+        ({"cause": "unknown", "tier": ""}, "not known"),
+        ({"cause": "of-tomorrow", "tier": ""}, "of-tomorrow"),
+    ],
+)
+def test_a_part_is_a_sentence(part: dict[str, object], said: str) -> None:
+    assert sentence({"start": 0, "tokens": 16, **part}, at_ns=NOW_NS) == said
+
+
+def test_clocks_that_disagree_give_no_negative_time() -> None:
+    assert "0 µs before" in sentence({"cause": "reset", "tier": "cpu", "at_ns": NOW_NS + 5}, at_ns=NOW_NS)
