@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,27 +18,96 @@ from recording import recording
 from kvtrail.connector.demo import workload
 from kvtrail.connector.demo.workload import DemoRequest
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.model.events import BlockCheck, Event
+from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.replay.history import load
 
+ROUNDS = ("first", "second")
+"""The second round loads what the first has stored."""
 PROMPT = 4 * tiny_model.BLOCK_SIZE + 10
 """Tokens of the prompts that share a store."""
 EXCHANGE = "exchange"
 """Between prompts: what is stored of two of them changes places."""
 JOBS = workload.shared_prefixes(requests=9)
-EXTRA = {"kv_connector_extra_config": {"chunk_size": 64, "kvtrail": {"fingerprints": "all", "fingerprint_held": "all"}}}
 AFTER = DemoRequest("after", (5, 6, 7), 1)
 """A last request, for the looks after the step before."""
+TOKENS = "tokens.json"
+Tokens = dict[str, list[int]]
+"""What requests have generated, by their names."""
 
 
-def two_rounds(folder: Path, fault: str) -> list[Event]:
-    """An engine with a fault of copies: two rounds, of which the second loads what the first has stored."""
-    return _in_fork(folder, partial(_two_rounds, fault))
+@dataclass(frozen=True)
+class Ran:
+    """The tokens that an engine has made, and what it has recorded, if that is a file."""
+
+    tokens: Tokens
+    events: list[Event] = field(default_factory=list)
+
+    def looks(self) -> Counter[str]:
+        """Blocks by look, and those that were unknown or wrong."""
+        counts: Counter[str] = Counter()
+        for event in self.events:
+            if isinstance(event, BlockCheck):
+                counts[event.check_look] += event.check_blocks
+                counts["unknown"] += event.check_unknown
+                counts["wrong"] += event.wrong
+        return counts
+
+    def findings(self) -> list[Finding]:
+        """What the rules find in it."""
+        return found(self.events)
+
+    def unlike(self, other: Ran) -> set[str]:
+        """The requests whose tokens are others."""
+        return {name for name, made in self.tokens.items() if made != other.tokens[name]}
 
 
-def drafting(folder: Path) -> list[Event]:
-    """An engine that speculates, for the same two rounds. After it, this vLLM cannot make another one in the process."""
-    return _in_fork(folder, _drafting)
+def found(*parts: list[Event]) -> list[Finding]:
+    """What the rules find in these histories together."""
+    return [finding for held in judged(*parts).findings.values() for finding in held.values()]
+
+
+def judged(*parts: list[Event]) -> Detector:
+    """The rules, when they have heard these histories."""
+    detector = Detector()
+    for part in parts:
+        detector.feed(part)
+    detector.settle()
+    return detector
+
+
+def offload(name: str = "OffloadConnector", *, guard: str = "observe") -> dict[str, Any]:
+    """The settings of an OffloadConnector, or of what is made of it, all of whose bytes are looked at."""
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": "kvtrail.connector",
+        "kv_connector_extra_config": {
+            "chunk_size": 64,
+            "kvtrail": {"fingerprints": "all", "fingerprint_held": "all", "guard": guard},
+        },
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def two_rounds(folder: Path, connector: Mapping[str, Any], **overrides: Any) -> Ran:
+    """An engine with this connector, and `JOBS` twice."""
+    events = _in_fork(folder, partial(_two_rounds, connector, overrides))
+    return Ran(_tokens(folder), events)
+
+
+def without_connector(folder: Path) -> Ran:
+    """An engine that computes the same two rounds."""
+    _run(folder, _two_rounds, None, {}, folder)
+    return Ran(_tokens(folder))
+
+
+def two_ranks(folder: Path, connector: Mapping[str, Any], grpc_port: int) -> Ran:
+    """The same on two tensor-parallel ranks, each of them a process that sends what it records to this port."""
+    overrides = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{grpc_port}"}
+    _run(folder, _two_rounds, connector, overrides, folder, environment=environment)
+    return Ran(_tokens(folder))
 
 
 def sharing(folder: Path, engine: str, jobs: Sequence[str]) -> list[Event]:
@@ -43,11 +116,24 @@ def sharing(folder: Path, engine: str, jobs: Sequence[str]) -> list[Event]:
 
 
 def _in_fork(folder: Path, run: Callable[[Path], None]) -> list[Event]:
-    trace, log = folder / "trace.jsonl", folder / "engine.log"
-    process = forks.start(_recorded, run, folder, trace, out=log)
+    trace = folder / "trace.jsonl"
+    _run(folder, _recorded, run, folder, trace)
+    return list(load([trace]).events)
+
+
+def _tokens(folder: Path) -> Tokens:
+    tokens: Tokens = json.loads((folder / TOKENS).read_text())
+    return tokens
+
+
+def _run(
+    folder: Path, call: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None
+) -> None:
+    folder.mkdir(exist_ok=True)
+    log = folder / "engine.log"
+    process = forks.start(call, *arguments, environment=environment, out=log)
     process.join(forks.SLOW_S)
     assert process.exitcode == 0, log.read_text()[-3000:]
-    return list(load([trace]).events)
 
 
 def _recorded(run: Callable[[Path], None], folder: Path, trace: Path) -> None:
@@ -55,23 +141,14 @@ def _recorded(run: Callable[[Path], None], folder: Path, trace: Path) -> None:
         run(folder)
 
 
-def _two_rounds(fault: str, folder: Path) -> None:
-    faulty = {"kv_connector": f"Faulty:{fault}:OffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
-    _rounds(tiny_model.build(folder / "model", {**faulty, **EXTRA}))
-
-
-def _drafting(folder: Path) -> None:
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    _rounds(
-        tiny_model.build(folder / "model", {"kv_connector": "OffloadConnector", **EXTRA}, speculative_config=drafts)
-    )
-
-
-def _rounds(llm: Any) -> None:
-    for number in range(2):
+def _two_rounds(connector: Mapping[str, Any] | None, overrides: Mapping[str, Any], folder: Path) -> None:
+    llm = tiny_model.build(folder / "model", connector, **overrides)
+    tokens: Tokens = {}
+    for prefix in ROUNDS:
         assert llm.reset_prefix_cache()
-        named = [DemoRequest(f"{number}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
-        workload.run(llm, named)
+        named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in JOBS]
+        tokens |= workload.run(llm, named)
+    (folder / TOKENS).write_text(json.dumps(tokens))
     _end(llm)
 
 

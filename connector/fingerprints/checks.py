@@ -71,10 +71,12 @@ class _Seen(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """Wrong blocks of a load, which the next step's look decides: what each of them was instead."""
+    """Wrong blocks of a load, which the next step's look decides: what each of them was instead. If all of them were just
+    early, a request that `may_be_clean` has met nothing wrong: no forward pass had read them."""
 
     look: Look
     wrong: list[tuple[_Seen, Wrong]]
+    may_be_clean: bool
 
 
 Judge = Callable[[Look, list[_Seen]], None]
@@ -176,13 +178,13 @@ class Checks:
         """After the forward pass, and before the connector does anything more: a load that ends only now was read before."""
         loads = [_only(look, [number != look.mixed for number in look.numbers]) for look in self._loads]
         self._loads = []
-        self._take(loads)
+        self._take(loads, read=True)
 
     def conclude(self, reported: Collection[int]) -> set[int]:
         """After the forward pass: the blocks that vLLM is to compute again, besides those that the connector reports."""
         self.forward_passed()
         received, self._received = self._received, []
-        self._take(received)
+        self._take(received, read=False)
         self._reported.update(reported)
         loads, self._taken = self._taken, []
         for look in loads:
@@ -206,10 +208,10 @@ class Checks:
 
     # Reading.
 
-    def _take(self, loads: Sequence[Look]) -> None:
-        """Take the fingerprints of loaded blocks, which `conclude` judges."""
+    def _take(self, loads: Sequence[Look], *, read: bool) -> None:
+        """Take the fingerprints of loaded blocks, which `conclude` judges; a forward pass may have `read` them."""
         self._taken += loads
-        self._read(loads, partial(self._judge_loaded, self._reported))
+        self._read(loads, partial(self._judge_loaded, self._reported, read))
 
     def _read(self, looks: Sequence[Look], judge: Judge) -> None:
         """Take the fingerprints of the blocks of these looks, and judge them look by look."""
@@ -281,9 +283,10 @@ class Checks:
     def _remember_mixed(self, look: Look, seen: _Seen, found: Wrong | bool | None) -> None:
         self._mixed.setdefault(look.request_id, {})[look.group, seen.number] = found
 
-    def _judge_loaded(self, reported: Collection[int], look: Look, seen: list[_Seen]) -> None:
+    def _judge_loaded(self, reported: Collection[int], read: bool, look: Look, seen: list[_Seen]) -> None:
         seen = [each for each in seen if each.block not in reported]
         told, is_recomputed = self._told(look, len(seen)), False
+        may_be_clean = not read and look.request_id not in self._tainted
         again: list[tuple[_Seen, Wrong]] = []
         for each in seen:
             key = (look.group, each.hash)
@@ -305,7 +308,7 @@ class Checks:
             if is_recomputed:  # with all that come after it
                 self._recomputed[look.group, each.block] = look.request_id
         if again:
-            self._again.append(_Again(look, again))
+            self._again.append(_Again(look, again, may_be_clean))
             told.blocks -= len(again)  # the next look counts them
         self._say(told, at_once=True)
 
@@ -336,12 +339,18 @@ class Checks:
         self._say(told)
 
     def _decide(self, again: _Again, look: Look, seen: list[_Seen]) -> None:
-        """Blocks of a load were wrong when they were read: those were early that are right by now."""
-        told = self._told(look, len(seen))
+        """Blocks of a load were wrong when it counted as ended: those were early that have changed, and are not wrong now."""
+        told, are_early = self._told(look, len(seen)), []
         for each, (before, wrong) in zip(seen, again.wrong, strict=True):
-            is_right = self._truth.is_right((look.group, each.hash), each.folded)
-            self._last[look.group, each.block] = _Last(each.hash, each.folded, is_right, look.request_id)
-            self._wrong(told, look, before, EARLY if is_right else DRIFT, wrong, "")
+            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
+            is_early = each.folded != before.folded and not isinstance(found, Wrong)
+            are_early.append(is_early)
+            self._last[look.group, each.block] = _Last(each.hash, each.folded, found is True, look.request_id)
+            self._wrong(told, look, before, EARLY if is_early else DRIFT, wrong, "")
+            if is_early and each.number == look.mixed:
+                self._remember_mixed(look, each, found)
+        if again.may_be_clean and all(are_early):
+            self._tainted.discard(look.request_id)
         self._say(told)
 
     def _wrong(self, told: Told, look: Look, seen: _Seen, kind: str, wrong: Wrong, of: str) -> None:

@@ -135,15 +135,20 @@ class OrderBook:
             (computed, is_async), tracked.matched = tracked.matched, None
             self._begin(tracked, computed, computed + external, is_async)
 
-    def loads_failed(self) -> None:
-        """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now."""
+    def loads_failed(self) -> set[str]:
+        """After the workers have reported blocks that could not be loaded: requests may have fewer computed tokens now.
+        Returns those that have no step behind them: they have waited for their loads."""
+        waiting = set()
         for tracked in self._tracked.values():
             computed = tracked.request.num_computed_tokens
-            if tracked.end:
-                tracked.end = min(tracked.end, computed)
             for n, group in enumerate(self._groups):
                 if tracked.told and tracked.told[n] > computed // group.block_size:
                     self._rewind(tracked, n, computed // group.block_size)
+                    if not tracked.end:
+                        waiting.add(tracked.request.request_id)
+            if tracked.end:
+                tracked.end = min(tracked.end, computed)
+        return waiting
 
     def forget(self) -> None:
         """After a reset of the connector: other weights may come."""

@@ -54,6 +54,7 @@ class BlockChecks:
             FingerprintStore.SHARED: False,
         }[settings.fingerprint_store]
         self._groups = groups_of(vllm_config, kv_cache_config)
+        self._unhealed = self._why_unhealed()
         self._steps = 0
         self._book: Any = None
         self._checks: Any = None
@@ -89,6 +90,7 @@ class BlockChecks:
 
     def _step_built(self, metadata: Any, output: Any) -> None:
         number, self._steps = self._steps, self._steps + 1
+        self._instrumentation.loads_nothing.difference_update(output.finished_req_ids)
         orders = self._book.step(output, number)
         if orders is not None:
             for look in (*orders.before, *orders.loads, *orders.awaited):
@@ -103,8 +105,12 @@ class BlockChecks:
                 orders.places[request_id] = context.root, context.sampled
 
     def _workers_reported(self, result: Any, output: Any) -> None:
-        if getattr(output, "invalid_block_ids", None) or getattr(output, "failed_recving", None):
-            self._book.loads_failed()
+        invalid, failed = getattr(output, "invalid_block_ids", None), getattr(output, "failed_recving", None)
+        if invalid or failed:
+            waiting = self._book.loads_failed()
+            if self._settings.guard is Guard.HEAL and self._unhealed is None:
+                # vLLM asks again, and would load the same wrong bytes for ever.
+                self._instrumentation.loads_nothing |= waiting.difference(failed or ())
 
     def _reset(self, succeeded: Any) -> None:
         self._book.forget()
@@ -144,14 +150,17 @@ class BlockChecks:
         """Whether wrong blocks are computed again; says in one line why not, where that is asked for."""
         if self._settings.guard is not Guard.HEAL:
             return False
-        reason = None
+        if self._unhealed is not None:
+            logger.warning("kvtrail: wrong bytes are recorded and not healed: %s", self._unhealed)
+        return self._unhealed is None
+
+    def _why_unhealed(self) -> str | None:
+        """Why vLLM cannot compute wrong blocks again; None if it can."""
         if getattr(self._vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail") != "recompute":
-            reason = "kv_load_failure_policy is not 'recompute'"
-        elif len(self._kv_cache_config.kv_cache_groups) != 1:
-            reason = "vLLM computes failed loads again in models with one KV cache group only"
-        if reason is not None:
-            logger.warning("kvtrail: wrong bytes are recorded and not healed: %s", reason)
-        return reason is None
+            return "kv_load_failure_policy is not 'recompute'"
+        if len(self._kv_cache_config.kv_cache_groups) != 1:
+            return "vLLM computes failed loads again in models with one KV cache group only"
+        return None
 
     def _bound(self, result: Any, metadata: Any) -> None:
         orders = getattr(metadata, ORDERS, None)

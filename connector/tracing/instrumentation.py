@@ -119,6 +119,8 @@ class Instrumentation:
         """The requests of numbered transfers, ended ones included: a second report of one may follow."""
         self._is_shut_down = False
         self._held_at_last: int | None = None
+        self.loads_nothing: set[str] = set()
+        """Requests whose loads were wrong: under `guard: heal`, vLLM computes them."""
         self.sees_ends = recorder is not None and self._probe.sees_ends
         self.unprobed = None if probe is not None and type(probe) is not Probe else NO_PROBE
         """Why the probe sees nothing; None while it works."""
@@ -191,7 +193,10 @@ class Instrumentation:
             total, (returned, is_async) = request.num_tokens, answer
             if returned is not None and returned.__class__ is not int:
                 returned = int(index(returned))  # a numpy number; whatever else it is, nothing is made up
-            if self._guard is not Guard.OBSERVE and contract.breach(total, computed, matched, returned, is_async):
+            if self._guard is not Guard.OBSERVE and (
+                contract.breach(total, computed, matched, returned, is_async)
+                or (returned and request.request_id in self.loads_nothing)
+            ):
                 answer, returned, refused = SAFE_ANSWER, SAFE_ANSWER[0], returned
             if self._recorder is not None:
                 values = (total, computed, matched, returned, True if is_async else False, cached, refused, keys)  # noqa: SIM210 - faster

@@ -7,10 +7,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import byte_engines
 import numpy as np
 import pytest
 from memory import MemoryTransport
@@ -22,7 +20,6 @@ from kvtrail.connector.fingerprints.truth import Place, Truth
 from kvtrail.connector.offload.host_memory import HostMemory
 from kvtrail.connector.recording import exporter
 from kvtrail.connector.simulate import tiny_model
-from kvtrail.tracer.model.events import BlockCheck
 
 Tokens = dict[str, list[int]]
 JOBS = workload.shared_prefixes(requests=9)
@@ -335,12 +332,3 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     assert not [each for each in engine.told if each.wrong]
     assert 0 < counts["held"] < 20_000
     assert counts["unknown"] == 0
-
-
-def test_speculation_has_nothing_wrong(tmp_path: Path) -> None:
-    looks = [event for event in byte_engines.drafting(tmp_path) if isinstance(event, BlockCheck)]
-    counts = Counter[str]()
-    for event in looks:
-        counts += Counter({event.check_look: event.check_blocks, "unknown": event.check_unknown, "wrong": event.wrong})
-    assert min(counts[look] for look in ("computed", "loaded", "held")) > 5, counts
-    assert (counts["wrong"], counts["unknown"]) == (0, 0)

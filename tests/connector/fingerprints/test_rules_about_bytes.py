@@ -5,37 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from byte_engines import EXCHANGE, sharing, two_rounds
+from byte_engines import EXCHANGE, found, judged, offload, sharing, two_rounds
 
 from kvtrail.connector.faults import BY_RULE
 from kvtrail.connector.simulate.tiny_model import BLOCK_SIZE
-from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.model.events import BlockCheck, Event
-from kvtrail.tracer.model.findings import Finding, Unknown
+from kvtrail.tracer.model.events import BlockCheck
+from kvtrail.tracer.model.findings import Unknown
 from kvtrail.tracer.model.semconv import Kind
-
-
-def judged(*parts: list[Event]) -> Detector:
-    detector = Detector()
-    for part in parts:
-        detector.feed(part)
-    detector.settle()
-    return detector
-
-
-def found(detector: Detector) -> list[Finding]:
-    return [finding for held in detector.findings.values() for finding in held.values()]
 
 
 @pytest.mark.parametrize("rule", BY_RULE)
 def test_the_rule_finds_its_fault_on_a_real_engine(tmp_path: Path, rule: str) -> None:
-    events = two_rounds(tmp_path, BY_RULE[rule])
-    findings = found(judged(events))
+    ran = two_rounds(tmp_path, offload(f"Faulty:{BY_RULE[rule]}:OffloadConnector"))
+    findings = ran.findings()
     assert rule in {finding.rule for finding in findings}
     assert {finding.rule for finding in findings} <= set(BY_RULE)
     assert all(finding.explanation for finding in findings)
-    looks = [event for event in events if isinstance(event, BlockCheck) and event.check_wrong_kinds]
+    looks = [event for event in ran.events if isinstance(event, BlockCheck) and event.check_wrong_kinds]
     assert all(event.check_blocks >= event.check_unknown + event.wrong for event in looks), (
         "what is wrong was looked at"
     )
@@ -56,7 +43,7 @@ def test_what_one_engine_computed_judges_what_another_loads(tmp_path: Path) -> N
     alone, together = judged(loaded), judged(computed, loaded)
     assert alone.findings == {}
     assert alone.unknown["byte-drift", Unknown.CONTENT] - together.unknown["byte-drift", Unknown.CONTENT] == 2
-    (finding,) = found(together)
+    (finding,) = found(computed, loaded)
     assert (finding.rule, finding.engine, finding.external) == ("byte-drift", "two", "p")
     assert finding.numbers["wrong"] == 4
     owner = finding.numbers["owner"]

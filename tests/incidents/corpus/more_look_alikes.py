@@ -99,6 +99,7 @@ LOOK_ALIKES = [
         "L 300 c0 h256 -> 256\nA 256\nS 256+44\nload 256/256",
     ),
     _alike("C20", "async-declaration", "received, then run", f"{_LOADED}R\nA 0\nS 256+44"),
+    _alike("C20", "async-declaration", "the guard loads nothing", "L 300 c0 h256 -> 0 async healed 256\nA 0\nS 0+300"),
     _alike(
         "C20", "async-declaration", "nothing to load, and later", "L 300 c0 -> later\nL 300 c0 h0 -> 0\nA 0\nS 0+300"
     ),

@@ -95,7 +95,7 @@ INCIDENTS = [
         """,
         rule="byte-early",
         numbers=_wrong(looked=5, blocks=[1], tokens=[0], layers=["60"]),
-        says="at the next step they did. So the load ended only after they were read.",
+        says="at the next step they did. So their load went on after it counted as ended.",
     ),
     Incident(
         id="vllm-55085",

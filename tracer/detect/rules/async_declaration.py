@@ -36,7 +36,7 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
         if isinstance(event, Lookup):
             if not event.is_async or event.returned is None:
                 return None
-            return OK if event.returned else Drift({"returned": 0, "async": True}, [event])
+            return OK if event.answer else Drift({"returned": 0, "async": True}, [event])
         if isinstance(event, Received):
             if account.missing is not None:
                 return account.missing

@@ -32,7 +32,7 @@ class ByteEarly(RequestRule[BlockCheck]):
     needs_history = False
     explanation = (
         "At {0} {looked} looked at, since their load had ended, and {wrong} did not match what had been computed under"
-        " their hashes; at the next step they did. So the load ended only after they were read.{of_all} {told}"
+        " their hashes; at the next step they did. So their load went on after it counted as ended.{of_all} {told}"
     )
 
     def judge(self, event: BlockCheck, account: Account) -> Judgement:
