@@ -86,5 +86,5 @@ def a_recorder(transport: MemoryTransport) -> Recorder:
 def record(recorder: Recorder, request: Any, count: int = 1) -> None:
     """Record so many lookups of a request."""
     for _ in range(count):
-        values = (700, 0, 0, 0, False, None, None, None)
+        values = (700, 0, 0, 0, False, *(None,) * 6)
         recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(request), 1, 2, values)

@@ -294,5 +294,5 @@ class OffloadScheduler:
 
 
 def short(key: bytes) -> str:
-    """A chunk's key as it is recorded: enough of it to be unique."""
-    return key.hex()[:16]
+    """A chunk's key as it is recorded: the end of the hash of its last block."""
+    return key[-8:].hex()

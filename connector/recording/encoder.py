@@ -19,7 +19,7 @@ from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.semconv import Kind
 
-Value = bool | int | float | str | tuple[int, ...] | tuple[str, ...]
+Value = bool | int | float | str | bytes | tuple[int, ...] | tuple[str, ...]
 
 _SPAN_ID = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<BQBQ")  # start_time_unix_nano (7) and end_time_unix_nano (8), both fixed64
@@ -64,6 +64,8 @@ def _any_value(value: Value) -> bytes:
         return b"\x18" + varint(value)
     if isinstance(value, float):
         return b"\x21" + struct.pack("<d", value)
+    if isinstance(value, bytes):
+        return field(7, value)
     if isinstance(value, tuple):
         if value and type(value[0]) is int:
             return field(5, b"".join(map(_INTEGERS.__getitem__, value)))
@@ -130,7 +132,7 @@ class _Attribute(dict[object, bytes]):
     def __missing__(self, value: Value) -> bytes:
         if type(value) is not self._type:
             raise TypeError(f"{self._key} is {value!r}, which is no {self._type.__name__}")
-        if isinstance(value, tuple) or (isinstance(value, str) and len(value) > _LONG):
+        if isinstance(value, tuple | bytes) or (isinstance(value, str) and len(value) > _LONG):
             return attribute(self._key, value)  # a block table or a prompt's hashes: hardly ever seen twice
         if len(self) >= _REMEMBERED:
             self.clear()

@@ -43,6 +43,8 @@ def _as(type_: type, value: Any) -> Any:
             return int(value) if isinstance(value, float) and value.is_integer() else int(index(value))
         if type_ is str:
             return str.__str__(value)
+        if type_ is bytes:
+            return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else None
         if all(type(each) is bool for each in value):
             return tuple(value)
         return tuple(str.__str__(each) if isinstance(each, str) else int(index(each)) for each in value)

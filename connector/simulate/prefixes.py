@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from kvtrail.connector.simulate.recorded import DIGITS, RecordedRequest
+from kvtrail.connector.simulate.recorded import RecordedRequest
 from kvtrail.connector.simulate.scenario import FIRST_TOKEN, Segment
 from kvtrail.connector.simulate.tiny_model import VOCABULARY
 from kvtrail.tracer.model.events import Event, LoadPlan, Lookup, StorePlan
@@ -87,8 +87,6 @@ class Prefixes:
         self._per_chunk = max(1, (chunk_size or block_size) // block_size)
         self._blocks = {name: hashes for name, request in requests.items() if (hashes := request.hashes)}
         self._keys: dict[str, dict[int, str]] = {}
-        self._whole_keys: dict[str, str] = {}
-        """The keys of chunks by their first digits, as many as are recorded of a block's hash."""
         self._hashes: dict[str, list[bytes]] = {}
         for name, request in requests.items():
             for event in request.events:
@@ -124,7 +122,7 @@ class Prefixes:
         chunk, within = divmod(block, self._per_chunk)
         key: str | None = None
         if block < len(blocks := self._blocks.get(request, ())):
-            key = self._whole_keys.get(blocks[block], blocks[block])
+            key = blocks[block]
         elif within == self._per_chunk - 1:
             key = self._keys.get(request, {}).get(chunk)
         if key is None:
@@ -155,7 +153,6 @@ class Prefixes:
         if start is not None:
             first = start // (self._per_chunk * self.block_size)
             self._keys.setdefault(request, {}).update(enumerate(event.chunk_keys, start=first))
-            self._whole_keys.update((key[:DIGITS], key) for key in event.chunk_keys)
 
     def _complete_keys(self) -> None:
         """A key stands for a whole prefix, so the key before it in one request comes before it in every request."""

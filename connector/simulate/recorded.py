@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.model.chains import Chain, Chains
 from kvtrail.tracer.model.events import Event, Lookup, Preempt, RequestEnd, RequestStart
-from kvtrail.tracer.model.semconv import HASH_BYTES
 
-DIGITS = 2 * HASH_BYTES
-"""Hexadecimal digits that are recorded of a block's hash; see `kvtrail.block.hashes`."""
 UNKNOWN_OUTPUT = 16
 """Tokens that a request is assumed to generate where the recording does not say how many."""
 
@@ -24,6 +22,7 @@ class RecordedRequest:
         events: all of its events, in order.
         start, end: None where they are not recorded.
         lookups, preemptions: in order.
+        chain: the hashes of its full blocks, output included.
     """
 
     id: str
@@ -32,6 +31,7 @@ class RecordedRequest:
     end: RequestEnd | None = None
     lookups: list[Lookup] = field(default_factory=list)
     preemptions: list[Preempt] = field(default_factory=list)
+    chain: Chain = field(default_factory=Chain)
 
     @property
     def length(self) -> int:
@@ -49,10 +49,9 @@ class RecordedRequest:
 
     @property
     def hashes(self) -> tuple[str, ...] | None:
-        """What vLLM's hashes of its full blocks begin with, output included; None where they are not recorded."""
-        parts = [event.block_hashes or "" for event in (self.start, self.end) if event is not None]
-        if any(parts):
-            return split_hashes("".join(parts))
+        """Those of its full blocks, output included, in hexadecimal digits; None where they are not recorded."""
+        if self.chain.is_whole:
+            return tuple(each.hex() for each in self.chain.hashes)
         short = self.length < ((self.start and self.start.block_size) or 1)
         return () if short else None
 
@@ -75,6 +74,7 @@ def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
     requests: dict[str, RecordedRequest] = {}
     latest: dict[str, RecordedRequest] = {}
     used: Counter[str] = Counter()
+    chains: defaultdict[str, Chains] = defaultdict(Chains)
     for event in events:
         if event.request is None:
             continue
@@ -83,6 +83,8 @@ def recorded_requests(events: Iterable[Event]) -> dict[str, RecordedRequest]:
             request = RecordedRequest(use(event.request, used))
             requests[request.id] = latest[event.request] = request
         request.events.append(event)
+        if isinstance(event, RequestStart | Lookup | RequestEnd):
+            chains[event.engine].add(request.chain, event)
         match event:
             case RequestStart() if request.start is None:  # each child of a MultiConnector records it
                 request.start = event
@@ -99,8 +101,3 @@ def use(request_id: str, used: Counter[str]) -> str:
     """The name of a request whose id is used once more; `used` counts how often each was."""
     used[request_id] += 1
     return request_id if used[request_id] == 1 else f"{request_id}~{used[request_id]}"
-
-
-def split_hashes(hashes: str) -> tuple[str, ...]:
-    """Recorded hashes, one for each full block, in the order of the blocks."""
-    return tuple(hashes[at : at + DIGITS] for at in range(0, len(hashes), DIGITS))

@@ -41,7 +41,7 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
-_HEAD = itemgetter(slice(HASH_BYTES))
+_SHORT = itemgetter(slice(-HASH_BYTES, None))
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""
 MOST_PROBE_FAILURES = 100
@@ -165,7 +165,7 @@ class Instrumentation:
             context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             hashes, identity = self._new_hashes(context, request), identity_of(request)
-            values = (request.num_tokens, limit, self._steps, priority or None, hashes, identity)
+            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, None, identity)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 
@@ -199,10 +199,11 @@ class Instrumentation:
             ):
                 answer, returned, refused = SAFE_ANSWER, SAFE_ANSWER[0], returned
             if self._recorder is not None:
-                values = (total, computed, matched, returned, True if is_async else False, cached, refused, keys)  # noqa: SIM210 - faster
                 context = self._recorder.contexts.of(request)
                 if self._unannounced and context.source is None:
                     self.request_started(request)
+                told = (refused, keys, self._steps, None, None)
+                values = (total, computed, matched, returned, True if is_async else False, cached, *told)  # noqa: SIM210 - faster
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
         except Exception:
             self._untold(Kind.LOOKUP, _ids_in((request,)))
@@ -233,7 +234,7 @@ class Instrumentation:
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
         sources = _hit_sources(connector, request, external) if external and error is None else None
-        values = (request.num_tokens, external, count, table, None, None, sources)
+        values = (request.num_tokens, external, count, table, None, None, sources, self._steps)
         if error is None:
             self._recorder.record(_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
         else:
@@ -243,7 +244,7 @@ class Instrumentation:
     def lookup_failed(self, request: Any, computed: int, start_ns: int, error: Exception) -> None:
         """`get_num_new_matched_tokens` has raised."""
         context = self._recorder.contexts.of(request)
-        values = (request.num_tokens, computed, None, None, None, None, None, None)
+        values = (request.num_tokens, computed, *(None,) * 6, self._steps, None, None)
         self._failed(Kind.LOOKUP, context, start_ns, values, error)
 
     @_never_breaks(Kind.FAILURE)
@@ -283,6 +284,7 @@ class Instrumentation:
                 self._steps_told.record(connector, output, self._pool, self._steps, at_ns)
         except Exception:
             self._untold(Kind.SCHEDULE, _ids_of_step(output))
+        self._steps_told.previous = output
         self._steps += 1
         self._recorder.steps = self._steps
         try:
@@ -360,7 +362,7 @@ class Instrumentation:
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
                 hashes = self._new_hashes(context, request)
                 used = (getattr(request, "num_prompt_tokens", None), context.cached)
-                values = (*counts, outcome, delayed, None, self._steps, hashes, handoff, None, *used)
+                values = (*counts, outcome, delayed, None, self._steps, *hashes, handoff, None, *used)
             except Exception:  # an end without its numbers is an end all the same
                 self._untold(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
@@ -456,7 +458,7 @@ class Instrumentation:
             except Exception:
                 self._untold(Kind.LOAD_PLAN, _ids_in((plan,)))
         for chunk in evicted:
-            self._record(Kind.EVICT, None, at_ns, tuple(chunk))
+            self._record(Kind.EVICT, None, at_ns, (*chunk, None))
         for plan in stores:
             try:
                 self._planned(Kind.STORE_PLAN, plan, output, at_ns, places)
@@ -510,13 +512,14 @@ class Instrumentation:
         """Something that takes no time."""
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
 
-    def _new_hashes(self, context: RequestContext, request: Any) -> str | None:
-        """In detail, the hashes of the request's blocks that were not recorded yet."""
+    def _new_hashes(self, context: RequestContext, request: Any) -> tuple[bytes | None, int | None]:
+        """In detail, the hashes of the request's blocks that were not recorded yet, and the number of the first of these."""
         if not self._level.detailed:
-            return None
-        fresh = request.block_hashes[context.hashed :]
+            return None, None
+        first = context.hashed
+        fresh = request.block_hashes[first:]
         context.hashed += len(fresh)
-        return b"".join(map(_HEAD, fresh)).hex() or None
+        return (b"".join(map(_SHORT, fresh)), first or None) if fresh else (None, None)
 
     def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """The keys that a lookup claims, if the probe knows them."""

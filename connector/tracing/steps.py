@@ -29,13 +29,18 @@ LOOK_AGAIN_NS = 10 * 10**9
 
 
 class Steps:
-    """Records the steps of one connector object."""
+    """Records the steps of one connector object.
+
+    Attributes:
+        previous: vLLM's output of the step before, None before the first one.
+    """
 
     def __init__(self, recorder: Recorder, source: bytes) -> None:
         """`source` is the encoded attributes that say who recorded."""
         self._recorder = recorder
         self._source = source
         self._level = recorder.level
+        self.previous: Any = None
         self._fresh: set[str] = set()
         """The requests that ran more than one token in the last step, or for the first time: where they are now shows what
         became of that, and how long it took."""
@@ -65,7 +70,7 @@ class Steps:
             for request_id in output.preempted_req_ids:
                 context = of_id(request_id)
                 context.blocks = None
-                self._record(_PREEMPT, context, at_ns, (free, number))
+                self._record(_PREEMPT, context, at_ns, (free, number, self._reached(request_id)))
         for new in output.scheduled_new_reqs:
             context = of_id(new.req_id)
             run = (new.num_computed_tokens, output.num_scheduled_tokens[new.req_id], context.epoch > 0)
@@ -86,6 +91,18 @@ class Steps:
             told = self._continued(output, number, at_ns)
             if self._tables or at_ns >= self._look_ns:
                 self._tell_table(connector, output, told, number, at_ns)
+
+    def _reached(self, request_id: str) -> int | None:
+        """The tokens of a request that were computed by the end of the step before; None where that is not certain: the step
+        did not run it, drafts may have been refused, or loads may have failed."""
+        before = self.previous
+        scheduled = None if before is None else before.num_scheduled_tokens.get(request_id)
+        if scheduled is None or request_id in self._watched or request_id in before.scheduled_spec_decode_tokens:
+            return None
+        computed = {new.req_id: new.num_computed_tokens for new in before.scheduled_new_reqs}
+        running = before.scheduled_cached_reqs
+        computed.update(zip(running.req_ids, running.num_computed_tokens, strict=True))
+        return int(computed[request_id] + scheduled)
 
     def _begun(
         self, context: RequestContext, output: Any, run: tuple[int, int, bool], blocks: Any, number: int, at_ns: int

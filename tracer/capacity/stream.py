@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.detect.savings import PrefillTimer
+from kvtrail.tracer.model.chains import Chain, Chains
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
-from kvtrail.tracer.model.semconv import HASH_BYTES
 
-HASH_DIGITS = 2 * HASH_BYTES
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
@@ -57,14 +57,14 @@ class _Request:
     """A request that has not ended.
 
     Attributes:
-        hashes: those of its full blocks that are known by now, one behind the other.
+        chain: the hashes of its full blocks that are known by now.
         block_size: tokens in each of these blocks.
         lookups: the latest of each connector that was not followed by an allocation.
         touched: the connectors that were asked for it.
         total: its tokens at its latest lookup.
     """
 
-    hashes: str = ""
+    chain: Chain = field(default_factory=Chain)
     block_size: int = 0
     total: int = 0
     lookups: dict[Owner, Lookup] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class _Request:
 
     def keys(self, tokens: int, chunk_size: int) -> list[str]:
         """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
-        step = chunk_size // self.block_size * HASH_DIGITS if self.block_size else 0
-        if not step or chunk_size % self.block_size:
+        step = chunk_size // self.block_size if self.block_size else 0
+        if not step or chunk_size % self.block_size or not self.chain.is_whole:
             return []
-        end = min(len(self.hashes), tokens // chunk_size * step)
-        return [self.hashes[at - HASH_DIGITS : at] for at in range(step, end + 1, step)]
+        end = min(len(self.chain.hashes), tokens // chunk_size * step)
+        return [each.hex() for each in self.chain.hashes[step - 1 : end : step]]
 
 
 class Streams:
@@ -85,6 +85,8 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[Owner, Stream] = {}
         self._requests: dict[tuple[str, str], _Request] = {}
+        self._chains: defaultdict[str, Chains] = defaultdict(Chains)
+        """By engine."""
         self._copied: dict[Owner, tuple[int, int]] = {}
         """Bytes and tokens that the first worker has stored, by engine and name of the connector."""
         self._prefill_timer = PrefillTimer()
@@ -94,12 +96,12 @@ class Streams:
     def enter(self, event: Event) -> None:
         """Enter one event."""
         match event:
-            case RequestStart(block_hashes=str(hashes)):
-                self._of(event).hashes = hashes
-                self._of(event).block_size = event.block_size or 0
-            case Lookup(error=None, returned=int()):
-                self._of(event).lookups[_owner(event)] = event
-                self._of(event).total = event.total
+            case RequestStart():
+                request = self._of(event)
+                request.block_size = event.block_size or 0
+                self._chains[event.engine].add(request.chain, event)
+            case Lookup():
+                self._looked_up(event)
             case Schedule():
                 self._ran(event)
             case Alloc(error=None):
@@ -124,6 +126,13 @@ class Streams:
     def _of(self, event: Event) -> _Request:
         return self._requests.setdefault((event.engine, event.request or ""), _Request())
 
+    def _looked_up(self, event: Lookup) -> None:
+        request = self._of(event)
+        self._chains[event.engine].add(request.chain, event)
+        if event.error is None and event.returned is not None:
+            request.lookups[_owner(event)] = event
+            request.total = event.total
+
     def _admitted(self, event: Alloc) -> None:
         request, owner = self._of(event), _owner(event)
         lookup = request.lookups.pop(owner, None)
@@ -141,7 +150,7 @@ class Streams:
         stream.local += min(lookup.computed, lookup.total)
         stream.taken += event.allocated
         keys = request.keys(lookup.total, size)
-        if not request.hashes and lookup.total >= size:
+        if not request.chain.is_whole and lookup.total >= size:
             stream.unhashed += 1
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
         stream.touches.append(Touch(keys, wanted))
@@ -155,9 +164,9 @@ class Streams:
     def _ended(self, event: RequestEnd) -> None:
         """What a request has computed beyond its prompt can be stored by its end."""
         request = self._requests.pop((event.engine, event.request or ""), None)
-        if request is None or not request.hashes:
+        if request is None:
             return
-        request.hashes += event.block_hashes or ""
+        self._chains[event.engine].add(request.chain, event)
         for owner in request.touched:
             stream = self._streams[owner]
             if keys := request.keys(event.computed or 0, stream.chunk_size):

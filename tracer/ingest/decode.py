@@ -6,6 +6,7 @@ come again and again (the recorder's, the request's, small numbers), so each is 
 
 from __future__ import annotations
 
+import base64
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -49,6 +50,7 @@ Ids = tuple[str, str, int, int, str | None]
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _MOST_REMEMBERED = 8192
+_FORMER_HASH = 6
 _LONGEST_REMEMBERED = 500
 """Bytes. What is longer is hardly ever seen twice."""
 Key = TypeVar("Key", bytes, str)
@@ -82,6 +84,20 @@ class Refused:
 
     spans: int
     reason: str
+
+
+def as_bytes(key: str, text: str) -> str:
+    """A text attribute's value. Recorders once told block hashes as text, the first 6 bytes of each in hexadecimal digits:
+    these become what bytes are in a span, base64, and as long as hashes are today."""
+    if key != semconv.HASHES.key:
+        return text
+    try:
+        told = bytes.fromhex(text)
+    except ValueError:
+        return text
+    fill = bytes(semconv.HASH_BYTES - _FORMER_HASH)
+    longer = (told[at : at + _FORMER_HASH] + fill for at in range(0, len(told), _FORMER_HASH))
+    return base64.b64encode(b"".join(longer)).decode()
 
 
 def is_ours(span: Span) -> bool:

@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered, as_bytes
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event
@@ -274,7 +274,8 @@ def _piece(piece: bytes) -> tuple[str, Any]:
             return key.decode(), list(map(int, _NUMBERS.findall(numbers)))
         return key.decode(), list(map(bytes.decode, _STRINGS.findall(strings)))
     attribute = _read_attribute(b'{"key":"' + piece + b"}")
-    return attribute.key, _value(attribute.value)
+    value = _value(attribute.value)
+    return attribute.key, as_bytes(attribute.key, value) if "stringValue" in attribute.value else value
 
 
 def _checked(piece: bytes) -> tuple[str, Any]:
@@ -441,7 +442,10 @@ def _span_to_json(span: Span) -> dict[str, Any]:
 
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value_to_json(item)} for key, item in values.items()]
+    return [
+        {"key": key, "value": {"bytesValue": item} if key in semconv.IN_BYTES else _value_to_json(item)}
+        for key, item in values.items()
+    ]
 
 
 def _value_to_json(item: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered
+from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered, as_bytes
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
@@ -143,6 +143,8 @@ def value(any_value: AnyValue) -> Any:
 
 def _attribute(encoded: bytes) -> tuple[str, Any]:
     attribute = KeyValue.FromString(encoded)
+    if attribute.value.WhichOneof("value") == "string_value":
+        return attribute.key, as_bytes(attribute.key, attribute.value.string_value)
     return attribute.key, value(attribute.value)
 
 

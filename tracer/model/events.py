@@ -111,9 +111,9 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
         return capability in of_connector(self.connector, self.capabilities)
 
     def numbers(self) -> dict[str, Any]:
-        """The fields of this event's kind that are known."""
+        """The fields of this event's kind that are known; hashes in hexadecimal digits."""
         pairs = ((a.field, getattr(self, a.field)) for a in semconv.FIELDS[self.kind])
-        return {name: value for name, value in pairs if value is not None}
+        return {n: value.hex() if type(value) is bytes else value for n, value in pairs if value is not None}
 
 
 class RequestStart(Event, kw_only=True, gc=False):
@@ -122,7 +122,10 @@ class RequestStart(Event, kw_only=True, gc=False):
     limit: Count | None = None
     scheduler_step: Count | None = None
     request_priority: AnyCount | None = None
-    block_hashes: str | None = None
+    block_hashes: bytes | None = None
+    """Those that were not told before; `chains` has the whole chain."""
+    block_first: Count | None = None
+    block_after: bytes | None = None
     identity: str | None = None
 
 
@@ -135,8 +138,9 @@ class RequestEnd(Event, kw_only=True, gc=False):
     free_delayed: bool | None = None
     blocks_ids: Blocks | None = None
     scheduler_step: Count | None = None
-    block_hashes: str | None = None
-    """Of the blocks that were filled after its start."""
+    block_hashes: bytes | None = None
+    """Of the blocks that were filled since its last ones were told."""
+    block_first: Count | None = None
     handoff: bool | None = None
     lease_s: Count | None = None
     prompt: Count | None = None
@@ -159,6 +163,10 @@ class Lookup(Event, kw_only=True, gc=False):
     cached: bool | None = None
     refused: AnyCount | None = None
     chunk_keys: Keys | None = None
+    scheduler_step: Count | None = None
+    block_hashes: bytes | None = None
+    """Of the blocks that its output has filled since its last ones were told."""
+    block_first: Count | None = None
 
     @property
     def answer(self) -> int | None:
@@ -176,6 +184,7 @@ class Alloc(Event, kw_only=True, gc=False):
     """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
     matched: Count | None = None
     hit_sources: Keys | None = None
+    scheduler_step: Count | None = None
 
 
 class Schedule(Event, kw_only=True, gc=False):
@@ -196,6 +205,8 @@ class Preempt(Event, kw_only=True, gc=False):
     kind = Kind.PREEMPT
     blocks_free: Count | None = None
     scheduler_step: Count | None = None
+    computed: Count | None = None
+    """What it had computed, all of which is taken from it."""
 
 
 class Transfer(Event, kw_only=True, gc=False):
@@ -343,6 +354,7 @@ class Evict(Event, kw_only=True, gc=False):
     chunk_key: str | None = None
     count: Count | None = None
     bytes: Count | None = None
+    pool_tier: Name | None = None
 
 
 class Reset(Event, kw_only=True, gc=False):
@@ -354,6 +366,15 @@ class Reset(Event, kw_only=True, gc=False):
 class CacheReset(Event, kw_only=True, gc=False):
     kind = Kind.CACHE_RESET
     scheduler_step: Count | None = None
+
+
+class PrefixCache(Event, kw_only=True, gc=False):
+    kind = Kind.PREFIX_CACHE
+    cache_changes: tuple[AnyCount, ...] = ()
+    block_hashes: bytes = b""
+    group: Count | None = None
+    scheduler_step: Count | None = None
+    cache_whole: bool = False
 
 
 class Holdings(Event, kw_only=True, gc=False):
@@ -445,6 +466,6 @@ CLASSES: dict[str, type[Event]] = {
     for cls in (
         RequestStart, RequestEnd, CutOff, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
         TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
-        Evict, Reset, CacheReset, Holdings, BlockCheck, Failure, Heartbeat,
+        Evict, Reset, CacheReset, PrefixCache, Holdings, BlockCheck, Failure, Heartbeat,
     )
 }  # fmt: skip

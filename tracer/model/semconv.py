@@ -79,6 +79,7 @@ class Kind(StrEnum):
     EVICT = "kv.evict"
     RESET = "kv.reset"
     CACHE_RESET = "kv.cache.reset"
+    PREFIX_CACHE = "kv.cache"
     HOLDINGS = "kv.holdings"
     BLOCK_CHECK = "kv.block_check"
     FAILURE = "kv.failure"
@@ -122,8 +123,23 @@ STEP_TOKENS = Attribute("kvtrail.scheduler.tokens", int, "Tokens that the step r
 PRIORITY = Attribute("kvtrail.request.priority", int, "The request's priority; absent where it has none.")
 HASHES = Attribute(
     "kvtrail.block.hashes",
-    str,
-    "What vLLM's hashes of full blocks begin with, 12 hexadecimal digits each, in the order of their tokens.",
+    bytes,
+    "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is told once and then referred"
+    " to.",
+)
+FIRST = Attribute("kvtrail.block.first", int, "Number of the block that the first hash is of; absent where it is 0.")
+AFTER = Attribute(
+    "kvtrail.block.after",
+    bytes,
+    "The hash of the block before that one, whose chain other requests have told.",
+)
+CHANGES = Attribute(
+    "kvtrail.cache.changes",
+    tuple,
+    "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were.",
+)
+CACHE_WHOLE = Attribute(
+    "kvtrail.cache.whole", bool, "The first of a pool that was seen from its beginning: it held nothing before."
 )
 BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
 BLOCK_IDS = Attribute(
@@ -271,15 +287,15 @@ IDLE_EVENTS = Attribute(
 )
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, IDENTITY),
+    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY),
     Kind.REQUEST: (
-        TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, HANDOFF, LEASE, PROMPT, CACHE_READ,
+        TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, FIRST, HANDOFF, LEASE, PROMPT, CACHE_READ,
     ),
     Kind.CUT_OFF: (OUTCOME, PROMPT),
-    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS),
-    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES),
+    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS, STEP, HASHES, FIRST),
+    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES, STEP),
     Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS, WHOLE, STEP, STEP_TOKENS),
-    Kind.PREEMPT: (FREE_BLOCKS, STEP),
+    Kind.PREEMPT: (FREE_BLOCKS, STEP, COMPUTED),
     Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
     Kind.RECEIVED: (FAILED, STEP),
@@ -300,9 +316,10 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.KEY: (KEY, PARENT, CONTENT),
     Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
     Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
-    Kind.EVICT: (KEY, COUNT, BYTES),
+    Kind.EVICT: (KEY, COUNT, BYTES, TIER),
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),
+    Kind.PREFIX_CACHE: (CHANGES, HASHES, GROUP, STEP, CACHE_WHOLE),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.BLOCK_CHECK: (
         CHECK_LOOK, CHECK_BLOCKS, CHECK_UNKNOWN, CHECK_HASHES, CHECK_FINGERPRINTS, CHECK_TOKENS, WRONG_KINDS, WRONG_BLOCKS,
@@ -315,6 +332,8 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     ),
 }  # fmt: skip
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
+IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
+"""The attributes whose value is bytes; base64 in a `Span`."""
 
 BRIEFS: dict[Kind, str] = {
     Kind.REQUEST_START: "A request reached the scheduler: announces the root span, which ends only with the request.",
@@ -350,6 +369,8 @@ BRIEFS: dict[Kind, str] = {
     Kind.EVICT: "A chunk left the connector's store to make room.",
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
     Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
+    Kind.PREFIX_CACHE: "What vLLM's own prefix cache has stored and removed since the last of these, in order. It is told"
+    " before each lookup, and at the end of a step.",
     Kind.HOLDINGS: "A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever.",
     Kind.BLOCK_CHECK: "A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong"
     " blocks are listed, up to 64; right ones are only counted, and told now and then.",
@@ -575,8 +596,10 @@ FINDING_BRIEF = (
 )
 
 
-HASH_BYTES = 6
-"""Recorded of a block's hash, as twice as many hexadecimal digits: enough to recognize it among those of a trace."""
+HASH_BYTES = 8
+"""Recorded of a block's hash, its last ones: enough to recognize it, and what vLLM's KV events have of it."""
+MOST_TOLD = 65_536
+"""Hashes that a recorder refers to at most, before it tells them anew."""
 
 
 def external_id(request_id: str) -> str:

@@ -221,6 +221,7 @@ _KINDS: dict[str, str] = {
     Kind.EVICT: "eviction",
     Kind.RESET: "reset",
     Kind.CACHE_RESET: "prefix cache reset",
+    Kind.PREFIX_CACHE: "prefix cache",
     Kind.HOLDINGS: "chunks held",
     Kind.BLOCK_CHECK: "look at blocks",
     Kind.FAILURE: "failed call",
@@ -266,6 +267,8 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
             return some(numbers["locks"], "chunk")
         case Kind.FREE | Kind.READ:
             return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
+        case Kind.PREFIX_CACHE:
+            return _changes(numbers)
         case Kind.BLOCK_CHECK:
             return _look(numbers)
         case Kind.HEARTBEAT if numbers.get("recorder_closed"):
@@ -291,6 +294,14 @@ def _lookup(numbers: Mapping[str, Any]) -> str:
     refused = numbers.get("refused")
     healed = "" if refused is None else f" in place of {count(refused)}, which the guard refused"
     return f"{computed}, {held}; {answer}{healed}{cached}"
+
+
+def _changes(numbers: Mapping[str, Any]) -> str:
+    """3 blocks stored, 2 removed."""
+    changes = numbers["cache_changes"]
+    stored, removed = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
+    cleared = ", all removed" if 0 in changes else ""
+    return f"{some(stored, 'block')} stored, {count(removed)} removed{cleared}"
 
 
 def _look(numbers: Mapping[str, Any]) -> str:

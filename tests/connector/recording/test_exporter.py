@@ -34,7 +34,7 @@ from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {"kvtrail.engine.launch": str(os.getpid())}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
-recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, None, None, None))
+recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, *(None,) * 5))
 recorder.flush(60)
 print(recorder._exporter.pid, flush=True)
 while "busy" in sys.argv:
@@ -128,7 +128,7 @@ def test_numbers_of_numpy_are_numbers(process: tuple[ExportProcess, Tracer]) -> 
     """A connector may compute its answer with numpy; `marshal` knows only Python's own."""
     exporter, tracer = process
     recorder = Recorder("engine", {}, exporter)
-    values = (numpy.int64(700), 0, 256, numpy.int32(256), False, None, None, None)
+    values = (numpy.int64(700), 0, 256, numpy.int32(256), False, *(None,) * 6)
     recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(a_request()), 1, 2, values)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
@@ -138,7 +138,7 @@ def test_numbers_of_numpy_are_numbers(process: tuple[ExportProcess, Tracer]) -> 
 def test_a_value_that_is_no_number_is_unknown(process: tuple[ExportProcess, Tracer]) -> None:
     exporter, tracer = process
     recorder = Recorder("engine", {}, exporter)
-    values = (700, 0, object(), 256, False, None, None, None)
+    values = (700, 0, object(), 256, False, *(None,) * 6)
     recorder.record(Kind.LOOKUP.value, b"", recorder.contexts.of(a_request()), 1, 2, values)
     assert recorder.flush(SLOW_S)
     recorder.close(SLOW_S)
@@ -264,7 +264,7 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     """What an engine was handing over when it was killed is lost, and the tracer learns that something is: of the engine, and
     of each request that was open."""
     nobody, somebody = (b"r" * 24, b"", "", True), (b"s" * 24, b"", "open", True)
-    begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, None, None, None))
+    begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, *(None,) * 5))
     beat = ("kv.recorder", b"", nobody, 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None, None, None, None))
     body = marshal.dumps([beat])
     frame = exporter_module.LENGTH.pack(len(body)) + body

@@ -37,7 +37,7 @@ def test_a_scheduler_names_what_is_open_and_whose_blocks_are_kept() -> None:
     requests = [SimpleNamespace(request_id=name, num_preemptions=0) for name in ("open", "kept", "ended")]
     for request in requests:
         context = recorder.contexts.of(request)
-        recorder.record("kv.request.start", b"", context, 0, 0, (1, None, None, None, None, None))
+        recorder.record("kv.request.start", b"", context, 0, 0, (1, *(None,) * 7))
         if request.request_id != "open":
             recorder.contexts.end(context, kept=request.request_id == "kept")
     assert recorder._idle.told(recorder.contexts.events()) is None

@@ -55,9 +55,9 @@ def a_lookup(*values: Any, **changes: Any) -> Any:
     ],
 )
 def test_a_number_is_a_number_or_unknown(odd: Any, told: int | None) -> None:
-    event = plain(a_lookup(700, 0, odd, 256, False, None, None, (numpy.str_("k"),)))
+    event = plain(a_lookup(700, 0, odd, 256, False, None, None, (numpy.str_("k"),), 3, bytearray(b"hash"), None))
     assert event is not None
-    assert event[-1] == (700, 0, told, 256, False, None, None, ("k",))
+    assert event[-1] == (700, 0, told, 256, False, None, None, ("k",), 3, b"hash", None)
     assert [type(value) for value in event[-1]][2] is type(told)
 
 
@@ -65,9 +65,9 @@ def test_a_number_is_a_number_or_unknown(odd: Any, told: int | None) -> None:
     "odd",
     [
         a_lookup(700, kind="kv.lookup"),
-        a_lookup(*range(8), kind="kv.unheard"),
-        a_lookup(*range(8), identity=(b"", b"", 7, True)),
-        a_lookup(*range(8), numbers=(1, 2, None, 3, 4)),
+        a_lookup(*range(11), kind="kv.unheard"),
+        a_lookup(*range(11), identity=(b"", b"", 7, True)),
+        a_lookup(*range(11), numbers=(1, 2, None, 3, 4)),
     ],
     ids=["too few values", "unknown kind", "no text for an id", "no epoch"],
 )
@@ -82,7 +82,7 @@ def test_one_odd_event_in_a_batch_costs_itself_only() -> None:
         record(recorder, request, 3)
         context = recorder.contexts.of(request)
         recorder.record(Kind.LOOKUP.value, b"", context, 1, 2, (700, 0))
-        recorder.record(Kind.LOOKUP.value, b"", context, 1, 2, (Number.ONE, 0, Hostile(), 1.0, 1, None, None, None))
+        recorder.record(Kind.LOOKUP.value, b"", context, 1, 2, (Number.ONE, 0, Hostile(), 1.0, 1, *(None,) * 6))
         record(recorder, request, 3)
     recorder.close(SLOW_S)
     assert [event.sequence for event in transport.lookups()] == [0, 1, 2, 4, 5, 6, 7]

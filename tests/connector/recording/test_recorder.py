@@ -503,7 +503,7 @@ def test_a_jump_of_the_wall_clock_moves_no_event(monkeypatch: pytest.MonkeyPatch
     """Deadlines are judged by recorded time. The heartbeats say by how much the clock has moved."""
     transport = MemoryTransport()
     recorder, request = a_recorder(transport), a_request()
-    values = (700, 0, 0, 0, False, None, None, None)
+    values = (700, 0, 0, 0, False, *(None,) * 6)
 
     def look_up() -> None:
         at_ns = time.monotonic_ns()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvtrail.connector.simulate.recorded import split_hashes
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.ingest import decode
+from kvtrail.tracer.model.chains import split_hashes
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
@@ -98,5 +98,5 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
     assert any(e.kind == "kv.received" for e in played.events)
 
 
-def _hashes(event: RequestStart | RequestEnd) -> tuple[str, ...]:
-    return split_hashes(event.block_hashes or "")
+def _hashes(event: RequestStart | RequestEnd) -> list[bytes]:
+    return split_hashes(event.block_hashes)

@@ -36,7 +36,7 @@ def recorded(
     transport = MemoryTransport()
     recorder = a_recorder(transport)
     requests = [a_request(f"cmpl-{n}-0-0123abcd", num_preemptions=n) for n in range(3)]
-    lookup = (Kind.LOOKUP.value, SOURCE, recorder.contexts.of(requests[1]), 5, 6, (9, 0, 0, 0, False, None, None, None))
+    lookup = (Kind.LOOKUP.value, SOURCE, recorder.contexts.of(requests[1]), 5, 6, (9, 0, 0, 0, False, *(None,) * 6))
     with transport.held_up():
         recorder.record(*lookup)
         contexts = [recorder.contexts.of(each) for each in requests]

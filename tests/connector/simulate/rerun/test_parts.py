@@ -135,14 +135,14 @@ def test_a_key_tells_of_the_keys_before_it() -> None:
     assert not prefixes.shows("b-cmpl-1-0-0123abcd", 768)
 
 
-def test_hashes_of_blocks_tell_it_too_and_keys_are_their_longer_form() -> None:
+def test_hashes_of_blocks_tell_it_too_and_those_of_chunks_are_keys() -> None:
     recorded = calls_of("L 100 c0 h0 -> 0\nplan store 0+64 keys 00112233445566aa", chunk=64)
     begin = recorded.calls[0].event
     assert isinstance(begin, RequestStart)
-    begin.block_hashes = "aabbccddeeff" + "001122334455" + "ffeeddccbbaa"
+    begin.block_hashes = b"before--" + bytes.fromhex("00112233445566aa") + b"after---"
     prefixes = Prefixes(recorded.requests(), block_size=32, chunk_size=64)
     hashes = prefixes.block_hashes(begin.request or "", 0, 3)
-    assert [each.hex() for each in hashes] == ["aabbccddeeff", "00112233445566aa", "ffeeddccbbaa"]
+    assert hashes == [b"before--", bytes.fromhex("00112233445566aa"), b"after---"]
 
 
 def test_where_nothing_is_recorded_lengths_are_a_guess() -> None:

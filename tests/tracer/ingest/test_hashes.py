@@ -1,0 +1,91 @@
+"""Block hashes on their way: bytes in both of OTLP's encodings, in trace files, and the text of earlier recordings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from history import history
+from msgspec.structs import replace as changed
+from wire import encoded
+
+from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.ingest.json_lines import JsonLines
+from kvtrail.tracer.ingest.otlp_json import JsonDecoder
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.events import Event, PrefixCache, RequestStart
+from kvtrail.tracer.model.spans import Span
+
+HASHES = bytes(range(3 * semconv.HASH_BYTES))
+
+
+def told() -> list[Event]:
+    began = history("L 749 c0 h256 -> 256")[0]
+    start = changed(began, block_hashes=HASHES, block_first=2, block_after=b"\xff" * semconv.HASH_BYTES)
+    cache = PrefixCache(
+        engine=start.engine, recorder=start.recorder, sequence=start.sequence + 1, start_ns=5, end_ns=5,
+        cache_changes=(2, -1, 0), block_hashes=HASHES, scheduler_step=7, cache_whole=True,
+    )  # fmt: skip
+    return [start, cache]
+
+
+def said(events: list[Event]) -> list[dict[str, object]]:
+    return [event.numbers() for event in events]
+
+
+def test_bytes_go_both_ways_in_both_encodings() -> None:
+    payload = encoded(told())
+    binary = ProtobufDecoder().decoded(payload)
+    assert (binary.malformed, dict(binary.unknown_attributes)) == ([], {})
+    start, cache = binary.events
+    assert isinstance(start, RequestStart)
+    assert isinstance(cache, PrefixCache)
+    assert (start.block_hashes, start.block_first, start.block_after) == (HASHES, 2, b"\xff" * semconv.HASH_BYTES)
+    assert (cache.cache_changes, cache.block_hashes, cache.cache_whole) == ((2, -1, 0), HASHES, True)
+    for line in (otlp_json.to_json_line(payload), JsonLines().line(payload)):
+        assert said(JsonDecoder().decoded(line).events) == said(binary.events) == said(told())
+    again = otlp_json.spans_to_json_line(ProtobufDecoder().spans(payload))
+    assert said(JsonDecoder().decoded(again).events) == said(told())
+    assert "bytesValue" in again
+
+
+def test_in_the_api_they_are_hexadecimal() -> None:
+    numbers = told()[0].numbers()
+    assert numbers["block_hashes"] == HASHES.hex()
+    json.dumps(numbers)
+
+
+def test_a_recording_from_before_they_were_bytes_is_read() -> None:
+    """12 hexadecimal digits each: still as many hashes, and equal ones are equal."""
+    (span, *_) = ProtobufDecoder().spans(encoded(told()))
+    text = replaced(span, "aabbccddeeff" + "001122334455")
+    for spans in (
+        JsonDecoder().spans(line(text)),
+        ProtobufDecoder().spans(otlp_json.to_protobuf(json.loads(line(text)))),
+    ):
+        start = decode.from_span(spans[0])
+        assert isinstance(start, RequestStart)
+        assert (start.block_hashes or b"").hex() == "aabbccddeeff" + "0000" + "001122334455" + "0000"
+
+
+def line(span: Span) -> str:
+    """The span in a line in which the hashes are text."""
+    return otlp_json.spans_to_json_line([span]).replace("bytesValue", "stringValue", 1)
+
+
+def replaced(span: Span, hashes: str) -> Span:
+    attributes = {key: value for key, value in span.attributes.items() if key != semconv.AFTER.key}
+    return changed(span, attributes={**attributes, semconv.HASHES.key: hashes})
+
+
+@pytest.mark.parametrize("damage", ["no text", "xyz", ""])
+def test_damage_is_no_hash(damage: str) -> None:
+    (span, *_) = ProtobufDecoder().spans(encoded(told()))
+    (read,) = JsonDecoder().spans(line(replaced(span, damage)))
+    try:
+        event = decode.from_span(read)
+    except decode.MalformedSpan:
+        return
+    assert isinstance(event, RequestStart)
+    assert not event.block_hashes
