@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
-from operator import index, itemgetter
+from operator import index
 from time import monotonic, monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -29,11 +29,12 @@ from kvtrail.connector.recording.encoder import inside, of_span
 from kvtrail.connector.recording.messages import message
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
+from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
-from kvtrail.tracer.model.semconv import FIELDS, HASH_BYTES, Kind
+from kvtrail.tracer.model.semconv import FIELDS, Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -41,7 +42,6 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
-_SHORT = itemgetter(slice(-HASH_BYTES, None))
 MOST_JOBS = 65_536
 """Numbered transfers whose request is remembered."""
 MOST_PROBE_FAILURES = 100
@@ -106,6 +106,7 @@ class Instrumentation:
         self._unannounced = unannounced
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
+        self._hashes: Any = None if recorder is None else BlockHashes(recorder)
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
         self._pool: Any = _NO_POOL
         self._prefix_cache: Any = None
@@ -164,8 +165,9 @@ class Instrumentation:
         if context.source is None:
             context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
-            hashes, identity = self._new_hashes(context, request), identity_of(request)
-            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, None, identity)
+            identity = identity_of(request)
+            hashes = self._hashes.at_start(context, request)
+            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, identity)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 
@@ -202,7 +204,7 @@ class Instrumentation:
                 context = self._recorder.contexts.of(request)
                 if self._unannounced and context.source is None:
                     self.request_started(request)
-                told = (refused, keys, self._steps, None, None)
+                told = (refused, keys, self._steps, *self._hashes.since(context, request))
                 values = (total, computed, matched, returned, True if is_async else False, cached, *told)  # noqa: SIM210 - faster
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
         except Exception:
@@ -360,7 +362,7 @@ class Instrumentation:
                 outcome = request.status.name.removeprefix("FINISHED_").lower()
                 delayed = bool(answer[0])
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
-                hashes = self._new_hashes(context, request)
+                hashes = self._hashes.since(context, request)
                 used = (getattr(request, "num_prompt_tokens", None), context.cached)
                 values = (*counts, outcome, delayed, None, self._steps, *hashes, handoff, None, *used)
             except Exception:  # an end without its numbers is an end all the same
@@ -511,15 +513,6 @@ class Instrumentation:
     def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
         """Something that takes no time."""
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
-
-    def _new_hashes(self, context: RequestContext, request: Any) -> tuple[bytes | None, int | None]:
-        """In detail, the hashes of the request's blocks that were not recorded yet, and the number of the first of these."""
-        if not self._level.detailed:
-            return None, None
-        first = context.hashed
-        fresh = request.block_hashes[first:]
-        context.hashed += len(fresh)
-        return (b"".join(map(_SHORT, fresh)), first or None) if fresh else (None, None)
 
     def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """The keys that a lookup claims, if the probe knows them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.briefs import BRIEFS
 
 
 def as_markdown() -> str:
@@ -28,7 +29,7 @@ def as_markdown() -> str:
     for kind, attributes in semconv.FIELDS.items():
         shown = (*attributes, *semconv.OF_ROOT) if kind in semconv.ROOTS else attributes
         table = f"\n\n{head}{rows(shown)}" if shown else ""
-        parts.append(f"## `{kind}`\n\n{semconv.BRIEFS[kind]}{table}\n")
+        parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
         if kind is semconv.Kind.SCHEDULE:
             parts.append(f"## `{semconv.STEP_SPAN}`\n\n{semconv.STEP_BRIEF}\n\n{head}{rows(semconv.STEP_FIELDS)}\n")
     parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{semconv.ENGINE_BRIEF}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")

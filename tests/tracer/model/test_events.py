@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.model import events, semconv, vocabulary
+from kvtrail.tracer.model import briefs, events, semconv, vocabulary
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span
 
@@ -34,7 +34,7 @@ def span(kind: str, **attributes: object) -> Span:
 def test_every_kind_has_its_event_with_the_fields_of_its_attributes(kind: Kind) -> None:
     names = set(events.CLASSES[kind].__struct_fields__)
     assert {attribute.field for attribute in semconv.FIELDS[kind]} <= names
-    assert semconv.BRIEFS[kind]
+    assert briefs.BRIEFS[kind]
 
 
 @pytest.mark.parametrize("kind", list(Kind))
