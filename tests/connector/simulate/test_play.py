@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvtrail.connector.simulate.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
 from kvtrail.tracer.ingest import decode
-from kvtrail.tracer.model.chains import split_hashes
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 
 OFFLOAD = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"chunk_size": 64}}
@@ -66,13 +66,13 @@ def test_the_story_tells_what_a_replay_needs() -> None:
     ends = {e.request: e for e in events if isinstance(e, RequestEnd)}
     assert {r: e.scheduler_step for r, e in starts.items()} == {a.id: a.at_step for a in CROWD.arrivals}
     assert (ends["r-3"].outcome, ends["r-3"].scheduler_step) == ("aborted", 30)
-    hashes = {request: _hashes(e) for request, e in starts.items()}
-    assert len(hashes["r-0"]) == 556 // 32
+    hashes = {request: told.chain.hashes for request, told in recorded_requests(events).items()}
+    assert len(hashes["r-0"]) == (556 + 40) // 32
     assert hashes["r-0"][:8] == hashes["r-5"][:8]
     assert hashes["r-0"][8] != hashes["r-5"][8]
     assert hashes["again"] == hashes["r-0"]
+    assert (starts["again"].block_hashes, starts["again"].block_first) == (None, 556 // 32)
     assert starts["r-0"].limit == 40
-    assert len(_hashes(ends["r-0"])) == (556 + 40) // 32 - 556 // 32
     assert [e.scheduler_step for e in events if isinstance(e, CacheReset)] == [210, 215]
     assert tokens((HEAD, ("x", 3)))[:256] == tokens((HEAD,)) == tokens((("head", 300),))[:256]
 
@@ -96,7 +96,3 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
     played = play(replace(CROWD, workers=late, resets=(CachesReset(210),)), native)
     assert (played.error, played.findings, played.unfinished) == (None, [], {})
     assert any(e.kind == "kv.received" for e in played.events)
-
-
-def _hashes(event: RequestStart | RequestEnd) -> list[bytes]:
-    return split_hashes(event.block_hashes)
