@@ -128,7 +128,13 @@ class Checks:
         """Blocks that are loaded but for their last token, by request, and by group and number: whether they were right
         before, or what they were instead; None where nobody knows."""
         self._loads_whole = False
-        """Whether this connector is known to load the last token of such a block, too."""
+        """Whether this connector is known to load the last token of such a block, too, and before the forward pass."""
+        self._waits_whole = False
+        """Likewise, layer by layer in the forward pass."""
+        self._layers: list[tuple[Any, list[Look]]] = []
+        """Such blocks that are read layer by layer in this step's forward pass: `LayerByLayer`, and their looks."""
+        self._before_load: dict[str, dict[Block, int]] = {}
+        """What such blocks held before their load, by request."""
         self._named: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         """Wrong blocks that were told of a request: its id, the block's, and its hash."""
         self._quiet: OrderedDict[tuple[str, str, int], Told] = OrderedDict()
@@ -159,12 +165,29 @@ class Checks:
         computed = [look for look in orders.before if look.look == COMPUTED]
         self._read([*kept, *computed], partial(self._judge_before, set()))
         self._queue.append((_DONE, lambda _: self._turn(orders)))
+        if not (self._loads_whole or self._waits_whole):
+            self._read(_mixed(self._loads), self._judge_unloaded)
         self._settle()
 
-    def loads_started(self) -> None:
-        """After `start_load_kv`: blocks whose last token this step will compute."""
-        mixed = [_only(look, [number == look.mixed for number in look.numbers]) for look in self._loads]
+    def loads_started(self) -> bool:
+        """After `start_load_kv`: blocks whose last token this step will compute. Returns whether they must be read layer by
+        layer, too, since the connector may load them so."""
+        mixed = _mixed(self._loads)
         self._read(mixed, self._judge_mixed)
+        self._settle()
+        self._layers = [
+            (fingerprints.layer_by_layer(_blocks(these)), these)
+            for group, fingerprints in self._groups.items()
+            if (these := [look for look in mixed if look.group == group])
+            and not (self._loads_whole and fingerprints.is_on_cpu)
+        ]
+        return bool(self._layers)
+
+    def layer_loaded(self, name: str) -> None:
+        """After `wait_for_layer_load` of a layer, before the forward pass writes into it."""
+        for layers, looks in self._layers:
+            if (reading := layers.read(name)) is not None:
+                self._queue.append((reading, partial(_judged, looks, self._judge_waited)))
         self._settle()
 
     def received(self, request_ids: Iterable[str], failed: Collection[str]) -> None:
@@ -218,8 +241,7 @@ class Checks:
         for group, fingerprints in self._groups.items():
             these = [look for look in looks if look.group == group and look.blocks]
             if these:
-                blocks = sorted({block for look in these for block in look.blocks})
-                self._queue.append((fingerprints.read(blocks), partial(_judged, these, judge)))
+                self._queue.append((fingerprints.read(_blocks(these)), partial(_judged, these, judge)))
 
     def _settle(self, *, wait: bool = False) -> None:
         """Judge what is there; of a GPU, without a wait unless it must be."""
@@ -270,15 +292,31 @@ class Checks:
             self._say(told)
         return False
 
+    def _judge_unloaded(self, look: Look, seen: list[_Seen]) -> None:
+        """What right blocks held before already does not show that a connector loads all of them."""
+        before = self._before_load.setdefault(look.request_id, {})
+        before.update(((look.group, each.block), each.folded) for each in seen)
+
     def _judge_mixed(self, look: Look, seen: list[_Seen]) -> None:
-        """Where the last token is not loaded, the block is not right yet, and nothing is wrong with it. On a GPU its copy may
-        still run on another stream."""
-        knows = self._loads_whole and self._groups[look.group].is_on_cpu
+        """Where a connector does not load the last token, or loads layer by layer, the block is not right yet, and nothing is
+        wrong with it. On a GPU its copy may still run on another stream."""
         for each in seen:
             found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
-            self._loads_whole = self._loads_whole or found is True
-            is_wrong = isinstance(found, Wrong) and (knows or found.holds is not UNKNOWN)
+            self._loads_whole = self._loads_whole or self._is_loaded(look, each, found)
+            knows = self._loads_whole and self._groups[look.group].is_on_cpu
+            self._remember_mixed(look, each, found if knows or found is True else None)
+
+    def _judge_waited(self, look: Look, seen: list[_Seen]) -> None:
+        """All that the connector loads of these blocks is there."""
+        for each in seen:
+            found = self._truth.judge((look.group, each.hash), each.folded, each.layers, look.identity)
+            self._waits_whole = self._waits_whole or self._is_loaded(look, each, found)
+            is_wrong = isinstance(found, Wrong) and (self._waits_whole or found.holds is not UNKNOWN)
             self._remember_mixed(look, each, found if is_wrong or found is True else None)
+
+    def _is_loaded(self, look: Look, seen: _Seen, found: Wrong | bool | None) -> bool:
+        before = self._before_load.get(look.request_id, {})
+        return found is True and before.get((look.group, seen.block), seen.folded) != seen.folded
 
     def _remember_mixed(self, look: Look, seen: _Seen, found: Wrong | bool | None) -> None:
         self._mixed.setdefault(look.request_id, {})[look.group, seen.number] = found
@@ -405,6 +443,7 @@ class Checks:
         """It has other blocks."""
         self._tainted.discard(request_id)
         self._mixed.pop(request_id, None)
+        self._before_load.pop(request_id, None)
         if request_id in self._recomputed.values():
             self._recomputed = {block: of for block, of in self._recomputed.items() if of != request_id}
 
@@ -434,6 +473,15 @@ def _judged(looks: Sequence[Look], judge: Judge, values: Mapping[int, tuple[int,
     for look in looks:
         blocks = zip(look.numbers, look.blocks, look.hashes, strict=True)
         judge(look, [_Seen(number, block, short, *values[block]) for number, block, short in blocks])
+
+
+def _mixed(loads: Sequence[Look]) -> list[Look]:
+    """The looks at those blocks of which the last token is not loaded."""
+    return [look for each in loads if (look := _only(each, [n == each.mixed for n in each.numbers])).blocks]
+
+
+def _blocks(looks: Sequence[Look]) -> list[int]:
+    return sorted({block for look in looks for block in look.blocks})
 
 
 def _only(look: Look, chosen: Sequence[bool]) -> Look:

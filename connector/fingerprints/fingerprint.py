@@ -47,6 +47,9 @@ class Fingerprints:
         Raises:
             ValueError: a layer of which no dimension counts the blocks, by name and shape.
         """
+        self._caches, self._num_blocks = caches, num_blocks
+        self._alone: dict[str, Fingerprints] = {}
+        """Those of one layer each, once they are needed."""
         parts: dict[str, list[_Part]] = {}
         seen: set[tuple[object, ...]] = set()
         for name, tensor in caches.items():
@@ -85,8 +88,21 @@ class Fingerprints:
 
     def read(self, blocks: Sequence[int]) -> Reading:
         """The fingerprints of these blocks on their way to the host."""
-        fingerprints = self.of(blocks)
+        return self.reading(blocks, self.of(blocks))
+
+    def reading(self, blocks: Sequence[int], fingerprints: torch.Tensor) -> Reading:
+        """These fingerprints, which are those of the blocks, on their way to the host."""
         return Reading(blocks, torch.cat([self.folded(fingerprints).unsqueeze(1), fingerprints], 1))
+
+    def of_layer(self, name: str, blocks: Sequence[int]) -> torch.Tensor:
+        """The fingerprints of these blocks in one of the layers: int64, [blocks]."""
+        if name not in self._alone:
+            self._alone[name] = Fingerprints({name: self._caches[name]}, self._num_blocks)
+        return self._alone[name].of(blocks)[:, 0]
+
+    def layer_by_layer(self, blocks: Sequence[int]) -> LayerByLayer:
+        """To read these blocks in one layer after the other."""
+        return LayerByLayer(self, blocks)
 
     def fill_with_zeros(self, blocks: Sequence[int]) -> None:
         """Overwrite these blocks in all layers."""
@@ -157,6 +173,24 @@ class Reading:
         if self._copied is not None:
             self._copied.synchronize()
         return {block: (row[0], tuple(row[1:])) for block, row in zip(self._blocks, self._rows.tolist(), strict=True)}
+
+
+class LayerByLayer:
+    """Fingerprints of blocks that are read in one layer after the other."""
+
+    def __init__(self, fingerprints: Fingerprints, blocks: Sequence[int]) -> None:
+        self._fingerprints, self._blocks = fingerprints, blocks
+        self._read: dict[str, torch.Tensor] = {}
+
+    def read(self, name: str) -> Reading | None:
+        """Read a layer. Returns them when that was the last one that was missing."""
+        layers = self._fingerprints.layers
+        if name not in layers or name in self._read:
+            return None
+        self._read[name] = self._fingerprints.of_layer(name, self._blocks)
+        if len(self._read) < len(layers):
+            return None
+        return self._fingerprints.reading(self._blocks, torch.stack([self._read[each] for each in layers], 1))
 
 
 def blocks_first(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:

@@ -25,6 +25,8 @@ logger = logging.getLogger("vllm.kvtrail")
 
 ORDERS = "_kvtrail_orders"
 """Attribute of a connector's metadata in which the scheduler's side tells its workers which blocks to look at."""
+LAYER_CALL = "wait_for_layer_load"
+"""What vLLM calls for every layer: it has something in front of it only in a step that needs it."""
 MOST_WRONG = 64
 """Wrong blocks that one event lists."""
 
@@ -139,7 +141,7 @@ class BlockChecks:
             tell=self._tell,
         )
         self._after("bind_connector_metadata", self._bound)
-        self._after("start_load_kv", lambda result, *_, **__: self._checks.loads_started())
+        self._after("start_load_kv", self._loads_started)
         self._after("get_finished", lambda result, *_: self._checks.received((result or ((), ()))[1] or (), ()))
         self._after("get_transfer_results", self._received)
         self._before("wait_for_save", self._checks.forward_passed)
@@ -171,10 +173,17 @@ class BlockChecks:
                     recorder.contexts.adopt(request_id, *place)
         self._checks.begin(orders)
 
+    def _loads_started(self, result: Any, *_: Any, **__: Any) -> None:
+        if self._checks.loads_started():
+            self._after(LAYER_CALL, lambda result, name: self._checks.layer_loaded(name))
+
     def _received(self, result: Any, *_: Any) -> None:
         self._checks.received(result.finished_recving or (), getattr(result, "failed_recving", None) or ())
 
     def _conclude(self, result: Any) -> Any:
+        if LAYER_CALL in self.in_front:
+            self.in_front.remove(LAYER_CALL)
+            delattr(self._connector, LAYER_CALL)
         healed = self._checks.conclude(result or ())
         return {*result, *healed} if healed else result
 

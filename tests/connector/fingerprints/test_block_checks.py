@@ -78,12 +78,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., En
 
     patch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(MemoryTransport()))
 
-    def build(kvtrail: dict[str, Any] | None = None, overrides: dict[str, Any] | None = None, **extra: Any) -> Engine:
+    def build(
+        kvtrail: dict[str, Any] | None = None,
+        overrides: dict[str, Any] | None = None,
+        name: str = "OffloadConnector",
+        **extra: Any,
+    ) -> Engine:
         end()
         connector = None
         if kvtrail is not None:
             connector = {
-                "kv_connector": "OffloadConnector",
+                "kv_connector": name,
+                "kv_connector_module_path": "kvtrail.connector",
                 "kv_connector_extra_config": {"kvtrail": kvtrail, **extra},
                 "kv_load_failure_policy": "recompute",
             }
@@ -267,12 +273,12 @@ def test_healing_gives_the_right_tokens(
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
-def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full hit: the last block is loaded, and its last token computed. What it held before the step is what was wrong."""
-    job = DemoRequest("full", tuple(range(5, 133)), 4)
-    for number in range(2):
-        engine.round([job], prefix=str(number))
-    assert not engine.named()
+FULL_HIT = DemoRequest("full", tuple(range(5, 133)), 4)
+"""Its last block is loaded, and the last token of it computed."""
+
+
+def last_block_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads put the first block's content into the last block, too."""
     plain = HostMemory.load
 
     def load(memory: HostMemory, copies: Any) -> None:
@@ -282,11 +288,23 @@ def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, mon
             part._cache[last] = part._cache[first]
 
     monkeypatch.setattr(HostMemory, "load", load)
-    engine.round([job], prefix="2")
+
+
+def it_holds_the_first_block(engine: Engine) -> None:
     ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
     assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
     assert isinstance(found.wrong.holds, Place)
     assert found.wrong.holds.token == 0
+
+
+def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it held before the step is what was wrong."""
+    for number in range(2):
+        engine.round([FULL_HIT], prefix=str(number))
+    assert not engine.named()
+    last_block_is_wrong(monkeypatch)
+    engine.round([FULL_HIT], prefix="2")
+    it_holds_the_first_block(engine)
 
 
 def test_a_block_that_changes_while_it_is_held_is_rot(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,3 +350,23 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     assert not [each for each in engine.told if each.wrong]
     assert 0 < counts["held"] < 20_000
     assert counts["unknown"] == 0
+
+
+def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
+    built: Callable[..., Engine], expected: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    engine = built(ALL, name="Traced:other_offload:LayerwiseOffloadConnector", chunk_size=64)
+    all_is_right(engine, expected)
+    engine.round([FULL_HIT], prefix="2")
+    with monkeypatch.context() as patch:
+        last_block_is_wrong(patch)
+        engine.round([FULL_HIT], prefix="3")
+    it_holds_the_first_block(engine)
+    engine.told.clear()
+    engine.checks._truth = Truth(own=True)
+    engine.checks._groups[0].fill_with_zeros(range(64))
+    engine.round([FULL_HIT], prefix="4")
+    assert not engine.named(), "what blocks hold before their load is nobody's fault"
+    assert "wait_for_layer_load" not in vars(get_kv_transfer_group()), "nothing is in the way of other steps"

@@ -14,10 +14,10 @@ from processes import Tracer, serve, until
 from kvtrail.tracer.model.semconv import Kind
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-ASYNC = "Traced:async_offload:AsyncOffloadConnector"
-HASTY = "Traced:async_offload:HastyOffloadConnector"
+ASYNC = "Traced:other_offload:AsyncOffloadConnector"
+HASTY = "Traced:other_offload:HastyOffloadConnector"
 WRONG = "Faulty:blocks-exchanged:OffloadConnector"
-WRONG_ASYNC = "Faulty:blocks-exchanged:async_offload:AsyncOffloadConnector"
+WRONG_ASYNC = "Faulty:blocks-exchanged:other_offload:AsyncOffloadConnector"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""An OffloadConnector whose loads end between steps, as those of a slower store do."""
+"""OffloadConnectors whose loads end between steps, as those of a slower store do, or layer by layer within one."""
 
 from __future__ import annotations
 
@@ -48,3 +48,25 @@ class HastyOffloadConnector(AsyncOffloadConnector):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         super().start_load_kv(forward_context, **kwargs)
         self._loaded, self._loading = self._loaded | self._loading, set()
+
+
+class LayerwiseOffloadConnector(UntracedOffloadConnector):
+    """It loads a layer when the forward pass asks for it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._waiting: dict[str, Any] = {}
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._waiting = dict(zip(self._layers, self._memory._parts, strict=True)) if self._bound_plan().loads else {}
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._layers = list(kv_caches)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        part = self._waiting.pop(layer_name, None)
+        if part is not None:
+            every, self._memory._parts = self._memory._parts, [part]
+            self.load_chunks(self._bound_plan().loads)
+            self._memory._parts = every
