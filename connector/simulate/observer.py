@@ -259,13 +259,14 @@ class Observer:
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
             return
-        # What was found has room in the store; with more of the request it may have none.
-        tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 1)]
+        # What was found has room in the store; with more of the request it may have none. A second step shows a connector that
+        # the tokens of the first are computed, which speculation leaves open.
+        tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 2)]
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
         for number in range(1 + PATIENCE):
             salt, adapter = request.cache_salt or "", request.lora_request and request.lora_request.lora_name
-            self._stage.add(f"again-{number}", tokens, 1, salt=salt, adapter=adapter or "")
+            self._stage.add(f"again-{number}", tokens, 2, salt=salt, adapter=adapter or "")
             run(())
             scheduler.reset_prefix_cache()
             if any(answers[1:]):

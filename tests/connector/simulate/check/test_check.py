@@ -14,10 +14,12 @@ from pytest_alone import run_pytest
 from kvtrail.__main__ import main
 from kvtrail.connector.commands.check import check as command
 from kvtrail.connector.faults import FAULTS, NATIVE, OF_COPIES
+from kvtrail.connector.registration import configuration
 from kvtrail.connector.simulate.check import report
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.check.session import Checked, NothingRecorded, check
 from kvtrail.connector.simulate.check.trial import without_numbers
+from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.tracer.replay.audit import audit
 from kvtrail.tracer.replay.shrink import minimal
@@ -70,6 +72,12 @@ def test_a_correct_connector_passes_all_profiles(name: str) -> None:
     assert set(checked.refused) == ({"groups"} if name == "OffloadConnector" else set())
     assert checked.hits > 500
     assert checked.blocks_compared > 200_000
+
+
+def test_what_is_stored_a_step_later_is_found_again_after_a_reset() -> None:
+    """With speculation, a prompt's last chunk is stored when the next step shows that it is computed."""
+    connector = configuration("OffloadConnector", {"chunk_size": 256})
+    assert play(scenario_of("spec-decode", 301), connector, observed=True).observations == []
 
 
 def test_the_same_seed_gives_the_same_scenarios_and_others_give_others() -> None:
