@@ -259,8 +259,8 @@ class Observer:
                 "All requests have ended, and the connector refuses to reset its cache (`reset_cache` answered False).",
             )
             return
-        # What was found has room in the store; with more of the request it may have none. A second step shows a connector that
-        # the tokens of the first are computed, which speculation leaves open.
+        # What was found has room in the store; with more of the request it may have none. The second step tells a connector
+        # that the tokens of the first are computed, which speculation leaves open.
         tokens = list(request.all_token_ids)[: min(end + 1, self._stage.config.model_config.max_model_len - 2)]
         answers: list[int | None] = []
         self._calls.on_lookup.append(lambda _, __, returned: answers.append(returned))
