@@ -42,6 +42,10 @@
     evict a, reset, reset refused      `reset silent` answered None
     start 749                          the request begins, with so many tokens
     start 749 as lora-a                the adapter and salt that its KV depends on
+    start 96 of a b c                  its full blocks, whose hashes are told: each once, as recorders do
+    cache + a b - c                    vLLM's own cache stored blocks, and removed one; `cache 0`: it was emptied; `cache
+                                       late`: what came before was not told
+    evict =a, keys =a,=b               a key that is the hash of a block
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
     end [1 2]                          the blocks that it held at its end
     end aborted, end length_capped     how it ended; `stopped` if nothing is said
@@ -110,7 +114,30 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def _keys(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(text.split(","))
+    return None if text is None else tuple(map(_key, text.split(",")))
+
+
+def _key(text: str) -> str:
+    return hash_of(text[1:]).hex() if text.startswith("=") else text
+
+
+def hash_of(block: str) -> bytes:
+    """The hash of a block with this name, as it is recorded."""
+    return block.encode().rjust(semconv.HASH_BYTES, b".")
+
+
+def _hashes(text: str | None) -> bytes:
+    return b"".join(map(hash_of, (text or "").split()))
+
+
+def _cache(m: re.Match[str]) -> Fields:
+    changes: list[int] = []
+    names: list[str] = []
+    for sign, blocks in re.findall(r"([-+0])((?: \w+)*)", m["changes"]):
+        some = blocks.split()
+        names += some
+        changes.append(0 if sign == "0" else len(some) if sign == "+" else -len(some))
+    return {"cache_changes": tuple(changes), "block_hashes": _hashes(" ".join(names)), "cache_whole": not m["late"]}
 
 
 def _lookup(m: re.Match[str]) -> Fields:
@@ -301,7 +328,8 @@ LINES: list[Line] = [
         e.Index,
         lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
     ),
-    (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": m["key"]}),
+    (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": _key(m["key"])}),
+    (r"cache(?P<late> late)?(?P<changes>(?: [-+](?: \w+)+| 0)*)", e.PrefixCache, _cache),
     (
         r"reset(?: (?P<answer>refused|silent))?",
         e.Reset,
@@ -309,9 +337,9 @@ LINES: list[Line] = [
     ),
     (r"holds (?P<before>\.\. )?(?P<keys>[^ .]+)(?P<after> \.\.)?", e.Holdings, _holdings),
     (
-        r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?",
+        r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?(?: of (?P<hashes>[\w ]+))?",
         e.RequestStart,
-        lambda m: {"total": _number(m["total"]), "identity": m["identity"]},
+        lambda m: {"total": _number(m["total"]), "identity": m["identity"], "block_hashes": _hashes(m["hashes"]) or None},
     ),
     (
         r"end(?P<delayed> delayed)?(?: (?P<outcome>stopped|length_capped|aborted|ignored|error))?(?P<handoff> handoff)?"
@@ -322,7 +350,7 @@ LINES: list[Line] = [
     (r"cut off", e.CutOff, lambda m: {"outcome": semconv.CUT_OFF}),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
-_OF_NO_REQUEST = (e.Evict, e.Reset, e.Pool, e.Index, e.Key, e.Holdings)
+_OF_NO_REQUEST = (e.Evict, e.Reset, e.PrefixCache, e.Pool, e.Index, e.Key, e.Holdings)
 _CALLS_OF_A_REQUEST = ("on_new_request", "request_finished")
 
 
@@ -337,6 +365,7 @@ def history(
     block: int = BLOCK_SIZE,
     from_log: bool = False,
     cache_identity: str | None = None,
+    capabilities: str | None = None,
 ) -> list[Event]:
     """The events that the text describes."""
     events: list[Event] = []
@@ -346,6 +375,8 @@ def history(
     steps = 0
     now_ns = START_NS
     heard: dict[str, Event] = {}
+    told: set[bytes] = set()
+    caches: set[str] = set()
 
     def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
         nonlocal now_ns
@@ -356,7 +387,7 @@ def history(
             "end_ns": now_ns + 10_000, "span_id": f"{len(events) + 1:016x}", "trace_id": "0" * 31 + "1", "request": about,
             "external": about and about.rpartition("-")[0], "request_sequence": numbers[by, about],
             "epoch": epochs.get(about or "", 0), "block_size": block, "chunk_size": chunk,
-            "cache_identity": cache_identity,
+            "cache_identity": cache_identity, "capabilities": capabilities,
         }  # fmt: skip
         now_ns += MILLISECOND_NS
         numbers[by, about] += 1
@@ -384,6 +415,11 @@ def history(
             totals[about] = fields.get("total") or _total_of(text, name)
             if cls is not e.RequestStart:
                 add(e.RequestStart, about, where, child, total=totals[about])
+        if cls is e.RequestStart and fields["block_hashes"]:
+            fields |= _referring(fields["block_hashes"], told)
+        elif cls is e.PrefixCache:
+            fields["cache_whole"] = fields["cache_whole"] and where not in caches
+            caches.add(where)
         if cls is e.Preempt:
             epochs[about] += 1
         elif cls in (e.RequestEnd, e.Alloc):
@@ -396,6 +432,18 @@ def history(
     if not events:
         add(e.RequestStart, request, engine, "", total=100)
     return events
+
+
+def _referring(hashes: bytes, told: set[bytes]) -> Fields:
+    """A prompt's hashes as a recorder tells them: those of `told` are only referred to, and the others are now among them."""
+    each = [hashes[at : at + semconv.HASH_BYTES] for at in range(0, len(hashes), semconv.HASH_BYTES)]
+    first = next((n for n, one in enumerate(each) if one not in told), len(each))
+    told.update(each)
+    after = each[first - 1] if first else None
+    return {
+        "block_hashes": b"".join(each[first:]) or None, "block_first": first or None, "block_after": after,
+        "block_seen": first,
+    }  # fmt: skip
 
 
 def goodbyes(events: Sequence[Event]) -> list[Event]:

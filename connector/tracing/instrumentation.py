@@ -167,7 +167,7 @@ class Instrumentation:
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             identity = identity_of(request)
             hashes = self._hashes.at_start(context, request)
-            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, identity)
+            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, identity, None)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 

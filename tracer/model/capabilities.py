@@ -23,6 +23,9 @@ class Capability(StrEnum):
     """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
     ANSWERS_FOR_CHILDREN = "answers_for_children"
     """Its answers are its children's, which may be traced as well: what both report is counted once."""
+    TELLS_CHUNKS = "tells_chunks"
+    """All that its store gains and loses is told, in order: by keys, which are the hash of each chunk's last block, or by the
+    tokens of a store. No other engine writes to it."""
 
 
 _WITHOUT_ATTRIBUTE = {

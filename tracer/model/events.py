@@ -127,6 +127,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     block_first: Count | None = None
     block_after: bytes | None = None
     identity: str | None = None
+    block_seen: Count | None = None
 
 
 class RequestEnd(Event, kw_only=True, gc=False):

@@ -195,6 +195,12 @@ GROUP = Attribute(
 BOUNDARIES = Attribute(
     "kvtrail.tokens.boundaries", tuple, "Lengths of the request's prefixes for which an object is held, in tokens."
 )
+SEEN = Attribute(
+    "kvtrail.block.seen",
+    int,
+    "How many of the prompt's first blocks may have been in an earlier request of this launch; all that follow them were in"
+    " none. Absent where the recorder cannot say.",
+)
 IDENTITY = Attribute(
     "kvtrail.request.identity",
     str,
@@ -287,7 +293,7 @@ IDLE_EVENTS = Attribute(
 )
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY),
+    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY, SEEN),
     Kind.REQUEST: (
         TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, FIRST, HANDOFF, LEASE, PROMPT, CACHE_READ,
     ),

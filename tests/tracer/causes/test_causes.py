@@ -1,0 +1,321 @@
+"""Why tokens of a prompt were reused or computed, told from little histories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from history import hash_of, history
+
+from kvtrail.tracer.causes.causes import Causes, Splitted
+from kvtrail.tracer.model.capabilities import Capability, declaration
+from kvtrail.tracer.model.causes import Part, Untold
+from kvtrail.tracer.model.events import Event
+
+TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
+
+
+def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Splitted]:
+    """The admissions of a history, some of whose events are lost."""
+    causes = Causes()
+    lost = False
+    for event in events:
+        if event.sequence in without:
+            lost = True
+            continue
+        if lost:
+            causes.lose(Untold.LOST, before=event)
+            lost = False
+        causes.enter(event)
+    return list(dict.fromkeys(causes.split))
+
+
+def told(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without: Sequence[int] = ()) -> list[str]:
+    """What is said of each admission of a history."""
+    events = history(text, chunk=chunk, capabilities=capabilities)
+    made = splits(events, without=without)
+    for split in made:
+        assert sum(part.tokens for part in split.parts) == split.total, split
+        ends = [0, *(part.end for part in split.parts)]
+        assert [part.start for part in split.parts] == ends[:-1], split
+    return [", ".join(map(_said, split.parts)) for split in made]
+
+
+def _said(part: Part) -> str:
+    what = f"{part.cause}:{part.tier}" if part.tier else part.cause.value
+    detail = " ".join(filter(None, (part.detail.why, part.detail.request.partition("-")[0], part.detail.unstored)))
+    return f"{what} {part.tokens}" + (f" ({detail})" if detail else "")
+
+
+FIRST = """
+    cache
+    a: start 110 of a b c
+    a: L 110 c0 h0 -> 0
+    a: A 0
+"""
+"""A request that computes three blocks, and 14 tokens more."""
+RAN = (
+    FIRST
+    + """
+    cache + a b c
+    a: S 0+110
+    a: plan store 0+96 keys =a,=b,=c
+    a: end computed 110
+"""
+)
+
+
+def test_what_was_never_seen_is_new() -> None:
+    assert told(FIRST) == ["new 96, unaligned 14"]
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        pytest.param("b: start 100 of a b c\nb: L 100 c96 h96 -> 0\nb: A 0", "held:gpu 96, unaligned 4", id="held"),
+        pytest.param(
+            "b: start 96 of a b c\nb: L 96 c64 h96 -> 31\nb: A 31",
+            "held:gpu 64, loaded:store 31, last-token:store 1",
+            id="one token after a load",
+        ),
+        pytest.param(
+            "b: start 96 of a b c\nb: L 96 c64 h64 -> 0\nb: A 0", "held:gpu 64, last-token:gpu 32", id="last block"
+        ),
+        pytest.param(
+            "b: start 160 of a b c d e\nb: L 160 c96 h96 -> 0\nb: A 0", "held:gpu 96, new 64", id="another prompt's end"
+        ),
+        pytest.param(
+            "cache - c\nevict =c\nb: start 128 of a b c d\nb: L 128 c64 h64 -> 0\nb: A 0",
+            "held:gpu 64, evicted:store 32, new 32",
+            id="the store lost it last",
+        ),
+        pytest.param(
+            "evict =c\ncache - c\nb: start 128 of a b c d\nb: L 128 c64 h64 -> 0\nb: A 0",
+            "held:gpu 64, evicted:gpu 32, new 32",
+            id="vLLM lost it last",
+        ),
+        pytest.param(
+            "evict =c\ncache 0\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 64\nb: A 64",
+            "loaded:store 64, reset:gpu 32, new 32",
+            id="vLLM's reset",
+        ),
+        pytest.param(
+            "cache 0\nreset\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0", "reset:store 96, new 32", id="reset"
+        ),
+        pytest.param(
+            "cache 0\nreset refused\nevict =a\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0",
+            "evicted:store 32, stranded:store 64 (a), new 32",
+            id="behind a hole of the store",
+        ),
+        pytest.param(
+            "cache - b\nevict =b\nb: start 128 of a b c d\nb: L 128 c32 h32 -> 0\nb: A 0",
+            "held:gpu 32, evicted:store 32, stranded:gpu 32, new 32",
+            id="behind a hole of both",
+        ),
+        pytest.param(
+            "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 32\nb: A 32",
+            "loaded:store 32, refused:store 64 (a), new 32",
+            id="the connector gives less than it has",
+        ),
+        pytest.param(
+            "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96\nb: A 0",
+            "refused:store 96 (a), new 32",
+            id="vLLM does not take it",
+        ),
+        pytest.param(
+            "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 0\nb: A 0",
+            "refused:store 64 (a), unknown 32 (contradiction), new 32",
+            id="the store denies what it was told to hold",
+        ),
+        pytest.param(
+            "b: start 96 of x y z\nb: L 96 c0 h0 -> 0\nb: A 0\ncache + x y z\nb: S 0+96\nb: plan store 0+0\n"
+            "b: end computed 96\ncache - x y z\nc: start 100 of x y z\nc: L 100 c0 h0 -> 0\nc: A 0",
+            "evicted:gpu 32 (full), evicted:gpu 64 (unasked), unaligned 4",
+            id="never stored: there was no room",
+        ),
+    ],
+)
+def test_the_cause_of_each_block(then: str, said: str) -> None:
+    assert told(RAN + then)[-1] == said
+
+
+def test_an_eviction_leads_to_its_event() -> None:
+    text = RAN + "cache - c\nevict =c\nb: start 128 of a b c d\nb: L 128 c64 h64 -> 0\nb: A 0"
+    events = history(text, chunk=32, capabilities=TOLD)
+    (evict,) = (event for event in events if event.kind == "kv.evict")
+    part = splits(events)[-1].parts[1]
+    assert (part.detail.span_id, part.detail.at_ns) == (evict.span_id, evict.end_ns)
+
+
+def test_what_a_running_request_is_to_compute_is_pending_up_to_where_the_prompts_part() -> None:
+    text = """
+        cache
+        a: start 200 of a b c d e f
+        a: L 200 c0 h0 -> 0
+        a: A 0
+        cache + a b
+        a: S 0+64
+        b: start 128 of a b c x
+        b: L 128 c64 h0 -> 0
+        b: A 0
+    """
+    assert told(text)[-1] == "held:gpu 64, pending:gpu 32 (a), new 32"
+    aborted = text.replace("b: start", "a: end aborted computed 64\nb: start")
+    assert told(aborted)[-1] == "held:gpu 64, new 64"
+
+
+def test_a_store_under_way_is_pending_until_it_ends_or_fails() -> None:
+    text = """
+        cache
+        a: start 100 of a b c
+        a: L 100 c0 h0 -> 0
+        a: A 0
+        cache + a b c
+        a: S 0+100
+        a: plan store 0+96 keys =a,=b,=c #7
+        {then}
+        a: end computed 100
+        cache 0
+        b: start 100 of a b c
+        b: L 100 c0 h{held} -> 0
+        b: A 0
+    """
+    assert told(text.format(then="", held=0))[-1] == "pending:store 96 (a), unaligned 4"
+    assert told(text.format(then="a: done #7", held=96))[-1].startswith("refused:store 96")
+    assert told(text.format(then="a: done #7 failed", held=0))[-1] == "reset:gpu 96 (failed), unaligned 4"
+
+
+LOADS = RAN + "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96{how}\nb: A 96 [1-4]\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "then", "said"),
+    [
+        ("", "b: S 96+32\nb: S 128+1", "loaded:store 96, new 32"),
+        ("", "b: S 96+32\nb: error [2]\nb: S 32+96", "loaded:store 32, failed-load:store 64, new 32"),
+        (" async", "b: R\nb: S 96+32", "loaded:store 96, new 32"),
+        (" async", "b: error [2]\nb: R failed\nb: S 32+96", "loaded:store 32, failed-load:store 64, new 32"),
+    ],
+)
+def test_a_load_that_failed_ends_where_the_request_computes(how: str, then: str, said: str) -> None:
+    assert told(LOADS.format(how=how) + then)[-1] == said
+
+
+def test_what_failed_and_is_not_given_again_has_failed() -> None:
+    again = LOADS.format(how=" async") + "b: error [1]\nb: R failed\nevict =a\nb: L 128 c0 h0 -> 0\nb: A 0 [1-4]"
+    assert told(again)[-1] == "failed-load 32, stranded:store 64 (a), new 32"
+
+
+def test_after_a_preemption_the_same_request_is_split_again() -> None:
+    text = FIRST + "cache + a b c\na: S 0+110\ncache - c\na: P\na: L 111 c64 h0 -> 0\na: A 0"
+    assert told(text)[-1] == "held:gpu 64, evicted:gpu 32 (unasked), unaligned 15"
+
+
+def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
+    text = """
+        cache
+        a: start 140 of a b c d
+        a: L 140 c0 h0 -> 0
+        a: A 0
+        cache + a b c d
+        a: S 0+140
+        a: plan store 0+128 keys =b,=d
+        a: end computed 140
+        cache - d c b
+        {then}
+    """
+    stored = text.format(then="b: start 160 of a b c d e\nb: L 160 c32 h128 -> 96\nb: A 96")
+    assert told(stored, chunk=64)[-1] == "held:gpu 32, loaded:store 96, new 32"
+    evicted = text.format(then="evict =d\nb: start 160 of a b c d e\nb: L 160 c32 h64 -> 32\nb: A 32")
+    assert told(evicted, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:store 64, new 32"
+    within = text.format(then="evict =d\nb: start 100 of a b c\nb: L 100 c32 h64 -> 32\nb: A 32")
+    assert told(within, chunk=64)[-1] == "held:gpu 32, loaded:store 32, evicted:gpu 32 (partial), unaligned 4"
+
+
+# What was not told.
+
+
+def test_without_a_probe_only_what_was_never_computed_is_certain() -> None:
+    text = RAN + "cache - c\nb: start 160 of a b c d e\nb: L 160 c64 -> 0\nb: A 0"
+    assert told(text, capabilities="{}")[-1] == "held:gpu 64, unknown 32 (probe), new 64"
+
+
+def test_without_cache_events_a_computed_block_behind_the_first_hole_is_unknown() -> None:
+    text = RAN.replace("cache + a b c", "").replace("cache\n", "\n")
+    assert "cache" not in text
+    text += "reset\nb: start 160 of a b c d e\nb: L 160 c32 h0 -> 0\nb: A 0"
+    assert told(text)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+    unstored = text.replace("reset\n", "").replace("a: plan store 0+96 keys =a,=b,=c", "")
+    assert told(unstored)[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+
+
+def test_without_hashes_nothing_is_known_of_what_was_computed() -> None:
+    assert told("cache\na: start 110\na: L 110 c32 h0 -> 0\na: A 0") == [
+        "held:gpu 32, unknown 64 (block_hashes), unaligned 14"
+    ]
+
+
+def test_after_a_loss_nothing_is_said_but_of_blocks_that_are_named_for_the_first_time() -> None:
+    text = RAN + "cache - c\nb: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
+    eviction = next(event.sequence for event in history(text) if getattr(event, "cache_changes", ()) == (-1,))
+    said = told(text, without=[eviction])
+    assert said[-1] == "held:gpu 64, unknown 32 (lost), new 64"
+
+
+def test_each_lost_event_makes_causes_unknown_and_never_others() -> None:
+    text = (
+        RAN
+        + """
+        cache - c
+        evict =c
+        b: start 160 of a b c d e
+        b: L 160 c64 h64 -> 0
+        b: A 0
+        cache + c d e
+        b: S 64+96
+        b: plan store 64+96 keys =c,=d,=e
+        b: end computed 160
+        cache - e d
+        c: start 200 of a b c d e f
+        c: L 200 c96 h160 -> 64
+        c: A 64
+        c: S 160+40
+        c: S 200+1
+    """
+    )
+    whole = {split.event.sequence: split for split in splits(history(text, chunk=32, capabilities=TOLD))}
+    unknown = 0
+    for lost in range(len(history(text))):
+        for split in splits(history(text, chunk=32, capabilities=TOLD), without=[lost]):
+            truth = _by_block(whole[split.event.sequence].parts)
+            for block, said in _by_block(split.parts).items():
+                assert said in ("unknown", truth[block]), (lost, split.event.sequence, block, said)
+                unknown += said == "unknown"
+    assert unknown
+
+
+def _by_block(parts: Sequence[Part]) -> dict[int, str]:
+    return {token: part.cause.value for part in parts for token in range(part.start, part.end, 2)}
+
+
+def test_a_cache_that_was_heard_late_is_known_from_then_on() -> None:
+    text = """
+        a: start 96 of a b c
+        cache late + x y
+        b: start 100 of x y z
+        b: L 100 c64 h0 -> 0
+        b: A 0
+        b: S 64+36
+        cache - y
+        c: start 100 of x y z
+        c: L 100 c32 h0 -> 0
+        c: A 0
+    """
+    assert told(text) == [
+        "held:gpu 64, unknown 32 (late), unaligned 4",
+        "held:gpu 32, evicted:gpu 32 (unasked), unknown 32 (late), unaligned 4",
+    ]
+
+
+def test_names_of_blocks_have_eight_bytes() -> None:
+    assert hash_of("a") == b".......a"

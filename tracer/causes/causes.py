@@ -1,0 +1,493 @@
+"""The causes of one recorder's events: what happens to the caches of its engine, and what its requests find in them.
+
+A connector's lookup and the allocation that follows it are one moment: nothing is evicted between them. So a prompt is split
+when its blocks are allocated, by what was told until then.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
+from kvtrail.tracer.causes.split import Question, Split, Store
+from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
+from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
+from kvtrail.tracer.model.events import (
+    Alloc,
+    CacheReset,
+    Event,
+    Evict,
+    LoadError,
+    Lookup,
+    Preempt,
+    PrefixCache,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Reset,
+    Schedule,
+    StorePlan,
+    TransferEnd,
+)
+from kvtrail.tracer.model.semconv import HASH_BYTES, Kind
+
+GPU = "gpu"
+"""The tier of vLLM's own prefix cache."""
+STORE = "store"
+"""The tier of a connector that has named none."""
+MOST_OPEN = 100_000
+"""Requests, and transfers, that are followed at a time; beyond that the longest untouched is dropped."""
+MOST_FRESH = 500_000
+"""Blocks remembered as named for the first time since events were missing."""
+SHADOW_NS = 60 * 10**9
+"""How long after a loss a request may still compute a prompt of which nothing is known any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Splitted:
+    """An admission of a request, and the parts of its prompt.
+
+    Attributes:
+        event: the allocation.
+        total: tokens of the request at its lookup.
+        parts: in order; they make up these tokens.
+        is_final: whether they can still change, because what was promised may not be loaded.
+    """
+
+    event: Alloc
+    total: int
+    parts: list[Part]
+    is_final: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that has not ended.
+
+    Attributes:
+        chain: the hashes of its blocks.
+        untold: why they are not known, if they are not.
+        block_size: tokens of each; 0 where they are not known.
+        prompt: its tokens when it began; 0 where that was not told.
+        lookups, allocs: of the admission that is coming, by connector.
+        split: its latest admission, while what it was promised is still to come.
+        promised: the tokens that this load brings.
+        steps: how often it ran since then.
+        reached: up to where its steps have computed it, as far as they were told.
+        failed: what said that a load of the epoch had failed.
+        lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
+        computing: up to where, in blocks, it is to compute its prompt.
+    """
+
+    chain: Chain = field(default_factory=Chain)
+    untold: Untold = Untold.LOST
+    block_size: int = 0
+    prompt: int = 0
+    epoch: int = 0
+    lookups: dict[str, Lookup] = field(default_factory=dict)
+    allocs: dict[str, Alloc] = field(default_factory=dict)
+    split: Splitted | None = None
+    promised: tuple[int, int] = (0, 0)
+    steps: int = 0
+    reached: int = 0
+    failed: Fact | None = None
+    lost: tuple[int, int] = (0, 0)
+    computing: int = 0
+
+
+class Causes:
+    """What is known of one engine's caches, as one recorder shows it.
+
+    Attributes:
+        split: admissions whose parts are new or have changed, since the caller last cleared it.
+    """
+
+    def __init__(self) -> None:
+        self.split: list[Splitted] = []
+        self._vllm = Memory(GPU)
+        self._stores: dict[str, Memory] = {}
+        self._chains = Chains()
+        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._computing: dict[str, Fact] = {}
+        """The admitted requests that are still to compute some of their prompt, each with its allocation."""
+        self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
+        """The chunks of stores that are under way, by the transfer's number."""
+        self._lost: tuple[int, Untold] | None = None
+        """The number of the event before which some are missing, and why."""
+        self._fresh: dict[bytes, None] | None = None
+        """Blocks that were named for the first time since something was missed: all that happened to them is known."""
+        self._shadow_ns = 0
+
+    def enter(self, event: Event) -> None:
+        """Enter one event, the next of the recorder on the scheduler's side."""
+        if enter := _ENTER.get(event.kind):
+            enter(self, event)
+
+    def lose(self, why: Untold, *, before: Event) -> None:
+        """Events are missing before this one: whatever they may have changed is not known any more."""
+        self._lost = (before.sequence, why)
+        for memory in (self._vllm, *self._stores.values()):
+            memory.lose(before.sequence, why)
+        for request in self._requests.values():
+            request.lookups.clear()
+            request.allocs.clear()
+        self._computing.clear()
+        self._stored.clear()
+        self._fresh = {}
+        self._shadow_ns = before.end_ns + SHADOW_NS
+
+    # Requests.
+
+    def _of(self, event: Event) -> _Request:
+        name = event.request or ""
+        request = self._requests.get(name)
+        if request is None:
+            request = self._requests[name] = _Request(untold=Untold.LOST if self._lost is None else self._lost[1])
+            if len(self._requests) > MOST_OPEN:
+                self._drop(next(iter(self._requests)))
+        if event.epoch > request.epoch:
+            self._settle(request)
+            request.epoch, request.reached, request.failed, request.lost = event.epoch, 0, None, (0, 0)
+        return request
+
+    def _drop(self, name: str) -> None:
+        self._requests.pop(name, None)
+        self._computing.pop(name, None)
+
+    def _enter_request_start(self, event: RequestStart) -> None:
+        self._drop(event.request or "")
+        request = self._of(event)
+        request.block_size, request.prompt = event.block_size or 0, event.total or 0
+        request.untold = Untold.BLOCK_HASHES if event.block_after is None else Untold.CHAIN
+        self._chains.add(request.chain, event)
+        if self._fresh is not None and event.block_seen is not None and request.chain.is_whole:
+            if len(self._fresh) >= MOST_FRESH:
+                for key in list(islice(self._fresh, MOST_FRESH // 8)):
+                    del self._fresh[key]
+            self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
+
+    def _enter_lookup(self, event: Lookup) -> None:
+        request = self._of(event)
+        if event.block_hashes:
+            self._chains.add(request.chain, event)
+            request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
+        if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
+            self._ran(event, request, event.total - 1)
+        if request.allocs or event.connector_id in request.lookups:
+            request.lookups.clear()
+            request.allocs.clear()
+        if event.error is None and event.returned is not None:
+            request.lookups[event.connector_id] = event
+
+    def _enter_alloc(self, event: Alloc) -> None:
+        request = self._of(event)
+        lookup = request.lookups.get(event.connector_id)
+        if lookup is None or event.error is not None or event.connector_id in request.allocs:
+            return  # the second allocation after an asynchronous load answers no lookup
+        request.allocs[event.connector_id] = event
+        if len(request.allocs) == len(request.lookups):
+            self._admit(request, event, lookup)
+
+    def _admit(self, request: _Request, event: Alloc, lookup: Lookup) -> None:
+        """Split the prompt of a request that has been given blocks."""
+        self._give_up(request)
+        allocated = max(each.allocated for each in request.allocs.values())
+        size = request.block_size = lookup.block_size or request.block_size
+        full = lookup.total // size if size else 0
+        chain = request.chain.hashes if request.chain.is_whole and request.chain.end >= full else None
+        pending, by = self._pending(event.request or "", chain, full)
+        question = Question(
+            total=lookup.total,
+            computed=lookup.computed,
+            allocated=allocated,
+            sources=self._sources(request, allocated),
+            block_size=size,
+            chain=chain if full else (),
+            untold=request.untold,
+            is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
+            is_shadowed=event.end_ns < self._shadow_ns,
+            pending=pending,
+            pending_by=by,
+            promised=request.lost,
+            failed=request.failed,
+        )
+        asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
+        stores = [self._asked(each, size) for each in asked or request.lookups.values()]
+        parts = Split(question, self._vllm, stores, self._is_fresh).parts()
+        split = Splitted(event, lookup.total, parts, is_final=not allocated)
+        self.split.append(split)
+        if allocated:
+            request.split, request.steps = split, 0
+            request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
+        request.computing = full
+        if (lookup.computed + allocated) // size < full if size else False:
+            self._computing[event.request or ""] = _fact(Fate.STORING, event, by=event.request or "")
+
+    def _sources(self, request: _Request, allocated: int) -> list[tuple[str, int]]:
+        """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
+        named: list[tuple[str, int]] = []
+        left = allocated
+        for connector_id, alloc in request.allocs.items():
+            for source in alloc.hit_sources or ():
+                tier, _, tokens = source.rpartition(":")
+                if tokens.isdecimal() and (count := min(left, int(tokens))):
+                    named.append((tier, count))
+                    left -= count
+            if alloc.allocated and len(named) == 1:
+                self._store(connector_id).name = named[0][0]
+        if left:
+            loading = max(request.allocs.values(), key=lambda each: each.allocated).connector_id
+            named.append((self._store(loading).name, left))
+        return named
+
+    def _asked(self, lookup: Lookup, block_size: int) -> Store:
+        memory = self._store(lookup.connector_id)
+        memory.told = lookup.has(Capability.TELLS_CHUNKS)
+        chunk = lookup.chunk_size or block_size
+        told = memory.told and bool(block_size) and chunk % block_size == 0
+        return Store(memory, told, chunk, lookup.matched, is_shared=False)
+
+    def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, Fact | None]:
+        """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
+        furthest, by = 0, None
+        for other, fact in self._computing.items():
+            going = self._requests.get(other)
+            if other == name or going is None or not chain or not going.chain.is_whole:
+                continue
+            same = _in_common(chain, going.chain.hashes, min(full, going.computing))
+            if same > furthest:
+                furthest, by = same, fact
+        return furthest, by
+
+    def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
+        """Whether a running request may have computed the prompt's final block, of which vLLM's lookup says nothing. Only
+        asked where what vLLM's cache gains is not told."""
+        if self._vllm.told or not chain or total % size:
+            return False
+        last = len(chain[: total // size]) - 1
+        others = (request for other, request in self._requests.items() if other != name)
+        return any(request.chain.of(last) == chain[last] for request in others)
+
+    def _is_fresh(self, key: Key) -> bool:
+        return self._fresh is not None and key in self._fresh
+
+    def _enter_schedule(self, event: Schedule) -> None:
+        request = self._of(event)
+        request.lookups.clear()
+        request.allocs.clear()
+        self._ran(event, request, event.computed + event.scheduled)
+        if event.computed + event.scheduled >= request.computing * request.block_size:
+            self._computing.pop(event.request or "", None)
+        split = request.split
+        if split is None:
+            return
+        request.steps += 1
+        _, end = request.promised
+        if event.computed < end:
+            self._shorten(request, event.computed)
+        elif request.steps > 1:
+            self._settle(request)
+
+    def _shorten(self, request: _Request, computed: int) -> None:
+        """A load has brought less than it promised: the rest is computed."""
+        split, (_, end) = request.split, request.promised
+        if split is not None:
+            explains = None if request.failed is None else request.failed
+            split.parts = shortened(split.parts, computed, explains)
+            request.promised = (computed, min(computed, end))
+            self._settle(request)
+
+    def _settle(self, request: _Request) -> None:
+        """What was promised is there, or will never be."""
+        if request.split is not None:
+            request.split.is_final = True
+            self.split.append(request.split)
+            request.split = None
+
+    def _give_up(self, request: _Request) -> None:
+        """The request is admitted once more in its epoch: nothing of what it was promised has come."""
+        if request.split is not None:
+            request.lost, request.split = request.promised, None
+
+    def _enter_received(self, event: Received) -> None:
+        if event.failed:
+            self._of(event).failed = _fact(Fate.FAILED, event)
+
+    def _enter_load_error(self, event: LoadError) -> None:
+        if event.request is not None:
+            self._of(event).failed = _fact(Fate.FAILED, event)
+
+    def _enter_preempt(self, event: Preempt) -> None:
+        self._ran(event, self._of(event), event.computed or 0)
+        self._computing.pop(event.request or "", None)
+
+    def _enter_request(self, event: RequestEnd) -> None:
+        request = self._of(event)
+        self._settle(request)
+        if event.block_hashes:
+            self._chains.add(request.chain, event)
+        self._ran(event, request, event.computed or 0)
+        self._drop(event.request or "")
+
+    def _ran(self, event: Event, request: _Request, computed: int) -> None:
+        """A request has been computed up to there. Where it is not told what vLLM's cache gains, it may be in it from now
+        on."""
+        size = request.block_size
+        first, request.reached = request.reached, max(request.reached, computed)
+        if self._vllm.told or not size or request.reached // size == first // size:
+            return
+        if request.chain.is_whole:
+            self._vllm.tell(request.chain.hashes[first // size : request.reached // size], _fact(Fate.COMPUTED, event))
+        else:
+            self._vllm.lose(event.sequence, request.untold)
+            self._fresh = self._fresh or {}
+
+    # Caches.
+
+    def _store(self, connector_id: str) -> Memory:
+        memory = self._stores.get(connector_id)
+        if memory is None:
+            memory = self._stores[connector_id] = Memory(STORE)
+            if self._lost is not None:
+                memory.lose(*self._lost)
+        return memory
+
+    def _enter_prefix_cache(self, event: PrefixCache) -> None:
+        """What vLLM's own cache has gained and lost. Of several KV cache groups the first is followed."""
+        if event.group:
+            return
+        memory = self._vllm
+        if not memory.told:
+            memory.told = True
+            if not event.cache_whole:
+                memory.lose(event.sequence, Untold.LATE)
+        hashes, at = split_hashes(event.block_hashes), 0
+        for change in event.cache_changes:
+            if change == 0:
+                memory.clear(_fact(Fate.RESET, event))
+                continue
+            some = hashes[at : at + abs(change)]
+            at += abs(change)
+            memory.tell(some, _fact(Fate.HELD if change > 0 else Fate.EVICTED, event))
+
+    def _enter_cache_reset(self, event: CacheReset) -> None:
+        if not self._vllm.told:
+            self._vllm.clear(_fact(Fate.RESET, event))
+
+    def _enter_store_plan(self, event: StorePlan) -> None:
+        memory, keys = self._store(event.connector_id), self._keys(event)
+        if event.count == 0:
+            memory.tell(keys, self._unstored(memory, keys, Fate.FULL, event))
+        elif event.transfer_id is None:
+            memory.tell(keys, _fact(Fate.HELD, event, by=event.request or ""))
+        else:
+            memory.tell(keys, _fact(Fate.STORING, event, by=event.request or ""))
+            self._stored[event.transfer_id] = (event.connector_id, keys)
+            if len(self._stored) > MOST_OPEN:
+                self._stored.popitem(last=False)
+
+    def _keys(self, event: StorePlan) -> list[Key]:
+        """The keys of the chunks that a plan stores, or has no room for: where it names tokens, by the request's chain."""
+        if event.chunk_keys is not None:
+            return list(map(_key, event.chunk_keys))
+        request = self._requests.get(event.request or "")
+        if request is None or event.start is None or not request.block_size or not request.chain.is_whole:
+            return []
+        chunk = event.chunk_size or request.block_size
+        per, first = chunk // request.block_size, event.start // chunk
+        last = (event.start + event.count) // chunk if event.count else first + 1
+        return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
+
+    @staticmethod
+    def _unstored(memory: Memory, keys: Sequence[Key], fate: Fate, event: Event) -> Fact:
+        """A fact of a chunk that was not stored, after what became of it before."""
+        before = memory.last(keys[0]) if keys else None
+        return replace(_fact(fate, event), before=before if before is None or before.before is None else before.before)
+
+    def _enter_transfer_end(self, event: TransferEnd) -> None:
+        connector_id, keys = self._stored.pop(event.transfer_id, ("", []))
+        if not keys:
+            return
+        memory = self._store(connector_id)
+        if event.failed:
+            memory.tell(keys, self._unstored(memory, keys, Fate.FAILED, event))
+        else:
+            memory.tell(keys, _fact(Fate.HELD, event, by=event.request or ""))
+
+    def _enter_evict(self, event: Evict) -> None:
+        if event.chunk_key is None:
+            return
+        memory = self._store(event.connector_id)
+        if event.pool_tier:
+            memory.name = event.pool_tier
+        memory.tell((_key(event.chunk_key),), _fact(Fate.EVICTED, event, by=event.request or ""))
+
+    def _enter_reset(self, event: Reset) -> None:
+        if event.succeeded is not False:
+            self._store(event.connector_id).clear(_fact(Fate.RESET, event))
+
+
+def shortened(parts: Iterable[Part], computed: int, explains: Fact | None) -> list[Part]:
+    """The parts of a prompt of whose load only what lies before `computed` was brought."""
+    detail = Detail() if explains is None else Detail(at_ns=explains.at_ns, span_id=explains.span_id)
+    made: list[Part] = []
+    for part in parts:
+        if part.cause is not Cause.LOADED or part.end <= computed:
+            made.append(part)
+            continue
+        if part.start < computed:
+            made.append(replace(part, tokens=computed - part.start))
+        begin = max(part.start, computed)
+        made.append(Part(Cause.FAILED_LOAD, part.tier, begin, part.end - begin, detail))
+    return made
+
+
+def _in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
+    """How many blocks two prompts have in common: hashes that are equal stand for equal beginnings."""
+    low, high = 0, min(most, len(one), len(other))
+    if high == 0 or one[0] != other[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _key(recorded: str) -> Key:
+    """A chunk's key as events name it; the hash of its last block, where that is what the connector calls it."""
+    if len(recorded) == 2 * HASH_BYTES:
+        try:
+            return bytes.fromhex(recorded)
+        except ValueError:
+            pass
+    return recorded
+
+
+def _fact(fate: Fate, event: Event, *, by: str = "") -> Fact:
+    return Fact(fate, event.sequence, event.end_ns, event.span_id, by)
+
+
+_ENTER: dict[str, Callable[[Causes, Any], None]] = {
+    Kind.REQUEST_START: Causes._enter_request_start,
+    Kind.LOOKUP: Causes._enter_lookup,
+    Kind.ALLOC: Causes._enter_alloc,
+    Kind.SCHEDULE: Causes._enter_schedule,
+    Kind.PREEMPT: Causes._enter_preempt,
+    Kind.REQUEST: Causes._enter_request,
+    Kind.RECEIVED: Causes._enter_received,
+    Kind.LOAD_ERROR: Causes._enter_load_error,
+    Kind.PREFIX_CACHE: Causes._enter_prefix_cache,
+    Kind.CACHE_RESET: Causes._enter_cache_reset,
+    Kind.STORE_PLAN: Causes._enter_store_plan,
+    Kind.TRANSFER_END: Causes._enter_transfer_end,
+    Kind.EVICT: Causes._enter_evict,
+    Kind.RESET: Causes._enter_reset,
+}

@@ -1,0 +1,161 @@
+"""What was told of one cache: of each block or chunk, what became of it last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvtrail.tracer.causes.past import Past
+from kvtrail.tracer.model.causes import Untold
+
+MOST_KEYS = 200_000
+"""Keys of a cache that are remembered with the events that told of them; of older ones only what became of them."""
+Key = bytes | str
+"""A block's hash, which is also the key of the chunk that it ends; or the name that a connector gives to a chunk."""
+
+
+class Fate(IntEnum):
+    """What became of a block, or of a chunk."""
+
+    HELD = 1
+    EVICTED = 2
+    RESET = 3
+    COMPUTED = 4
+    """It was computed, and nobody says whether vLLM's cache still holds it."""
+    STORING = 5
+    """Its store is under way."""
+    FULL = 6
+    """It was not stored: there was no room."""
+    FAILED = 7
+    """It was not stored: the transfer failed."""
+    ABSENT = 8
+    """The cache does not hold it, and whether it ever did is not known."""
+    UNSURE = 9
+    """Nothing is known of it."""
+
+
+LOST = (Fate.EVICTED, Fate.RESET)
+
+
+@dataclass(slots=True, eq=False)
+class Fact:
+    """What an event told of some keys. One object for all of them: a run of blocks with one fate has one fact.
+
+    Attributes:
+        number: the event's, among those of its recorder.
+        at_ns, span_id: when it happened, and the event.
+        by: the request that did it.
+        before: of a chunk that was not stored, what had become of it earlier.
+    """
+
+    fate: Fate
+    number: int
+    at_ns: int = 0
+    span_id: str = ""
+    by: str = ""
+    before: Fact | None = None
+
+
+ABSENT, UNSURE = Fact(Fate.ABSENT, 0), Fact(Fate.UNSURE, 0)
+_FORGOTTEN = {fate: Fact(fate, 0) for fate in (Fate.HELD, *LOST, Fate.COMPUTED)}
+
+
+class Memory:
+    """A cache, as it was told.
+
+    Attributes:
+        name: the tier's, in the parts of a prompt.
+        told: whether what it gains and loses is told.
+        whole_from: the number of the event from which on nothing is missing; 0 from the beginning.
+        why: why what happened before is not known.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.told = False
+        self.whole_from = 0
+        self.why = Untold.LATE
+        self._cleared: Fact | None = None
+        self._young: dict[Key, Fact] = {}
+        self._old: dict[Key, Fact] = {}
+        self._leaving: list[Key] = []
+        """The keys of `_old`, the oldest last."""
+        self._past = Past()
+
+    def tell(self, keys: Iterable[Key], fact: Fact) -> None:
+        """Something became of these."""
+        young = self._young
+        before = len(young)
+        young.update(dict.fromkeys(keys, fact))
+        if self._leaving:
+            self._forget(len(young) - before)
+        if len(young) >= MOST_KEYS:
+            self._forget(len(self._leaving))
+            self._old, self._young = young, {}
+            self._leaving = list(young)[::-1]
+
+    def clear(self, fact: Fact) -> None:
+        """The cache was emptied."""
+        self._cleared = fact
+
+    def lose(self, number: int, why: Untold) -> None:
+        """What happened before the event of this number may not have been told."""
+        self.whole_from, self.why = number, why
+
+    def is_cleared_since(self, number: int) -> bool:
+        """Whether it was emptied by the event of this number, or a later one."""
+        return self._cleared is not None and self._cleared.number >= number
+
+    def last(self, key: Key) -> Fact | None:
+        """What was told of a key last."""
+        return self._young.get(key) or self._old.get(key) or (self._remembered(key) if self._past else None)
+
+    def fates(self, keys: Sequence[Key], is_fresh: Callable[[Key], bool]) -> list[Fact | None]:
+        """Of each key what became of it, as far as that is certain; None: the cache never had it. `is_fresh` says of a key
+        whether its block was named for the first time after what is missing."""
+        facts = list(map(self._young.get, keys))
+        if self._old or self._past:
+            facts = [fact or self.last(key) for fact, key in zip(facts, keys, strict=True)]
+        if not self.whole_from and self._cleared is None:
+            return facts
+        known: dict[int, Fact | None] = {}
+        sure: list[Fact | None] = []
+        for fact, key in zip(facts, keys, strict=True):
+            if fact is None:
+                sure.append(None if not self.whole_from or is_fresh(key) else self._unsure())
+            else:
+                if id(fact) not in known:
+                    known[id(fact)] = self._now(fact)
+                sure.append(known[id(fact)])
+        return sure
+
+    def _now(self, fact: Fact) -> Fact:
+        """What a fact means by now."""
+        if not self.told:
+            return fact
+        if fact.number < self.whole_from:
+            return self._unsure()
+        cleared = self._cleared
+        if fact.fate is Fate.HELD and cleared is not None and cleared.number > fact.number:
+            return cleared
+        return fact
+
+    def _unsure(self) -> Fact:
+        return ABSENT if self.is_cleared_since(self.whole_from) else UNSURE
+
+    def _remembered(self, key: Key) -> Fact | None:
+        code = self._past.code(key) if isinstance(key, bytes) else 0
+        return _FORGOTTEN[Fate(code)] if code else None
+
+    def _forget(self, count: int) -> None:
+        """Let the oldest keys go into the past."""
+        for _ in range(min(count, len(self._leaving))):
+            key = self._leaving.pop()
+            fact: Fact | None = self._old.pop(key)
+            if key in self._young or not isinstance(key, bytes):
+                continue
+            while fact is not None and (fate := self._now(fact).fate) not in _FORGOTTEN:
+                fact = fact.before
+            if fact is not None:
+                self._past.add(key, fate)

@@ -1,0 +1,312 @@
+"""The parts of a prompt: the cause of each of its blocks, by what is known of the caches at one moment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
+from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, Part, Untold
+
+MOST_PARTS = 200
+"""Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
+
+
+@dataclass(slots=True)
+class Question:
+    """An admission of a request.
+
+    Attributes:
+        total: its tokens.
+        computed: those that vLLM's own cache held.
+        allocated: those that the connector was to load.
+        sources: these by tier, where the connector names tiers.
+        block_size: tokens of a block.
+        chain: the hashes of its full blocks; None where they are not known, which `untold` explains.
+        pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
+        pending_by: the request that goes on furthest, and its admission.
+        is_last_open: whether a running request may have computed the final block, which nobody tells.
+        is_shadowed: whether requests may run of which nothing is known, because events were lost.
+        promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
+    """
+
+    total: int
+    computed: int
+    allocated: int
+    sources: Sequence[tuple[str, int]]
+    block_size: int
+    chain: Sequence[bytes] | None
+    untold: Untold = Untold.BLOCK_HASHES
+    pending: int = 0
+    pending_by: Fact | None = None
+    is_last_open: bool = False
+    is_shadowed: bool = False
+    promised: tuple[int, int] = (0, 0)
+    failed: Fact | None = None
+
+
+@dataclass(slots=True)
+class Store:
+    """A connector's store, as it was asked.
+
+    Attributes:
+        memory: what was told of it.
+        chunk_size: tokens of its chunks.
+        matched: the prefix that it held, by its own account.
+        told: whether all that it gains and loses is told, in chunks of whole blocks.
+        is_shared: whether others write to it.
+    """
+
+    memory: Memory
+    told: bool
+    chunk_size: int
+    matched: int | None
+    is_shared: bool
+
+
+@dataclass(slots=True)
+class _View:
+    """The chunks of one store that a prompt consists of, from the first that vLLM did not hold whole.
+
+    Attributes:
+        first: the first chunk's number.
+        blocks: blocks of a chunk.
+        fates: of each full chunk.
+        reach: up to where, in blocks, all that comes before is held, so that it could have been given.
+    """
+
+    store: Store
+    first: int = 0
+    blocks: int = 1
+    fates: list[Fact | None] = field(default_factory=list)
+    reach: int = 0
+
+    def fate(self, block: int) -> Fact | None:
+        """What became of the chunk with this block; None: it never had it, or the prompt ends within the chunk."""
+        at = block // self.blocks - self.first
+        return self.fates[at] if 0 <= at < len(self.fates) else None
+
+    def is_partial(self, block: int) -> bool:
+        """Whether the prompt ends within the chunk with this block."""
+        return block // self.blocks - self.first >= len(self.fates)
+
+
+class _Runs:
+    """Parts as they grow: equal neighbours are one."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Cause, str, int, int, Fact | None, str, str]] = []
+
+    def add(
+        self,
+        cause: Cause,
+        tier: str,
+        start: int,
+        end: int,
+        fact: Fact | None = None,
+        *,
+        why: str = "",
+        unstored: str = "",
+    ) -> None:
+        if end <= start:
+            return
+        if self._runs:
+            last = self._runs[-1]
+            if last[0] is cause and last[4] is fact and last[1] == tier and last[5] == why and last[6] == unstored:
+                self._runs[-1] = (*last[:3], end, *last[4:])
+                return
+        self._runs.append((cause, tier, start, end, fact, why, unstored))
+
+    def parts(self) -> list[Part]:
+        made: list[Part] = []
+        for cause, tier, start, end, fact, why, unstored in self._runs:
+            if len(self._runs) > MOST_PARTS and made and (made[-1].cause, made[-1].tier) == (cause, tier):
+                made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
+            else:
+                made.append(Part(cause, tier, start, end - start, _detail(fact, why, unstored)))
+        return made
+
+
+def _detail(fact: Fact | None, why: str, unstored: str) -> Detail:
+    if fact is None:
+        return Detail(why=why, unstored=unstored) if why or unstored else NOTHING
+    return Detail(why=why, at_ns=fact.at_ns, span_id=fact.span_id, request=fact.by, unstored=unstored)
+
+
+class Split:
+    """Splits one prompt."""
+
+    def __init__(
+        self, question: Question, vllm: Memory, stores: Sequence[Store], is_fresh: Callable[[Key], bool]
+    ) -> None:
+        self._asked, self._vllm, self._is_fresh = question, vllm, is_fresh
+        self._hole = question.computed // question.block_size if question.block_size else 0
+        """The first block that vLLM's lookup did not find."""
+        self._full = question.total // question.block_size if question.block_size else 0
+        self._views = [self._view(store) for store in stores]
+        self._runs = _Runs()
+
+    def parts(self) -> list[Part]:
+        """The parts, in order."""
+        asked, runs, size = self._asked, self._runs, self._asked.block_size
+        runs.add(Cause.HELD, self._vllm.name, 0, asked.computed)
+        end = asked.computed
+        for tier, tokens in asked.sources:
+            runs.add(Cause.LOADED, tier, end, end + tokens)
+            end += tokens
+        aligned = self._full * size
+        if asked.chain is None or len(asked.chain) < self._full or not size:
+            runs.add(Cause.UNKNOWN, "", end, aligned or asked.total, why=asked.untold)
+        elif end < aligned:
+            self._blocks(end)
+        runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
+        return runs.parts()
+
+    def _view(self, store: Store) -> _View:
+        asked = self._asked
+        view = _View(store)
+        if not store.told or asked.chain is None:
+            return view
+        view.blocks = store.chunk_size // asked.block_size
+        view.first = self._hole // view.blocks
+        ends = range((view.first + 1) * view.blocks - 1, self._full, view.blocks)
+        view.fates = store.memory.fates([asked.chain[at] for at in ends], self._is_fresh)
+        held = next(
+            (n for n, fact in enumerate(view.fates) if fact is None or fact.fate is not Fate.HELD), len(view.fates)
+        )
+        view.reach = (view.first + held) * view.blocks
+        if store.matched is not None and store.matched // asked.block_size < view.reach:
+            self._shorten(view, store.matched // asked.block_size)
+        return view
+
+    def _shorten(self, view: _View, matched: int) -> None:
+        """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
+        one of these, or what was told of it is not true."""
+        asked, memory = self._asked, view.store.memory
+        assert asked.chain is not None
+        before = memory.fates(asked.chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
+        if all(fact is not None and fact.fate is Fate.HELD for fact in before):
+            first = max(0, matched // view.blocks - view.first)
+            view.fates[first:] = [
+                _CONTRADICTED if fact is not None and fact.fate is Fate.HELD else fact for fact in view.fates[first:]
+            ]
+        view.reach = matched
+
+    def _blocks(self, begin: int) -> None:
+        """Enter the full blocks behind what was reused."""
+        asked, size = self._asked, self._asked.block_size
+        assert asked.chain is not None
+        first = begin // size
+        start = begin
+        for block, fact in enumerate(self._vllm.fates(asked.chain[first : self._full], self._is_fresh), start=first):
+            end = (block + 1) * size
+            if end < asked.total or begin < end - size or not self._last_token(block, fact, begin):
+                self._block(block, fact, start, end)
+            start = end
+
+    def _last_token(self, block: int, fact: Fact | None, begin: int) -> bool:
+        """Enter the final block, if nothing but the rule was in the way of it."""
+        asked, add = self._asked, self._runs.add
+        if begin == asked.total - 1 and asked.sources:  # a load that ends there ends there by rule
+            add(Cause.LAST_TOKEN, asked.sources[-1][0], begin, asked.total)
+            return True
+        if fact is not None and fact.fate is Fate.HELD:
+            add(Cause.LAST_TOKEN, self._vllm.name, begin, asked.total, fact)
+            return True
+        for view in self._views:
+            chunk = view.fate(block)
+            if chunk is not None and chunk.fate is Fate.HELD:
+                add(Cause.LAST_TOKEN, view.store.memory.name, begin, asked.total, chunk)
+                return True
+        return False
+
+    def _block(self, block: int, fact: Fact | None, start: int, end: int) -> None:
+        """Enter a block: the first cause that is true of it."""
+        add, vllm, asked = self._runs.add, self._vllm, self._asked
+        if asked.is_last_open and end == asked.total and (fact is None or fact.fate is not Fate.HELD):
+            add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
+            return
+        if fact is None and block >= asked.pending and not self._stores_know(block):
+            add(Cause.NEW, "", start, end)  # nearly always: it was never seen
+            return
+        if fact is not None and fact.fate is Fate.HELD:
+            add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
+            return
+        chunks = [(view, view.fate(block)) for view in self._views]
+        for view, chunk in chunks:
+            if chunk is not None and chunk.fate is Fate.HELD and block >= view.reach:
+                add(Cause.STRANDED, view.store.memory.name, start, end, chunk)
+                return
+        if (why := self._may_be_held(block, fact, chunks)) is not None:
+            add(Cause.UNKNOWN, "", start, end, why=why)
+            return
+        if block < asked.pending:
+            add(Cause.PENDING, vllm.name, start, end, asked.pending_by)
+            return
+        for fate, cause in ((Fate.STORING, Cause.PENDING), (Fate.HELD, Cause.REFUSED)):
+            for view, chunk in chunks:
+                if chunk is not None and chunk.fate is fate:
+                    add(cause, view.store.memory.name, start, end, chunk)
+                    return
+        if asked.promised[0] <= start < asked.promised[1]:
+            add(Cause.FAILED_LOAD, "", start, end, asked.failed)
+            return
+        self._lost(block, fact, chunks, start, end)
+
+    def _stores_know(self, block: int) -> bool:
+        """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
+        return any(
+            view.store.is_shared if not view.store.told else view.fate(block) is not None for view in self._views
+        )
+
+    def _may_be_held(self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]]) -> Untold | None:
+        """Why it is not known whether a cache holds it; None if it is known."""
+        is_hole = block == self._hole and (block + 1) * self._asked.block_size < self._asked.total
+        if fact is not None and not is_hole:  # the lookup itself says that vLLM does not hold the hole
+            if fact.fate is Fate.UNSURE:
+                return self._vllm.why
+            if fact.fate is Fate.COMPUTED:
+                return Untold.CACHE_EVENTS
+        for view, chunk in chunks:
+            if not view.store.told:
+                return Untold.PROBE
+            if chunk is not None and chunk.fate is Fate.UNSURE:
+                return Untold.CONTRADICTION if chunk is _CONTRADICTED else view.store.memory.why
+        if self._asked.is_shadowed and self._asked.chain and not self._is_fresh(self._asked.chain[block]):
+            return self._vllm.why
+        return None
+
+    def _lost(
+        self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]], start: int, end: int
+    ) -> None:
+        """Enter a block that no cache holds, by the cache that lost it last."""
+        losses = [] if fact is None else [(self._vllm, fact)]
+        unstored = ""
+        for view, chunk in chunks:
+            if chunk is None:
+                unstored = "partial" if view.is_partial(block) else "unasked"
+            elif chunk.fate in _UNSTORED:
+                unstored, chunk = _UNSTORED[chunk.fate], chunk.before
+            if chunk is not None:
+                losses.append((view.store.memory, chunk))
+        for memory, loss in losses:
+            if loss.fate in (Fate.ABSENT, Fate.UNSURE):
+                self._runs.add(Cause.UNKNOWN, "", start, end, why=memory.why)
+                return
+        if fact is not None and fact.fate is Fate.COMPUTED:  # evicted or reset, and nobody says when
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
+            return
+        if not losses:
+            self._runs.add(Cause.NEW, "", start, end)
+            return
+        memory, loss = max(losses, key=lambda each: each[1].number)
+        if sum(other.number == loss.number for _, other in losses) > 1:
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.ORDER)
+        else:
+            unstored = unstored if memory is self._vllm else ""
+            self._runs.add(_CAUSES[loss.fate], memory.name, start, end, loss, unstored=unstored)
+
+
+_CONTRADICTED = Fact(Fate.UNSURE, 0)
+_UNSTORED = {Fate.FULL: "full", Fate.FAILED: "failed"}
+_CAUSES = {Fate.EVICTED: Cause.EVICTED, Fate.RESET: Cause.RESET}
