@@ -70,7 +70,7 @@ def test_the_story_tells_what_a_replay_needs() -> None:
     assert len(hashes["r-0"]) == (556 + 40) // 32
     assert hashes["r-0"][:8] == hashes["r-5"][:8]
     assert hashes["r-0"][8] != hashes["r-5"][8]
-    assert hashes["again"] == hashes["r-0"]
+    assert hashes["again"] == hashes["r-0"][: 556 // 32]
     assert (starts["again"].block_hashes, starts["again"].block_first) == (None, 556 // 32)
     assert starts["r-0"].limit == 40
     assert [e.scheduler_step for e in events if isinstance(e, CacheReset)] == [210, 215]

@@ -1,0 +1,159 @@
+"""Block hashes are told once, and what a tracer makes of them is what vLLM has."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory import MemoryTransport, a_recorder
+
+from kvtrail.connector.recording.contexts import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.recorded import recorded_requests, use
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.tracing import block_hashes
+from kvtrail.connector.tracing.block_hashes import BlockHashes
+from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
+from kvtrail.tracer.model.events import Lookup, RequestEnd, RequestStart
+from kvtrail.tracer.model.semconv import HASH_BYTES, Level
+
+OFFLOAD = {"kv_connector": "TracedOffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
+OFFLOAD["kv_connector_extra_config"] = {"chunk_size": 64, "cpu_bytes_to_use": 2_000_000}  # type: ignore[assignment]
+PLAYED = [name for name in PROFILES if name not in NOT_FOR_ALL]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
+    """The hashes that vLLM had of each request when it ended, shortened."""
+    of_vllm: dict[str, list[bytes]] = {}
+    used: Counter[str] = Counter()
+    seen: set[int] = set()
+    plain = Instrumentation.request_ended
+
+    def noting(self: Instrumentation, request: Any, answer: Any) -> None:
+        if id(request) not in seen:  # each child of a MultiConnector tells it
+            seen.add(id(request))
+            keep.append(request)
+            of_vllm[use(request.request_id, used)] = [each[-HASH_BYTES:] for each in request.block_hashes]
+        plain(self, request, answer)
+
+    keep: list[Any] = []
+    monkeypatch.setattr(Instrumentation, "request_ended", noting)
+    return of_vllm
+
+
+@pytest.mark.parametrize("profile", PLAYED)
+def test_chains_are_vllms_own_and_hashes_are_told_once(profile: str, ended: dict[str, list[bytes]]) -> None:
+    events = play(scenario_of(profile, 1), OFFLOAD).events
+    chains = {name: request.chain for name, request in recorded_requests(events).items()}
+    assert len(ended) > 5
+    assert {name: (chains[name].first, chains[name].hashes) for name in ended} == {
+        name: (0, hashes) for name, hashes in ended.items()
+    }
+    told = [each for event in events for each in split_hashes(getattr(event, "block_hashes", None))]
+    assert Counter(told).most_common(1)[0][1] <= 2, "a chunk may be filled by two requests at a time"
+    assert len(told) < 1.2 * len({each for hashes in ended.values() for each in hashes})
+
+
+@pytest.mark.parametrize("profile", ["chunked-prefill", "preemption-storm"])
+def test_when_events_are_lost_nothing_is_made_up(profile: str, ended: dict[str, list[bytes]]) -> None:
+    events = play(scenario_of(profile, 2), OFFLOAD).events
+    unknown = 0
+    for seed in range(20):
+        dice, chains, told = random.Random(seed), Chains(), dict[str, Chain]()
+        for event in telling(events):
+            name = event.request or ""
+            if isinstance(event, RequestStart):
+                told[name] = Chain()
+            if dice.random() < 0.2:
+                continue
+            chains.add(told.setdefault(name, Chain()), event)
+            chain = told[name]
+            assert chain.hashes == ended[name][chain.first : chain.end]
+            unknown += chain.first > 0
+    assert unknown
+
+
+def telling(events: Any) -> Iterator[RequestStart | Lookup | RequestEnd]:
+    yield from (event for event in events if isinstance(event, RequestStart | Lookup | RequestEnd))
+
+
+def a_request(name: str, *blocks: int) -> Any:
+    hashes = [bytes(24) + block.to_bytes(8, "big") for block in blocks]
+    return SimpleNamespace(request_id=name, block_hashes=hashes, num_preemptions=0)
+
+
+def detailed() -> Recorder:
+    recorder = a_recorder(MemoryTransport())
+    recorder.level.set(Level.DETAILED, None)
+    return recorder
+
+
+def count(told: tuple[bytes | None, ...]) -> int:
+    return len(told[0] or b"") // HASH_BYTES
+
+
+def test_a_shared_prefix_is_referred_to() -> None:
+    recorder = detailed()
+    hashes = BlockHashes(recorder)
+
+    def start(request: Any) -> tuple[bytes | None, int | None, bytes | None]:
+        return hashes.at_start(recorder.contexts.of(request), request)
+
+    first = a_request("a", *range(77))
+    assert start(first) == (b"".join(h[-8:] for h in first.block_hashes), None, None)
+    second = a_request("b", *range(77), *range(200, 251))
+    fresh, begin, after = start(second)
+    assert (len(fresh or b""), begin, after) == (408, 77, (76).to_bytes(8, "big"))
+    assert start(a_request("c", *range(50))) == (None, 50, (49).to_bytes(8, "big"))
+    context = recorder.contexts.of(second)
+    assert hashes.since(context, second) == (None, None)
+    second.block_hashes.append(bytes(24) + (999).to_bytes(8, "big"))
+    assert hashes.since(context, second) == ((999).to_bytes(8, "big"), 128)
+    assert hashes.since(context, second) == (None, None)
+    assert start(a_request("d", *range(77), *range(200, 251), 999))[0] is None
+    recorder.close()
+
+
+@pytest.mark.parametrize("why", ["many", "lost", "late"])
+def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """When there is too much to remember, when events were lost, and for a tracer that began later."""
+    recorder = detailed()
+    hashes, now_ns = BlockHashes(recorder), 1
+    monkeypatch.setattr(block_hashes, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(block_hashes, "MOST_TOLD", 100)
+
+    def told(name: str, *blocks: int) -> int:
+        request = a_request(name, *blocks)
+        return count(hashes.at_start(recorder.contexts.of(request), request))
+
+    assert (told("a", *range(60)), told("b", *range(60))) == (60, 0)
+    if why == "many":
+        assert told("c", *range(1000, 1050)) == 50
+    elif why == "lost":
+        recorder._given_up += 1
+    else:
+        now_ns += block_hashes.AGAIN_NS
+    assert (told("d", *range(60)), told("e", *range(60))) == (60, 0)
+    recorder.close()
+
+
+def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
+    recorder = detailed()
+    hashes, request = BlockHashes(recorder), a_request("a", 1, 2)
+    context: RequestContext = recorder.contexts.of(request)
+    context.recorded = False
+    assert hashes.at_start(context, request) == (None, None, None)
+    context.recorded = True
+    recorder.level.set(Level.BASIC, None)
+    assert hashes.at_start(context, request) == (None, None, None)
+    assert hashes.since(context, request) == (None, None)
+    recorder.level.set(Level.DETAILED, None)
+    assert count(hashes.at_start(context, request)) == 2, "what was not told is not referred to"
+    recorder.close()
