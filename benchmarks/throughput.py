@@ -70,15 +70,26 @@ class Busy:
     """A bare scheduler in which so many requests run at all times: each that ends is followed by another. Prompts of 272 to
     455 tokens, of which 256 are those of an earlier request, and 50 to 199 tokens to generate."""
 
-    def __init__(self, folder: Path, running: int, side: str, level: str) -> None:
+    def __init__(self, folder: Path, running: int, side: str, level: str, **more: str) -> None:
+        """`more` are settings of the traced connector besides its level."""
         from kvtrail.connector.simulate.stages import BareScheduler
 
-        settings = {"kv_connector": side, "kv_connector_extra_config": {"kvtrail": {"level": level}}}
+        settings = {"kv_connector": side, "kv_connector_extra_config": {"kvtrail": {"level": level, **more}}}
         size: dict[str, Any] = {"max_num_seqs": running, "max_num_batched_tokens": running + 512}
         blocks = running * BLOCKS_EACH
         self._bare = BareScheduler(folder / "model", settings, block_size=16, num_blocks=blocks, **size)
         self._running, self._count, self._rng = running, 0, random.Random(0)
         self._heads = [self._tokens(256) for _ in range(8)]
+
+    @property
+    def begun(self) -> int:
+        """Requests that have begun."""
+        return self._count
+
+    @property
+    def pool(self) -> Any:
+        """vLLM's block pool."""
+        return self._bare.scheduler.kv_cache_manager.block_pool
 
     def _tokens(self, count: int) -> list[int]:
         return [self._rng.randrange(3, 512) for _ in range(count)]

@@ -68,6 +68,13 @@ class HeldBlocks(StrEnum):
     ALL = "all"
 
 
+class Switch(StrEnum):
+    """Whether something is recorded."""
+
+    ON = "on"
+    OFF = "off"
+
+
 OFF, EVERY = "off", "all"
 """What `fingerprints` can be besides a rate."""
 DEFAULT_RATE = {Level.BASIC: 0.0, Level.DETAILED: 0.01}
@@ -86,6 +93,9 @@ class Settings:
     fingerprints: of which blocks the bytes are looked at: `off`, `all`, or the share of block hashes (0.01). By default
         0.01 at level `detailed`, and `off` at `basic`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
+    block_hashes: whether requests' block hashes are recorded, at level `detailed`: `on` (default) or `off`.
+    cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes: `on` (default)
+        or `off`.
     fingerprint_held: which held blocks are looked at in each step: `one` of a request (default) or `all`.
     """
 
@@ -94,6 +104,8 @@ class Settings:
     level_file: str | None = None
     unsampled: Unsampled = Unsampled.RECORD
     heartbeats: Heartbeats = Heartbeats.AUTO
+    block_hashes: Switch = Switch.ON
+    cache_events: Switch = Switch.ON
     fingerprints: str | float | None = None
     fingerprint_store: FingerprintStore = FingerprintStore.AUTO
     fingerprint_held: HeldBlocks = HeldBlocks.ONE
@@ -129,6 +141,8 @@ class Settings:
             ("level", Level),
             ("unsampled", Unsampled),
             ("heartbeats", Heartbeats),
+            ("block_hashes", Switch),
+            ("cache_events", Switch),
             ("fingerprint_store", FingerprintStore),
             ("fingerprint_held", HeldBlocks),
         ):

@@ -5,6 +5,7 @@ What a version lacks is looked for in its classes. Only whether it is too old is
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from functools import cache
@@ -14,6 +15,8 @@ from kvtrail.tracer.model.lacks import Lack
 
 logger = logging.getLogger("vllm.kvtrail")
 
+_CACHE_MAP = {"insert": ["key", "block"], "pop": ["key", "block_id"], "get_one_block": ["key"]}
+"""The methods of the map in vLLM's prefix cache through which all changes go, with their arguments."""
 OLDEST = (0, 20)
 """The oldest vLLM whose connectors are traced."""
 
@@ -38,6 +41,7 @@ def too_old() -> str | None:
 def lacks(probe: Probe) -> frozenset[Lack]:
     """What this vLLM does not show of a connector with this probe."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core import block_pool
     from vllm.v1.request import Request
 
     shown = {
@@ -45,11 +49,21 @@ def lacks(probe: Probe) -> frozenset[Lack]:
         Lack.HIT_SOURCES: hasattr(KVConnectorBase_V1, "get_external_cache_hit_sources"),
         Lack.BLOCK_TABLES: hasattr(KVConnectorBase_V1, "bind_kv_cache_manager"),
         Lack.STATISTICS: hasattr(Request, "take_prefill_stats"),
+        Lack.PREFIX_CACHE: shows_changes(getattr(block_pool, "BlockHashToBlockMap", object)),
         Lack.PLANS: probe.knows_plans(),
     }
     found = frozenset(lack for lack, is_shown in shown.items() if not is_shown)
     _say(found)
     return found
+
+
+def shows_changes(cls: type) -> bool:
+    """Whether a class of maps, of which vLLM's prefix cache has one, is of the form in which its changes can be followed."""
+    try:
+        forms = {name: list(inspect.signature(getattr(cls, name)).parameters)[1:] for name in _CACHE_MAP}
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return forms == _CACHE_MAP
 
 
 @cache

@@ -26,8 +26,9 @@ class BlockHashes:
     were lost, and after a while.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, tells: bool = True) -> None:
+        """`tells` is false where no hashes are to be told."""
+        self._recorder, self._tells = recorder, tells
         self._told: set[bytes] = set()
         self._dropped = 0
         self._again_ns = 0
@@ -35,7 +36,7 @@ class BlockHashes:
     def at_start(self, context: RequestContext, request: Any) -> tuple[bytes | None, int | None, bytes | None]:
         """The hashes of a prompt that nobody has told yet, the number of the first one's block, and the hash of the block
         before it; in detail only."""
-        if not self._recorder.level.detailed or not context.recorded:
+        if not (self._tells and self._recorder.level.detailed and context.recorded):
             return None, None, None
         hashes = getattr(request, "block_hashes", ())
         known = context.hashed = self._known(hashes)
@@ -45,7 +46,7 @@ class BlockHashes:
     def since(self, context: RequestContext, request: Any) -> Told:
         """The hashes of the blocks that the request has filled since it was asked for them last; in detail only."""
         hashes, first = getattr(request, "block_hashes", ()), context.hashed
-        if len(hashes) <= first or not self._recorder.level.detailed or not context.recorded:
+        if len(hashes) <= first or not (self._tells and self._recorder.level.detailed and context.recorded):
             return None, None
         fresh = hashes[first:]
         context.hashed += len(fresh)

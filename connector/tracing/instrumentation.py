@@ -32,6 +32,8 @@ from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import identity_of
+from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
+from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
 from kvtrail.connector.tracing.steps import Steps, first_group, run_of
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
@@ -75,7 +77,7 @@ def _never_breaks(kind: str, *, concerns_all: bool = False) -> Callable[[Method]
                 try:
                     method(self, *args)
                 except Exception:
-                    self._untold(kind, None if concerns_all else _ids_in(args))
+                    self._untold(kind, None if concerns_all else ids_in(args))
 
         return guarded  # type: ignore[return-value]  # the same signature
 
@@ -94,9 +96,13 @@ class Instrumentation:
         probe: Probe | None = None,
         guard: Guard = Guard.OBSERVE,
         unannounced: bool = False,
+        has_groups: bool = False,
+        tells_hashes: bool = True,
+        tells_cache: bool = True,
     ) -> None:
         """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guard`, what to do
-        with a lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`."""
+        with a lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`;
+        `has_groups`, whether there are several KV cache groups; the others, what is recorded at level `detailed`."""
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
         self._level = LevelSwitch() if recorder is None else recorder.level
         self._name = name
@@ -106,10 +112,13 @@ class Instrumentation:
         self._unannounced = unannounced
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
-        self._hashes: Any = None if recorder is None else BlockHashes(recorder)
+        self._hashes: Any = None if recorder is None else BlockHashes(recorder, tells_hashes)
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
         self._pool: Any = _NO_POOL
-        self._prefix_cache: Any = None
+        self._cached: Any = None
+        """The pool's map of cached blocks when it was last looked at."""
+        self._has_groups, self._tells_cache = has_groups, tells_cache
+        self._prefix_cache: PrefixCache | None = None
         self._failing: dict[str, int] = {}
         """Questions to the probe that failed the last time they were asked, and how often in a row."""
         self._log_again_s: dict[str, float] = {}
@@ -156,7 +165,9 @@ class Instrumentation:
         after each reset. Another vLLM may have none."""
         pool = getattr(bound, "block_pool", bound)
         if hasattr(pool, "cached_block_hash_to_block"):
-            self._pool, self._prefix_cache = pool, pool.cached_block_hash_to_block
+            self._pool, self._cached = pool, pool.cached_block_hash_to_block
+            if self._tells_cache and can_be_followed(pool):
+                self._prefix_cache = PrefixCache.of(pool, self._recorder, has_groups=self._has_groups)
 
     @_never_breaks(Kind.REQUEST_START)
     def request_started(self, request: Any) -> None:
@@ -191,6 +202,8 @@ class Instrumentation:
             matched = None
             self._probe_failed("lookup", gap=False)
         keys = self._keys(connector, request) if self._level.detailed else None
+        if self._prefix_cache is not None:
+            self._tell_cache(end_ns)
         try:
             total, (returned, is_async) = request.num_tokens, answer
             if returned is not None and returned.__class__ is not int:
@@ -208,7 +221,7 @@ class Instrumentation:
                 values = (total, computed, matched, returned, True if is_async else False, cached, *told)  # noqa: SIM210 - faster
                 self._recorder.record(_NAMES[Kind.LOOKUP], self._call_source, context, start_ns, end_ns, values)
         except Exception:
-            self._untold(Kind.LOOKUP, _ids_in((request,)))
+            self._untold(Kind.LOOKUP, ids_in((request,)))
         if refused is not None and self._guard is Guard.RAISE:
             raise ContractBreach(
                 f"kvtrail: the connector returned {refused} new tokens for request {request.request_id}, of whose {total}"
@@ -227,7 +240,9 @@ class Instrumentation:
         error: Exception | None = None,
     ) -> None:
         """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
-        in detail."""
+        in detail. What the allocation has pushed out of vLLM's prefix cache is told before it."""
+        if self._prefix_cache is not None:
+            self._tell_cache(monotonic_ns())
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed and context.recorded
@@ -235,7 +250,7 @@ class Instrumentation:
         table = first_group(blocks.get_block_ids()) if context.detailed else None
         groups = getattr(blocks, "blocks", None)
         count = None if groups is None else sum(map(len, groups))
-        sources = _hit_sources(connector, request, external) if external and error is None else None
+        sources = hit_sources(connector, request, external) if external and error is None else None
         values = (request.num_tokens, external, count, table, None, None, sources, self._steps)
         if error is None:
             self._recorder.record(_NAMES[Kind.ALLOC], self._call_source, context, start_ns, monotonic_ns(), values)
@@ -254,7 +269,7 @@ class Instrumentation:
         """Another call of the connector has raised. It is about the request among its arguments, if there is one."""
         if getattr(error, _TOLD, False):
             return
-        ids = _ids_in(about)
+        ids = ids_in(about)
         context = self._recorder.contexts.named(ids[0]) if ids else None
         self._failed(Kind.FAILURE, context, start_ns, (call,), error)
 
@@ -274,8 +289,8 @@ class Instrumentation:
             return
         at_ns = monotonic_ns()
         try:
-            if self._pool.cached_block_hash_to_block is not self._prefix_cache:
-                self._prefix_cache = self._pool.cached_block_hash_to_block
+            if self._pool.cached_block_hash_to_block is not self._cached:
+                self._cached = self._pool.cached_block_hash_to_block
                 self._record(Kind.CACHE_RESET, None, at_ns, (self._steps,))
             if (
                 self._level.any_detailed
@@ -285,7 +300,9 @@ class Instrumentation:
             ):
                 self._steps_told.record(connector, output, self._pool, self._steps, at_ns)
         except Exception:
-            self._untold(Kind.SCHEDULE, _ids_of_step(output))
+            self._untold(Kind.SCHEDULE, ids_of_step(output))
+        if self._prefix_cache is not None:
+            self._tell_cache(at_ns, can_wait=True)
         self._steps_told.previous = output
         self._steps += 1
         self._recorder.steps = self._steps
@@ -294,7 +311,7 @@ class Instrumentation:
             if self._failing:
                 self._failing.pop("stepped", None)
         except Exception:
-            self._probe_failed("stepped", _ids_of_step(output))
+            self._probe_failed("stepped", ids_of_step(output))
             return
         if seen is not None:
             self._seen(seen, metadata, output, at_ns)
@@ -458,14 +475,14 @@ class Instrumentation:
             try:
                 self._planned(Kind.LOAD_PLAN, plan, output, at_ns, places)
             except Exception:
-                self._untold(Kind.LOAD_PLAN, _ids_in((plan,)))
+                self._untold(Kind.LOAD_PLAN, ids_in((plan,)))
         for chunk in evicted:
             self._record(Kind.EVICT, None, at_ns, (*chunk, None))
         for plan in stores:
             try:
                 self._planned(Kind.STORE_PLAN, plan, output, at_ns, places)
             except Exception:
-                self._untold(Kind.STORE_PLAN, _ids_in((plan,)))
+                self._untold(Kind.STORE_PLAN, ids_in((plan,)))
         if places:  # workers in other processes cannot derive these as they do the others
             try:
                 setattr(metadata, PLACES, places)
@@ -513,6 +530,17 @@ class Instrumentation:
     def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
         """Something that takes no time."""
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
+
+    def _tell_cache(self, at_ns: int, *, can_wait: bool = False) -> None:
+        """Tell what vLLM's prefix cache has gained and lost. If that fails, nothing more is told of it."""
+        if (cache := self._prefix_cache) is not None:
+            try:
+                cache.tell(self._source, self._steps, at_ns, can_wait=can_wait)
+            except Exception:
+                self._prefix_cache = None
+                self._untold(Kind.PREFIX_CACHE, ())
+                with suppress(Exception):
+                    cache.let_go()
 
     def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """The keys that a lookup claims, if the probe knows them."""
@@ -567,30 +595,3 @@ class Instrumentation:
                 self._name,
                 kind,
             )
-
-
-def _ids_in(arguments: Iterable[Any]) -> tuple[str, ...]:
-    """The id of the request among the arguments, or none."""
-    for each in arguments:
-        with suppress(Exception):
-            request_id = each if type(each) is str else getattr(each, "request_id", None)
-            if type(request_id) is str:
-                return (request_id,)
-    return ()
-
-
-def _ids_of_step(output: Any) -> set[str] | None:
-    """The requests of a `SchedulerOutput`; None if it does not say."""
-    try:
-        return {*output.num_scheduled_tokens, *(output.preempted_req_ids or ())}
-    except Exception:
-        return None
-
-
-def _hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
-    """Where external tokens come from, by the connector's own account; None if it gives none."""
-    try:
-        counted = connector.get_external_cache_hit_sources(request, external)
-        return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
-    except Exception:  # it is asked for this one span only: what fails here must not end the recording
-        return None

@@ -24,7 +24,7 @@ from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, i
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
-from kvtrail.connector.settings import Heartbeats, Settings, Unsampled
+from kvtrail.connector.settings import Heartbeats, Settings, Switch, Unsampled
 from kvtrail.connector.tracing import block_checks
 from kvtrail.connector.tracing.block_checks import BlockChecks
 from kvtrail.connector.tracing.instrumentation import Instrumentation
@@ -270,7 +270,15 @@ def _instrumentation(
     encoded = b"".join(attribute(key, value) for key, value in source.items())
     unannounced = Lack.REQUEST_STARTS in lacking
     return Instrumentation(
-        recorder, name=name, source=encoded, probe=probe, guard=settings.guard, unannounced=unannounced
+        recorder,
+        name=name,
+        source=encoded,
+        probe=probe,
+        guard=settings.guard,
+        unannounced=unannounced,
+        has_groups=len(getattr(kv_cache_config, "kv_cache_groups", (0, 0))) > 1,
+        tells_hashes=settings.block_hashes is Switch.ON,
+        tells_cache=settings.cache_events is Switch.ON,
     )
 
 

@@ -21,12 +21,15 @@ class Lack(StrEnum):
     """The connector does not get the KV cache manager, so no block table is told anew after a loss."""
     STATISTICS = "statistics"
     """Requests carry no statistics of their prefill."""
+    PREFIX_CACHE = "prefix_cache"
+    """Its own prefix cache has a form in which its changes cannot be followed."""
     PLANS = "plans"
     """What the connector plans has a form that its probe does not know."""
 
 
 _KINDS = {
     Lack.STATISTICS: {Kind.STATS},
+    Lack.PREFIX_CACHE: {Kind.PREFIX_CACHE},
     Lack.PLANS: {Kind.LOAD_PLAN, Kind.STORE_PLAN, Kind.TRANSFER_END, Kind.FLUSH},
 }
 """The kinds of events that are never recorded. The other lacks cost attributes, or what only a loss makes necessary."""

@@ -136,10 +136,13 @@ AFTER = Attribute(
 CHANGES = Attribute(
     "kvtrail.cache.changes",
     tuple,
-    "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were.",
+    "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were. Of a block with"
+    " copies, the first that is stored and the last that is removed count.",
 )
 CACHE_WHOLE = Attribute(
-    "kvtrail.cache.whole", bool, "The first of a pool that was seen from its beginning: it held nothing before."
+    "kvtrail.cache.whole",
+    bool,
+    "All that the cache holds is told anew, in this event and those that follow it at the same moment: nothing else is held.",
 )
 BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
 BLOCK_IDS = Attribute(
@@ -490,7 +493,7 @@ LACKS = Attribute(
     "kvtrail.vllm.lacks",
     str,
     "What this vLLM does not show, with commas between: `request_starts`, `hit_sources`, `block_tables`, `statistics`,"
-    " `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
+    " `prefix_cache`, `plans` (docs/limits.md). Rules that need it are `unknown`. Absent where nothing is lacking.",
     "lacks",
 )
 CACHE_IDENTITY = Attribute(

@@ -56,7 +56,7 @@ def test_chains_are_vllms_own_and_hashes_are_told_once(profile: str, ended: dict
     assert {name: (chains[name].first, chains[name].hashes) for name in ended} == {
         name: (0, hashes) for name, hashes in ended.items()
     }
-    told = [each for event in events for each in split_hashes(getattr(event, "block_hashes", None))]
+    told = [each for event in telling(events) for each in split_hashes(event.block_hashes)]
     assert Counter(told).most_common(1)[0][1] <= 2, "a chunk may be filled by two requests at a time"
     assert len(told) < 1.2 * len({each for hashes in ended.values() for each in hashes})
 
@@ -95,8 +95,8 @@ def detailed() -> Recorder:
     return recorder
 
 
-def count(told: tuple[bytes | None, ...]) -> int:
-    return len(told[0] or b"") // HASH_BYTES
+def count(hashes: bytes | None) -> int:
+    return len(hashes or b"") // HASH_BYTES
 
 
 def test_a_shared_prefix_is_referred_to() -> None:
@@ -131,7 +131,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
 
     def told(name: str, *blocks: int) -> int:
         request = a_request(name, *blocks)
-        return count(hashes.at_start(recorder.contexts.of(request), request))
+        return count(hashes.at_start(recorder.contexts.of(request), request)[0])
 
     assert (told("a", *range(60)), told("b", *range(60))) == (60, 0)
     if why == "many":
@@ -155,5 +155,5 @@ def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
     assert hashes.at_start(context, request) == (None, None, None)
     assert hashes.since(context, request) == (None, None)
     recorder.level.set(Level.DETAILED, None)
-    assert count(hashes.at_start(context, request)) == 2, "what was not told is not referred to"
+    assert count(hashes.at_start(context, request)[0]) == 2, "what was not told is not referred to"
     recorder.close()
