@@ -140,8 +140,14 @@ class Checks:
         self._quiet: OrderedDict[tuple[str, str, int], Told] = OrderedDict()
         """Looks of which all was well, counted until there is something to tell."""
 
-    def begin(self, orders: Orders | None) -> None:
-        """At the beginning of a step, before its loads and its forward pass."""
+    def begin(self, orders: Orders | None) -> bool:
+        """At the beginning of a step, before its loads and its forward pass. Returns whether the other calls of the step are
+        of any interest."""
+        if orders is not None or self._again or self._queue or self._loads or self._received or self._taken:
+            self._begin(orders)
+        return bool(self._loads or self._awaited or self._to_heal)
+
+    def _begin(self, orders: Orders | None) -> None:
         self._settle()
         again, self._again = self._again, []
         self._loads, self._taken, self._reported = [], [], set()

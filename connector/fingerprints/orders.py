@@ -72,6 +72,7 @@ class _Tracked:
         mixed: the number of the block that is loaded but for its last token.
         held: the complete sampled blocks, by number.
         coming: those that will be once its first step has run.
+        has_sampled: whether there are any of these.
     """
 
     request: Any
@@ -83,6 +84,7 @@ class _Tracked:
     mixed: list[int | None] = field(default_factory=list)
     held: list[dict[int, Found]] = field(default_factory=list)
     coming: list[list[Found]] = field(default_factory=list)
+    has_sampled: bool = False
     matched: tuple[int, bool] | None = None
     """Of the last lookup: the tokens that vLLM had computed, and whether the load ends between steps."""
 
@@ -175,8 +177,15 @@ class OrderBook:
             if (tracked := self._tracked.get(request_id)) is not None:
                 if added is not None:
                     self._extend(tracked, added, anew=request_id in running.resumed_req_ids)
-                self._ran(tracked, computed, scheduled[request_id], looks)
-        looks = _without([*looks, *self._left], set(getattr(output, "new_block_ids_to_zero", None) or ()))
+                if tracked.has_sampled or computed >= tracked.due:
+                    self._ran(tracked, computed, scheduled[request_id], looks)
+                else:  # nearly always, where few are sampled
+                    tracked.end = computed + scheduled[request_id]
+        looks += self._left
+        if not (looks or self._loads or self._awaited or self._begun or self._rewound or ended or self._forget):
+            return None
+        if zeroed := getattr(output, "new_block_ids_to_zero", None):
+            looks = _without(looks, {*zeroed})
         orders = Orders(
             number,
             tuple(looks),
@@ -189,7 +198,7 @@ class OrderBook:
             {},
         )
         self._left, self._loads, self._awaited, self._begun, self._rewound, self._forget = [], [], [], [], [], False
-        return orders if any(orders[1:]) else None
+        return orders
 
     def _of(self, request: Any) -> _Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -206,6 +215,7 @@ class OrderBook:
         tracked.mixed = [None] * len(self._groups)
         tracked.held = [{} for _ in self._groups]
         tracked.coming = [[] for _ in self._groups]
+        tracked.has_sampled = False
 
     def _begin(self, tracked: _Tracked, computed: int, end: int, is_async: bool) -> None:
         """It takes over blocks with so many computed tokens, and what comes after them up to `end` is loaded."""
@@ -225,6 +235,7 @@ class OrderBook:
             # all of an asynchronous load is there before the first step, of another only what is not computed
             to_load = self._found(tracked, n, first, full if is_async else loaded + (end == total - 1))
             tracked.coming[n] = admitted + [each for each in to_load if each[0] < loaded]
+            tracked.has_sampled = tracked.has_sampled or bool(tracked.coming[n])
             self._admitted += self._looks(tracked, ADMITTED, n, admitted)
             (self._awaited if is_async else self._loads).extend(self._looks(tracked, LOADED, n, to_load))
         tracked.due = 0
@@ -251,7 +262,9 @@ class OrderBook:
             last = min(full, hashed, len(tracked.tables[n]))
             found = self._found(tracked, n, tracked.told[n], last)
             looks += self._looks(tracked, COMPUTED, n, found)
-            tracked.held[n].update((each[0], each) for each in found)
+            if found:
+                tracked.held[n].update((each[0], each) for each in found)
+                tracked.has_sampled = True
             tracked.told[n] = max(tracked.told[n], last)
             due.append((tracked.told[n] + 1) * group.block_size)
         tracked.due = min(due)
@@ -307,8 +320,6 @@ class OrderBook:
 
 def _without(looks: Sequence[Look], blocks: set[int]) -> list[Look]:
     """The looks without these blocks, which vLLM fills with zeros before anybody can look."""
-    if not blocks:
-        return list(looks)
     kept = []
     for each in looks:
         places = [n for n, block in enumerate(each.blocks) if block not in blocks]

@@ -60,6 +60,8 @@ class BlockChecks:
         self._steps = 0
         self._book: Any = None
         self._checks: Any = None
+        self._in_step: dict[str, Callable[..., Any]] = {}
+        """What stands in front of a worker's methods in steps with something to look at."""
         self.in_front: set[str] = set()
 
     def follow(self) -> None:
@@ -92,7 +94,8 @@ class BlockChecks:
 
     def _step_built(self, metadata: Any, output: Any) -> None:
         number, self._steps = self._steps, self._steps + 1
-        self._instrumentation.loads_nothing.difference_update(output.finished_req_ids)
+        if self._instrumentation.loads_nothing:
+            self._instrumentation.loads_nothing.difference_update(output.finished_req_ids)
         orders = self._book.step(output, number)
         if orders is not None:
             for look in (*orders.before, *orders.loads, *orders.awaited):
@@ -141,12 +144,15 @@ class BlockChecks:
             tell=self._tell,
         )
         self._after("bind_connector_metadata", self._bound)
-        self._after("start_load_kv", self._loads_started)
-        self._after("get_finished", lambda result, *_: self._checks.received((result or ((), ()))[1] or (), ()))
-        self._after("get_transfer_results", self._received)
-        self._before("wait_for_save", self._checks.forward_passed)
-        self._after("get_block_ids_with_load_errors", self._conclude)
         self._after("shutdown", lambda result: self._checks.end())
+        after = {
+            "start_load_kv": self._loads_started,
+            "get_finished": self._finished,
+            "get_transfer_results": self._received,
+            "get_block_ids_with_load_errors": self._conclude,
+        }
+        self._in_step = {call: wrapped for call, do in after.items() if (wrapped := self._followed(call, do))}
+        self._in_step["wait_for_save"] = self._preceded("wait_for_save", self._checks.forward_passed)
 
     def _heals(self) -> bool:
         """Whether wrong blocks are computed again; says in one line why not, where that is asked for."""
@@ -171,19 +177,27 @@ class BlockChecks:
             if (recorder := self._instrumentation.recorder) is not None:
                 for request_id, place in orders.places.items():
                     recorder.contexts.adopt(request_id, *place)
-        self._checks.begin(orders)
+        is_busy = self._checks.begin(orders)
+        if is_busy != ("wait_for_save" in self.in_front):
+            for call, wrapped in self._in_step.items():
+                if is_busy:
+                    self._put(call, wrapped)
+                else:
+                    self._take(call)
 
     def _loads_started(self, result: Any, *_: Any, **__: Any) -> None:
         if self._checks.loads_started():
             self._after(LAYER_CALL, lambda result, name: self._checks.layer_loaded(name))
 
+    def _finished(self, result: Any, *_: Any) -> None:
+        if result and result[1]:
+            self._checks.received(result[1], ())
+
     def _received(self, result: Any, *_: Any) -> None:
         self._checks.received(result.finished_recving or (), getattr(result, "failed_recving", None) or ())
 
     def _conclude(self, result: Any) -> Any:
-        if LAYER_CALL in self.in_front:
-            self.in_front.remove(LAYER_CALL)
-            delattr(self._connector, LAYER_CALL)
+        self._take(LAYER_CALL)
         healed = self._checks.conclude(result or ())
         return {*result, *healed} if healed else result
 
@@ -219,8 +233,8 @@ class BlockChecks:
 
     # In front of the connector's methods.
 
-    def _before(self, call: str, do: Callable[[], None]) -> None:
-        """Do this before each call of the method."""
+    def _preceded(self, call: str, do: Callable[[], None]) -> Callable[..., Any]:
+        """The method, before each call of which this is done."""
         plain = getattr(self._connector, call)
 
         @wraps(plain)
@@ -232,15 +246,14 @@ class BlockChecks:
                 self.stop()
             return plain(*args, **kwargs)
 
-        setattr(self._connector, call, looked)
-        self.in_front.add(call)
+        return looked
 
-    def _after(self, call: str, do: Callable[..., Any]) -> None:
-        """Do this after each call of the method, with what it returns and its arguments. What it returns is the answer in the
-        place of the connector's, if it is anything."""
+    def _followed(self, call: str, do: Callable[..., Any]) -> Callable[..., Any] | None:
+        """The method, after each call of which this is done, with what it returns and its arguments; None if there is no such
+        method. What this returns is the answer in the place of the connector's, if it is anything."""
         plain = getattr(self._connector, call, None)
         if plain is None:
-            return
+            return None
 
         @wraps(plain)
         def looked(*args: Any, **kwargs: Any) -> Any:
@@ -253,14 +266,26 @@ class BlockChecks:
                 return result
             return result if instead is None else instead
 
+        return looked
+
+    def _after(self, call: str, do: Callable[..., Any]) -> None:
+        if (looked := self._followed(call, do)) is not None:
+            self._put(call, looked)
+
+    def _put(self, call: str, looked: Callable[..., Any]) -> None:
         setattr(self._connector, call, looked)
         self.in_front.add(call)
 
-    def stop(self) -> None:
-        """The connector has its own methods again."""
-        for call in self.in_front:
+    def _take(self, call: str) -> None:
+        """The connector has its own method again."""
+        if call in self.in_front:
+            self.in_front.remove(call)
             delattr(self._connector, call)
-        self.in_front.clear()
+
+    def stop(self) -> None:
+        """The connector has all of its own methods again."""
+        for call in (*self.in_front,):
+            self._take(call)
 
 
 def attach(

@@ -331,10 +331,10 @@ def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.
     plain, begin, late = HostMemory.load, Checks.begin, []
     monkeypatch.setattr(HostMemory, "load", lambda memory, copies: late.append((memory, copies)))
 
-    def load_late(checks: Checks, orders: Any) -> None:
+    def load_late(checks: Checks, orders: Any) -> bool:
         while late:
             plain(*late.pop())
-        begin(checks, orders)
+        return begin(checks, orders)
 
     monkeypatch.setattr(Checks, "begin", load_late)
     engine.round(JOBS[:1], prefix="1")
@@ -350,6 +350,30 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     assert not [each for each in engine.told if each.wrong]
     assert 0 < counts["held"] < 20_000
     assert counts["unknown"] == 0
+
+
+def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector = get_kv_transfer_group()
+    calls = {name for name in dir(type(connector)) if not name.startswith("_")}
+    seen: dict[str, set[str]] = {}
+
+    def watch(name: str) -> None:
+        plain = getattr(HostMemory, name)
+
+        def copy(memory: HostMemory, copies: Any) -> None:
+            seen[name] = vars(connector).keys() & calls
+            plain(memory, copies)
+
+        monkeypatch.setattr(HostMemory, name, copy)
+
+    watch("load")
+    watch("store")
+    for number in range(2):
+        engine.round(JOBS[:1], prefix=str(number))
+    assert seen["store"] == {"bind_connector_metadata", "register_kv_caches", "shutdown"}
+    assert seen["load"] > seen["store"]
 
 
 def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
