@@ -61,13 +61,12 @@ class Terminal:
         """The lines that are seen, up to the last that says something."""
         return self.text.rstrip().split("\n")
 
-    def until(self, text: str | re.Pattern[str]) -> list[str]:
-        """Wait until the text is seen; returns the lines that are seen then."""
-        wanted = re.compile(re.escape(text)) if isinstance(text, str) else text
+    def until(self, *texts: str | re.Pattern[str]) -> None:
+        """Wait until all of the texts are seen at once. A screen comes in pieces: who has seen a part has not seen the rest."""
+        wanted = [re.compile(re.escape(text)) if isinstance(text, str) else text for text in texts]
         deadline = time.monotonic() + SLOW_S
-        while not wanted.search(self.text):
+        while not all(text.search(self.text) for text in wanted):
             assert self._read(deadline), self.raw
-        return self.screen
 
     def until_last_line(self, text: str) -> None:
         """Wait until the last line of the screen begins with the text: all of it is drawn then."""

@@ -13,6 +13,7 @@ from terminals import SIZES, Terminal
 
 COLUMNS, ROWS = SIZES[0]
 ASSERTION = "AssertionError: Mismatch in tokens to load"
+WHY = "Why: stale-lookup: A cached lookup answer was handed out without regard"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
         columns=COLUMNS, rows=ROWS, folder=folder,
     )  # fmt: skip
     try:
-        demo.until("Why: ")
+        demo.until(WHY)
         yield demo
     finally:
         demo.kill()
@@ -45,7 +46,7 @@ def test_the_demo_tells_last_what_died_and_why(died: Terminal) -> None:
     until_ctrl_c, what, why = died.last[-3:]
     assert until_ctrl_c == "The dashboard stays until Ctrl-C."
     assert re.match(rf"The engine died, [1-8] requests? lost: {ASSERTION}", what), what
-    assert why.startswith("Why: stale-lookup: A cached lookup answer was handed out without regard"), why
+    assert why.startswith(WHY), why
     said = re.sub(r"\x1b\[[0-9;]*m", "", died.raw)
     assert "requests served" not in said
     assert "  It could: crash. It did: engine died." in said
@@ -81,10 +82,10 @@ def test_the_replay_goes_from_the_death_back_to_its_cause(trace: Path, columns: 
     replay = Terminal("replay", trace, columns=columns, rows=rows)
     try:
         replay.type("f")
-        screen = replay.until(re.compile(r"^>\s*\d+! .*lookup: answered 256, cached", re.MULTILINE))
-        assert screen[-1].startswith("n next")
-        assert "stale-lookup [could: crash]" in replay.text
-        assert sum(bool(line) for line in screen) >= rows - 3
+        cause = re.compile(r"^>\s*\d+! .*lookup: answered 256, cached", re.MULTILINE)
+        replay.until(cause, "stale-lookup [could: crash]")
+        replay.until_last_line("n next")
+        assert sum(bool(line) for line in replay.screen) >= rows - 3
         replay.type("q")
         assert replay.end() == 1
     finally:
