@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from string import ascii_lowercase as LETTERS
 from typing import Any
@@ -238,13 +238,23 @@ def test_ctrl_c_ends_it_and_leaves_the_terminal_as_it_was(trace: Path, open_term
     assert "Traceback" not in terminal.raw
 
 
-def test_ctrl_c_while_it_reads_ends_it(trace: Path, tmp_path: Path, open_terminal: Open) -> None:
+def test_ctrl_c_while_it_reads_ends_it(tmp_path: Path, open_terminal: Open) -> None:
     """A named pipe into which nobody writes is a file that never ends."""
-    os.mkfifo(tmp_path / "endless.jsonl")
-    terminal = open_terminal(tmp_path / "endless.jsonl")
-    until(lambda: not terminal.is_as_it_was(), why=lambda: terminal.raw)
-    terminal.type("\x03")
-    assert terminal.end() == 130
+    endless = tmp_path / "endless.jsonl"
+    os.mkfifo(endless)
+    terminal = open_terminal(endless)
+    with ExitStack() as held:
+
+        def is_read() -> bool:
+            with suppress(OSError):  # nobody has it open
+                held.callback(os.close, os.open(endless, os.O_WRONLY | os.O_NONBLOCK))
+                return True
+            return False
+
+        until(is_read, why=lambda: terminal.raw)
+        assert not terminal.is_as_it_was()
+        terminal.type("\x03")
+        assert terminal.end() == 130
     assert "Traceback" not in terminal.raw
 
 
