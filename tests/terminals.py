@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvtrail", *map(str, arguments)],
             stdin=its, stdout=its, stderr=its, cwd=folder, env=clean | {"TERM": kind},
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True, preexec_fn=_as_from_a_shell,
         )  # fmt: skip
         os.close(its)
         self.raw = ""
@@ -113,3 +114,9 @@ class Terminal:
 
     def _resize_terminal(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _as_from_a_shell() -> None:
+    """The terminal is the controlling one, and Ctrl-C ends: it is ignored by what was started in the background."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -28,11 +28,10 @@ from kvtrail.tracer.model.words import said, some
 
 STEP = "replay_step"
 """The session's name for the step. The slider cannot hold it: with more steps it becomes another slider."""
-LEFT = "replay_left"
-"""The session's name for when each step was left."""
+SLIDER = "replay_slider"
+"""The session's name for the slider's number. A browser that has not yet drawn a step reports where its slider was. So a step
+that was not chosen with the slider comes with another one, and nobody listens to the one before."""
 KEYS = "replay_keys"
-ECHO_S = 1.5
-"""How long a browser may take to draw a step."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -79,17 +78,16 @@ def heading(timeline: Row) -> None:
 
 def controls(step: int, steps: int, with_findings: list[int]) -> None:
     """The buttons, and the slider beside them; on a narrow page it is below them."""
-    left: dict[int, float] = st.session_state.setdefault(LEFT, {})
+    number = st.session_state[SLIDER]
+    slider = f"slider_{number}"
 
     def go(to: int) -> None:
-        left[st.session_state[STEP]] = time.monotonic()
         st.session_state[STEP] = to
+        st.session_state[SLIDER] += 1
 
     def slide() -> None:
-        # A browser that has not yet drawn the last steps reports where the slider was: nobody asked for that.
-        to = st.session_state["slider"]
-        if time.monotonic() - left.get(to, -ECHO_S) >= ECHO_S:
-            go(to)
+        if st.session_state[SLIDER] == number:  # Streamlit takes one that is not drawn any more for changed
+            st.session_state[STEP] = st.session_state[slider]
 
     before, after = neighbours(with_findings, step=step)
     buttons = (
@@ -112,8 +110,8 @@ def controls(step: int, steps: int, with_findings: list[int]) -> None:
                 args=(to,),
             )
     if steps > 1:
-        st.session_state["slider"] = step
-        right_side.slider("Step", 1, steps, key="slider", on_change=slide, label_visibility="collapsed")
+        st.session_state[slider] = step
+        right_side.slider("Step", 1, steps, key=slider, on_change=slide, label_visibility="collapsed")
     listen_to_keys(step, steps, with_findings, go)
 
 
@@ -178,6 +176,7 @@ def charts(timeline: Row, step: int) -> None:
 wanted = st.query_params.get("id", "")
 # Not in the fragment: a link means the step that it names; afterwards the address follows the step.
 st.session_state[STEP] = st.query_params.get("step", "")
+st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
 if wanted:
     page(wanted, st.query_params.get("engine", ""))
 else:

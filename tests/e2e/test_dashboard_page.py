@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import pytest
-from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import REFRESH_MS, SLOW_MS, needs_chromium, open_row, playwright, see, shoot
 from history import START_NS, history
 from msgspec.structs import replace
 from processes import Tracer
@@ -131,7 +131,7 @@ def test_a_request_is_replayed_step_by_step(
     for key in "nnnpnp":  # as fast as they come: none of them is lost to the drawing of another
         page.keyboard.press(key)
     see(page, "Step 4 of 8")
-    page.wait_for_timeout(2500)  # nor to an echo of where the slider was
+    page.wait_for_timeout(REFRESH_MS)  # nor to an echo of where the slider was
     see(page, "Step 4 of 8")
 
     page.locator(".st-key-finding_after button").click()
@@ -171,6 +171,40 @@ def test_a_request_is_replayed_step_by_step(
     shoot(page, "replay-narrow")
     page.goto(f"{url}/replay?id=chat-7-0123abcd&step=900")
     see(page, "Step 9 of 9")
+
+
+def test_a_browser_that_is_behind_takes_no_step_back(
+    page: playwright.Page, start_tracer: Callable[..., Tracer], start_dashboard: Callable[[str], str]
+) -> None:
+    """It tells with each refresh where its slider is, also while it has not yet drawn the step that a key led to."""
+    tracer = start_tracer()
+    feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
+    url = start_dashboard(tracer.url)
+    behind, undrawn = False, list[Callable[[], None]]()
+
+    def connect(browser: playwright.WebSocketRoute) -> None:
+        def pass_on(message: str | bytes) -> None:
+            if behind:
+                undrawn.append(lambda: browser.send(message))
+            else:
+                browser.send(message)
+
+        browser.connect_to_server().on_message(pass_on)
+
+    page.route_web_socket(re.compile("_stcore/stream"), connect)
+    page.goto(f"{url}/replay?id=chat-7-0123abcd")
+    see(page, "Step 1 of 8")
+    page.locator("[data-listens]").wait_for(state="attached")
+    behind = True
+    page.keyboard.press("n")
+    page.wait_for_timeout(2 * REFRESH_MS)
+    behind = False
+    for draw in undrawn:
+        draw()
+    see(page, "Step 2 of 8")
+    page.wait_for_timeout(REFRESH_MS)
+    see(page, "Step 2 of 8")
+    expect_step(page, url, 2)
 
 
 def expect_step(page: playwright.Page, url: str, step: int) -> None:

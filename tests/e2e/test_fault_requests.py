@@ -9,15 +9,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import HEAD_PX, SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import HEAD_PX, REFRESH_MS, SLOW_MS, drawn, needs_chromium, open_row, playwright, see, shoot
 from coming import chatting
 from processes import Tracer, dashboard, serve, until
 from test_dashboard_page import feed
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-REFRESH_MS = 2_500
-"""A page asks the tracer again every two seconds."""
 HEALED = """
 L 750 c0 h256 -> 256
 A 256
@@ -220,6 +218,7 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, s
     for path in ("request?id=healed-1-0123abcd", "replay?id=healed-1-0123abcd&step=5"):
         page.goto(f"{url}/{path}")
         page.locator(".legend li").first.wait_for()
+        drawn(page)
         ends = page.evaluate("[...document.querySelectorAll('.legend li')].map(li => li.getBoundingClientRect().right)")
         assert len(ends) >= 6
         assert max(ends) <= 390
