@@ -63,7 +63,7 @@ class Terminal:
         return self.text.rstrip().split("\n")
 
     def until(self, *texts: str | re.Pattern[str]) -> None:
-        """Wait until all of the texts are seen at once. A screen comes in pieces: who has seen a part has not seen the rest."""
+        """Wait until all of the texts are seen at once. A screen comes in pieces: a part is seen before the rest."""
         wanted = [re.compile(re.escape(text)) if isinstance(text, str) else text for text in texts]
         deadline = time.monotonic() + SLOW_S
         while not all(text.search(self.text) for text in wanted):
