@@ -104,10 +104,10 @@ class PhantomHit(Fault):
 
     reports_more = True
 
-    def take_evicted(self) -> list[tuple[str, int, int]]:
+    def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         evicted = super().take_evicted()
         if keys := self.last_keys():
-            evicted.append((keys[0], self.chunk_size, 0))
+            evicted.append((keys[0], self.chunk_size, 0, None))
         return evicted
 
 

@@ -115,9 +115,9 @@ class EvictedHit(Fault):
         self._matched += self.last_keys()[:1]
         return returned, is_async
 
-    def take_evicted(self) -> list[tuple[str, int, int]]:
+    def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
         matched, self._matched = self._matched, []
-        return super().take_evicted() + [(key, self.chunk_size, 0) for key in matched]
+        return super().take_evicted() + [(key, self.chunk_size, 0, None) for key in matched]
 
 
 class StoreUnderLoad(Fault):

@@ -31,11 +31,14 @@ class Moved(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A chunk that left the store: its key as short hex, and its size in tokens and bytes."""
+    """A chunk that left the store: its key as short hex, its size in tokens and bytes, the request whose store pushed it out,
+    and the tier that it left. None is unknown; a store without tiers names none."""
 
     key: str
-    tokens: int
-    bytes: int
+    tokens: int | None
+    bytes: int | None
+    request_id: str | None = None
+    tier: str | None = None
 
 
 class Planned(NamedTuple):
@@ -62,7 +65,7 @@ class ProbeEvent(NamedTuple):
 
 class Seen(NamedTuple):
     """What a probe sees of a scheduling step: planned loads and stores, evictions, the numbers of transfers that the workers
-    must wait for, and other events."""
+    must wait for, and other events. The evictions come before the stores: a step stores nothing that it evicts."""
 
     loads: Sequence[Planned] = ()
     stores: Sequence[Planned] = ()
@@ -120,6 +123,10 @@ class Probe:
         """On the scheduler's side, after `build_connector_meta`: what happened since the last call. None is nothing, as in
         most steps."""
         return None
+
+    def forgotten(self, connector: Any) -> Sequence[Evicted]:
+        """On the scheduler's side, after `update_connector_output`: the chunks that left the store because of it."""
+        return ()
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         """On the scheduler's side, before `update_connector_output`: the numbers of planned transfers that have ended."""

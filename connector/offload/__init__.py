@@ -132,8 +132,9 @@ class UntracedOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Those of these keys whose chunks are held, as they are recorded."""
         return self._scheduler.still_held(keys)
 
-    def take_evicted(self) -> list[tuple[str, int, int]]:
-        """The chunks that left host memory since the last call: key, tokens and bytes of each."""
+    def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
+        """The chunks that left host memory since the last call: key, tokens and bytes of each, and the request that pushed it
+        out."""
         return self._scheduler.take_evicted()
 
     def bytes_of(self, copy: Copy) -> int:

@@ -23,6 +23,8 @@ from kvtrail.connector.offload.plan import Copy, OffloadPlan
 
 STEPS_AHEAD = 2
 """Steps that may be planned before it is known that a load has failed: vLLM schedules one ahead."""
+MOST_UNTOLD = 65_536
+"""Evictions that are remembered for a probe."""
 
 
 class ChunkIndex:
@@ -124,7 +126,7 @@ class OffloadScheduler:
         self._index = ChunkIndex(config.slots)
         self._tracked: dict[str, _Tracked] = {}
         self._plan = OffloadPlan()
-        self._evicted: list[tuple[str, int, int]] = []
+        self._evicted: deque[tuple[str, int, int, str | None]] = deque(maxlen=MOST_UNTOLD)
         self._recent: deque[dict[str, list[tuple[int, bytes]]]] = deque(maxlen=STEPS_AHEAD)
         """The chunks that the latest steps stored, by request: where each ends, and its key."""
         self._last: Any = None
@@ -215,7 +217,7 @@ class OffloadScheduler:
                     continue
                 for end, key in chunks:
                     if end > bad * block and self._index.discard(key):
-                        self._evicted.append((short(key), size, self._config.chunk_bytes))
+                        self._evicted.append((short(key), size, self._config.chunk_bytes, None))
                 tracked.stored = min(tracked.stored, bad * block // size * size)
 
     def finished(self, request: Any) -> None:
@@ -225,12 +227,15 @@ class OffloadScheduler:
     def reset(self) -> None:
         """Forget all chunks."""
         self._index.clear()
+        self._evicted.clear()
         for tracked in self._tracked.values():
             tracked.stored = tracked.refused = tracked.matched = 0
 
-    def take_evicted(self) -> list[tuple[str, int, int]]:
-        """The chunks that left since the last call: key, tokens and bytes of each."""
-        evicted, self._evicted = self._evicted, []
+    def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
+        """The chunks that left since the last call: key, tokens and bytes of each, and the request whose chunk is in its
+        place."""
+        evicted = list(self._evicted)
+        self._evicted.clear()
         return evicted
 
     def _track(self, request: Any) -> _Tracked:
@@ -279,7 +284,7 @@ class OffloadScheduler:
             return
         before = self._index.longest_prefix(keys)
         slots, evicted = self._index.extend(keys)
-        self._evicted += [(short(key), size, self._config.chunk_bytes) for key in evicted]
+        self._evicted += [(short(key), size, self._config.chunk_bytes, request.request_id) for key in evicted]
         for n in range(tracked.stored // size, before):
             self._plan.present.append(Copy(request.request_id, n * size, size, slots[n], 0, (), short(keys[n])))
         if len(slots) > before:

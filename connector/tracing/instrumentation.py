@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -22,7 +21,7 @@ from time import monotonic, monotonic_ns
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from kvtrail.connector.known.probe import NO_PROBE, Moved, Planned, Probe, Seen
+from kvtrail.connector.known.probe import NO_PROBE, Moved, Probe, Seen
 from kvtrail.connector.recording import death
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.encoder import inside, of_span
@@ -32,9 +31,10 @@ from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.holdings import Holdings
 from kvtrail.connector.tracing.identity import identity_of
+from kvtrail.connector.tracing.plans import PLACES, Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
-from kvtrail.connector.tracing.steps import Steps, first_group, run_of
+from kvtrail.connector.tracing.steps import Steps, first_group
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
 
@@ -44,16 +44,12 @@ FLUSH_S = 1.0
 """How long a dying or ending engine waits for its last events to be sent."""
 NO_FLUSH_S = 60.0
 """How long nobody waits again after a wait was in vain: an engine that lives on with failing calls is not slowed down."""
-MOST_JOBS = 65_536
-"""Numbered transfers whose request is remembered."""
 MOST_PROBE_FAILURES = 100
 """Failures of one question in a row after which a probe is switched off."""
 LOG_AGAIN_S = 600.0
 """After how long a failure of the same kind is logged again."""
 SAFE_ANSWER = (0, False)
 """Nothing is loaded, vLLM computes the tokens itself. Always legal: vLLM may ignore a connector's answer."""
-PLACES = "_kvtrail_places"
-"""Attribute of a connector's metadata in which the scheduler's side passes the places of requests in callers' traces."""
 _NAMES = {kind: kind.value for kind in Kind}  # reading an enum's value takes five times as long
 _NO_POOL = SimpleNamespace(cached_block_hash_to_block=None)
 _END_UNKNOWN = (None,) * len(FIELDS[Kind.REQUEST])
@@ -112,6 +108,7 @@ class Instrumentation:
         self._unannounced = unannounced
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
+        self._plans: Any = None if recorder is None else Plans(recorder, source, self._untold)
         self._hashes: Any = None if recorder is None else BlockHashes(recorder, tells_hashes)
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
         self._pool: Any = _NO_POOL
@@ -125,8 +122,6 @@ class Instrumentation:
         """When a failure of a kind is worth a word again."""
         self._no_flush_s = float("-inf")
         """Until when nobody waits for events to be sent."""
-        self._jobs: OrderedDict[int, str] = OrderedDict()
-        """The requests of numbered transfers, ended ones included: a second report of one may follow."""
         self._is_shut_down = False
         self._held_at_last: int | None = None
         self.loads_nothing: set[str] = set()
@@ -330,22 +325,24 @@ class Instrumentation:
             self._failing.pop("ended", None)
             return ended
         except Exception:
-            self._probe_failed("ended", set(self._jobs.values()))
+            self._probe_failed("ended", self._plans.requests())
             return ()
 
-    def workers_reported(self, output: Any, ended: Sequence[int]) -> None:
-        """After `update_connector_output`: transfers that ended, and blocks that could not be loaded."""
+    def workers_reported(self, connector: Any, output: Any, ended: Sequence[int]) -> None:
+        """After `update_connector_output`: transfers that ended, blocks that could not be loaded, and chunks that are
+        forgotten."""
         if self._recorder is None:
             return
         at_ns = monotonic_ns()
         self._ends(ended)
         self._load_errors(output, at_ns)
         self._completions(output, at_ns)
+        self._forgotten(connector, at_ns)
 
     @_never_breaks(Kind.TRANSFER_END, concerns_all=True)
     def _ends(self, ended: Sequence[int]) -> None:
         for number in ended:
-            self._job(Kind.TRANSFER_END, number, (False, self._steps))
+            self._plans.job(Kind.TRANSFER_END, number, (False, self._steps))
 
     @_never_breaks(Kind.LOAD_ERROR, concerns_all=True)
     def _load_errors(self, output: Any, at_ns: int) -> None:
@@ -353,6 +350,10 @@ class Instrumentation:
             for context, blocks in self._holders(invalid):
                 self._record(Kind.LOAD_ERROR, context, at_ns, (blocks,))
                 self._steps_told.watch(context.request_id)
+
+    @_never_breaks(Kind.EVICT, concerns_all=True)
+    def _forgotten(self, connector: Any, at_ns: int) -> None:
+        self._plans.evicted(self._probe.forgotten(connector), at_ns)
 
     @_never_breaks(Kind.RECEIVED, concerns_all=True)
     def _completions(self, output: Any, at_ns: int) -> None:
@@ -468,55 +469,7 @@ class Instrumentation:
 
     @_never_breaks(Kind.STORE_PLAN, concerns_all=True)
     def _seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
-        """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
-        loads, stores, evicted, flushed, events = seen
-        places: dict[str, tuple[bytes, bool]] = {}
-        for plan in loads:
-            try:
-                self._planned(Kind.LOAD_PLAN, plan, output, at_ns, places)
-            except Exception:
-                self._untold(Kind.LOAD_PLAN, ids_in((plan,)))
-        for chunk in evicted:
-            self._record(Kind.EVICT, None, at_ns, (*chunk, None))
-        for plan in stores:
-            try:
-                self._planned(Kind.STORE_PLAN, plan, output, at_ns, places)
-            except Exception:
-                self._untold(Kind.STORE_PLAN, ids_in((plan,)))
-        if places:  # workers in other processes cannot derive these as they do the others
-            try:
-                setattr(metadata, PLACES, places)
-            except (AttributeError, TypeError):
-                logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
-        for number in flushed:
-            self._job(Kind.FLUSH, number, ())
-        for kind, request_id, values in events:
-            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
-            self._record(kind, context, at_ns, tuple(values))
-
-    # Transfers between KV blocks and the connector's store.
-
-    def _planned(
-        self, kind: Kind, plan: Planned, output: Any, at_ns: int, places: dict[str, tuple[bytes, bool]]
-    ) -> None:
-        """The workers are told to load or to store. Adds the request to `places` if its trace is a caller's: its root there,
-        and whether that is sampled."""
-        request_id, start, tokens, blocks, keys, job, present = plan
-        context: RequestContext = self._recorder.contexts.of_id(request_id)
-        if job is not None:
-            self._jobs[job] = request_id
-            if len(self._jobs) > MOST_JOBS:
-                self._jobs.popitem(last=False)
-        if context.has_caller:
-            places[request_id] = (context.root, context.sampled)
-        values = (start, tokens, blocks if context.detailed else None, keys, job, *run_of(context, output))
-        self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
-
-    def _job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
-        """A numbered transfer has ended, or is waited for. Of one that was not planned the request is unknown."""
-        request_id = self._jobs.get(number)
-        context = None if request_id is None else self._recorder.contexts.of_id(request_id)
-        self._record(kind, context, monotonic_ns(), (number, *more))
+        self._plans.seen(seen, metadata, output, at_ns)
 
     def _holders(self, blocks: Collection[int]) -> Iterator[tuple[RequestContext, tuple[int, ...]]]:
         """The requests that were given some of these blocks, and those blocks. Rare: only after a failed load."""

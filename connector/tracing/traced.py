@@ -135,7 +135,7 @@ class Tracing:
         except Exception:
             reported = True  # another vLLM's report: recorded as far as it is understood
         if reported:
-            instrumentation.workers_reported(out, ended)
+            instrumentation.workers_reported(self, out, ended)
         return result
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:

@@ -356,6 +356,7 @@ class Evict(Event, kw_only=True, gc=False):
     count: Count | None = None
     bytes: Count | None = None
     pool_tier: Name | None = None
+    pushed_by: Id | None = None
 
 
 class Reset(Event, kw_only=True, gc=False):

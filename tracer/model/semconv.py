@@ -157,6 +157,12 @@ HIT_SOURCES = Attribute(
     tuple,
     "Where the external tokens come from, as vLLM will count them: `host:256`, `disk:64`, ...",
 )
+PUSHED_BY = Attribute(
+    "kvtrail.chunk.pushed_by",
+    str,
+    "The request whose store took the chunk's place; absent where that is not known.",
+    "pushed_by",
+)
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
 CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
 PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
@@ -325,7 +331,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.KEY: (KEY, PARENT, CONTENT),
     Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
     Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
-    Kind.EVICT: (KEY, COUNT, BYTES, TIER),
+    Kind.EVICT: (KEY, COUNT, BYTES, TIER, PUSHED_BY),
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),
     Kind.PREFIX_CACHE: (CHANGES, HASHES, GROUP, STEP, CACHE_WHOLE),

@@ -31,7 +31,7 @@ class OffloadProbe(Probe):
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not (metadata.loads or metadata.stores or metadata.present or metadata.refused or connector.reports_more):
-            return None  # a chunk is evicted only to make room for a store
+            return None  # in a step, a chunk is evicted only to make room for a store
         loads = [_planned(copy) for copy in metadata.loads]
         stores = [_planned(copy) for copy in metadata.stores]
         if metadata.present:
@@ -42,6 +42,9 @@ class OffloadProbe(Probe):
         evicted = [Evicted(*each) for each in connector.take_evicted()]
         events = connector.take_probe_events() if connector.reports_more else ()
         return Seen(loads, stores, evicted, events=events)
+
+    def forgotten(self, connector: Any) -> Sequence[Evicted]:
+        return [Evicted(*each) for each in connector.take_evicted()]
 
     def loads(self, connector: Any) -> Sequence[Moved]:
         return _moved(connector, connector._connector_metadata.loads)

@@ -169,7 +169,7 @@ def test_a_prefix_that_was_loaded_loses_its_tail() -> None:
     assert len(stepped(scheduler, a, 32, 1).loads) == 8
     scheduler.new_tokens(b, 0)
     assert starts(stepped(scheduler, b, 0, 5)) == ([0], [], [])
-    assert scheduler.take_evicted() == [(b"aaaaaaaa".hex(), CHUNK, 1)]
+    assert scheduler.take_evicted() == [(b"aaaaaaaa".hex(), CHUNK, 1, "b")]
     assert scheduler.new_tokens(a, 0) == 28
 
 

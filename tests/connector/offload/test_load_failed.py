@@ -71,7 +71,7 @@ def test_chunks_from_the_failed_block_on_are_forgotten(failed: tuple[int, ...], 
     store.begin((request, range(6)))
     store.scheduler.load_failed(failed)
     assert store.matched(request) == kept
-    evicted = [key for key, _, _ in store.scheduler.take_evicted()]
+    evicted = [key for key, *_ in store.scheduler.take_evicted()]
     assert evicted == [short(f"a-{n}".encode()) for n in (1, 3, 5) if (n + 1) * BLOCK > kept]
 
 

@@ -1,0 +1,94 @@
+"""What a connector plans, and what leaves its store: what a probe saw of a step, written to the recorder."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from time import monotonic_ns
+from typing import Any
+
+from kvtrail.connector.known.probe import Evicted, Planned, Seen
+from kvtrail.connector.recording.contexts import RequestContext
+from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.tracing.reading import ids_in
+from kvtrail.connector.tracing.steps import run_of
+from kvtrail.tracer.model.semconv import Kind
+
+logger = logging.getLogger("vllm.kvtrail")
+
+_NAMES = {kind: kind.value for kind in Kind}  # reading an enum's value takes five times as long
+MOST_JOBS = 65_536
+"""Numbered transfers whose request is remembered."""
+PLACES = "_kvtrail_places"
+"""Attribute of a connector's metadata in which the scheduler's side passes the places of requests in callers' traces."""
+
+
+class Plans:
+    """Records the plans, the numbered transfers and the evictions of one connector object."""
+
+    def __init__(self, recorder: Recorder, source: bytes, untold: Callable[[str, Iterable[str]], None]) -> None:
+        """`source` is the encoded attributes that say who recorded; `untold` is called, while an exception is handled, with
+        the kind of an event that could not be told and the requests that it concerns."""
+        self._recorder, self._source, self._untold = recorder, source, untold
+        self._jobs: OrderedDict[int, str] = OrderedDict()
+        """The requests of numbered transfers, ended ones included: a second report of one may follow."""
+
+    def requests(self) -> set[str]:
+        """The requests of the numbered transfers."""
+        return set(self._jobs.values())
+
+    def seen(self, seen: Seen, metadata: Any, output: Any, at_ns: int) -> None:
+        """Record what the probe saw of a step, in the order in which it happens: evictions make room for stores."""
+        loads, stores, evicted, flushed, events = seen
+        places: dict[str, tuple[bytes, bool]] = {}
+        for plan in loads:
+            self._planned(Kind.LOAD_PLAN, plan, output, at_ns, places)
+        self.evicted(evicted, at_ns)
+        for plan in stores:
+            self._planned(Kind.STORE_PLAN, plan, output, at_ns, places)
+        if places:  # workers in other processes cannot derive these as they do the others
+            try:
+                setattr(metadata, PLACES, places)
+            except (AttributeError, TypeError):
+                logger.debug("kvtrail: %s cannot carry callers' traces to its workers", type(metadata))
+        for number in flushed:
+            self.job(Kind.FLUSH, number, ())
+        for kind, request_id, values in events:
+            context = None if request_id is None else self._recorder.contexts.of_id(request_id)
+            self._record(kind, context, at_ns, tuple(values))
+
+    def evicted(self, chunks: Iterable[Evicted], at_ns: int) -> None:
+        """Record the chunks that left the store."""
+        for key, tokens, size, request_id, tier in chunks:
+            pusher = None if request_id is None else self._recorder.contexts.open.get(request_id)
+            name = None if pusher is None else pusher.name
+            self._record(Kind.EVICT, None, at_ns, (key, tokens, size, tier, name))
+
+    def job(self, kind: Kind, number: int, more: tuple[Any, ...]) -> None:
+        """A numbered transfer has ended, or is waited for. Of one that was not planned the request is unknown."""
+        request_id = self._jobs.get(number)
+        context = None if request_id is None else self._recorder.contexts.of_id(request_id)
+        self._record(kind, context, monotonic_ns(), (number, *more))
+
+    def _planned(
+        self, kind: Kind, plan: Planned, output: Any, at_ns: int, places: dict[str, tuple[bytes, bool]]
+    ) -> None:
+        """The workers are told to load or to store. Adds the request to `places` if its trace is a caller's: its root there,
+        and whether that is sampled."""
+        try:
+            request_id, start, tokens, blocks, keys, job, present = plan
+            context: RequestContext = self._recorder.contexts.of_id(request_id)
+            if job is not None:
+                self._jobs[job] = request_id
+                if len(self._jobs) > MOST_JOBS:
+                    self._jobs.popitem(last=False)
+            if context.has_caller:
+                places[request_id] = (context.root, context.sampled)
+            values = (start, tokens, blocks if context.detailed else None, keys, job, *run_of(context, output))
+            self._record(kind, context, at_ns, values if kind is Kind.LOAD_PLAN else (*values, present))
+        except Exception:
+            self._untold(kind, ids_in((plan,)))
+
+    def _record(self, kind: Kind, context: RequestContext | None, at_ns: int, values: tuple[Any, ...]) -> None:
+        self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)

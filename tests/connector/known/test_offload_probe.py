@@ -1,0 +1,68 @@
+"""What is told of the OffloadConnector's store is what it holds, at every lookup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, scenario_of
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.tracer.model.chains import Chain, Chains
+from kvtrail.tracer.model.events import Evict, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+
+SMALL = {"chunk_size": 64, "cpu_bytes_to_use": 400_000}
+PLAYED = [name for name in PROFILES if name not in NOT_FOR_ALL]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The keys that the store held at each lookup."""
+    seen: list[set[str]] = []
+    plain = Instrumentation.looked_up
+
+    def noting(self: Any, connector: Any, *arguments: Any) -> Any:
+        seen.append({key[-8:].hex() for key in connector.held_keys()})
+        return plain(self, connector, *arguments)
+
+    monkeypatch.setattr(Instrumentation, "looked_up", noting)
+    return seen
+
+
+@pytest.mark.parametrize("profile", PLAYED)
+def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, held: list[set[str]]) -> None:
+    named = {"kv_connector": "TracedOffloadConnector", "kv_connector_module_path": "kvtrail.connector"}
+    events = play(scenario_of(profile, 1), {**named, "kv_connector_extra_config": SMALL}).events
+    told: set[str] = set()
+    moments = iter(held)
+    chains, of_request = Chains(), dict[str, Chain]()
+    live: set[str] = set()
+    for event in sorted(events, key=lambda event: event.sequence):
+        name = event.request or ""
+        if isinstance(event, RequestStart | Lookup | RequestEnd):
+            chains.add(of_request.setdefault(name, Chain()), event)
+        match event:
+            case RequestStart():
+                live.add(name)
+            case RequestEnd():
+                live.discard(name)
+            case StorePlan(chunk_keys=(key,)):
+                told.add(key)
+                chain = of_request[name]
+                last = (event.start or 0) // (event.block_size or 1) + event.count // (event.block_size or 1) - 1
+                assert (chain.of(last) or bytes.fromhex(key)).hex() == key, "a key is the hash of its last block"
+            case Evict(chunk_key=str(key)):
+                assert key in told
+                told.discard(key)
+                assert event.pushed_by is None or event.pushed_by in live
+            case Reset():
+                told.clear()
+            case Lookup():
+                assert told == next(moments)
+    assert next(moments, None) is None
+    assert any(held)
+    if profile in ("chunked-prefill", "preemption-storm", "full-store"):
+        evictions = [event for event in events if isinstance(event, Evict)]
+        assert evictions
+        assert all(event.pushed_by for event in evictions)
