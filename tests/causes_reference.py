@@ -14,7 +14,7 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.causes.causes import Causes, Splitted
+from kvtrail.tracer.causes.causes import Breakdown, Causes
 from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.model.events import Event
 
@@ -255,7 +255,7 @@ Tally = Counter[tuple[str, str]]
 """Tokens by the reference's cause, with its tier, and what was said of them: `right`, `unknown`, or the wrong cause."""
 
 
-def compare(admissions: Sequence[Admission], splits: Sequence[Splitted]) -> Tally:
+def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tally:
     """How many tokens of all admissions have their right cause and tier. The admissions are in one order in both."""
     assert len(admissions) == len(splits), (len(admissions), len(splits))
     tally: Tally = Counter()
@@ -294,10 +294,10 @@ def run(
     return reference.admissions, [event for each in exporters for event in each.events()]
 
 
-def admissions_of(events: Iterable[Event]) -> list[Splitted]:
+def admissions_of(events: Iterable[Event]) -> list[Breakdown]:
     """What the causes of a history say of its admissions, the latest of each, in their order."""
     causes = Causes()
     for event in events:
         if event.role == SCHEDULER:
             causes.enter(event)
-    return list(dict.fromkeys(causes.split))
+    return list(dict.fromkeys(causes.breakdowns))

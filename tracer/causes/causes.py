@@ -18,10 +18,12 @@ from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
 from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
 from kvtrail.tracer.model.events import (
+    UNFAMILIAR,
     Alloc,
     CacheReset,
     Event,
     Evict,
+    Heartbeat,
     LoadError,
     Lookup,
     Preempt,
@@ -33,6 +35,7 @@ from kvtrail.tracer.model.events import (
     Schedule,
     StorePlan,
     TransferEnd,
+    Unfamiliar,
 )
 from kvtrail.tracer.model.semconv import HASH_BYTES, Kind
 
@@ -49,20 +52,35 @@ SHADOW_NS = 60 * 10**9
 
 
 @dataclass(slots=True, eq=False)
-class Splitted:
+class Breakdown:
     """An admission of a request, and the parts of its prompt.
 
     Attributes:
         event: the allocation.
-        total: tokens of the request at its lookup.
-        parts: in order; they make up these tokens.
-        is_final: whether they can still change, because what was promised may not be loaded.
+        lookup: the lookup that it answers; of a MultiConnector's children, that of the last one.
+        parts: in order; they make up the request's tokens at the lookup.
+        chain: the hashes of its full blocks; None where they are not known.
+        is_final: whether nothing changes any more: before that, what was promised may not be loaded.
     """
 
     event: Alloc
-    total: int
+    lookup: Lookup
     parts: list[Part]
+    chain: Sequence[bytes] | None
     is_final: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        event = self.event
+        return {
+            "epoch": event.epoch,
+            "total": self.lookup.total,
+            "at_ns": event.end_ns,
+            "span_id": event.span_id,
+            "connector": event.connector,
+            "final": self.is_final,
+            "parts": [part.as_dict() for part in self.parts],
+        }
 
 
 @dataclass(slots=True)
@@ -75,7 +93,7 @@ class _Request:
         block_size: tokens of each; 0 where they are not known.
         prompt: its tokens when it began; 0 where that was not told.
         lookups, allocs: of the admission that is coming, by connector.
-        split: its latest admission, while what it was promised is still to come.
+        open: its latest admission, while what it was promised is still to come.
         promised: the tokens that this load brings.
         steps: how often it ran since then.
         reached: up to where its steps have computed it, as far as they were told.
@@ -91,7 +109,7 @@ class _Request:
     epoch: int = 0
     lookups: dict[str, Lookup] = field(default_factory=dict)
     allocs: dict[str, Alloc] = field(default_factory=dict)
-    split: Splitted | None = None
+    open: Breakdown | None = None
     promised: tuple[int, int] = (0, 0)
     steps: int = 0
     reached: int = 0
@@ -104,12 +122,22 @@ class Causes:
     """What is known of one engine's caches, as one recorder shows it.
 
     Attributes:
-        split: admissions whose parts are new or have changed, since the caller last cleared it.
+        breakdowns: admissions whose parts are new or have changed, since the caller last cleared it.
     """
 
     def __init__(self) -> None:
-        self.split: list[Splitted] = []
+        self.breakdowns: list[Breakdown] = []
         self._vllm = Memory(GPU)
+        self._number = 0
+        """Counts facts: events may tell several."""
+        self._changes: list[PrefixCache] = []
+        """What vLLM's cache has gained and lost, and is not entered yet."""
+        self._admitting = ""
+        """The request whose allocation made these changes."""
+        self._held = 0
+        """Blocks that vLLM's cache holds, as it was told."""
+        self._listed = 0
+        """The number of the fact that told all of them last."""
         self._stores: dict[str, Memory] = {}
         self._chains = Chains()
         self._requests: OrderedDict[str, _Request] = OrderedDict()
@@ -118,21 +146,35 @@ class Causes:
         self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
         """The chunks of stores that are under way, by the transfer's number."""
         self._lost: tuple[int, Untold] | None = None
-        """The number of the event before which some are missing, and why."""
+        """The number of the latest loss of events, and why they are missing."""
         self._fresh: dict[bytes, None] | None = None
         """Blocks that were named for the first time since something was missed: all that happened to them is known."""
         self._shadow_ns = 0
+        self._unprobed: set[str] = set()
+        """Connectors whose probe has switched itself off."""
 
     def enter(self, event: Event) -> None:
-        """Enter one event, the next of the recorder on the scheduler's side."""
-        if enter := _ENTER.get(event.kind):
+        """Enter one event, the next of the recorder on the scheduler's side.
+
+        What vLLM's cache gained and lost before an allocation is what the allocation has made of it: the lookup before it saw
+        it as it was. So it is entered with the next event that is none."""
+        kind = event.kind
+        if self._changes and kind is not _PREFIX_CACHE and (kind is not _ALLOC or event.request != self._admitting):
+            if kind is _ALLOC:
+                self._admitting = event.request or ""
+            else:
+                self._follow(self._admitting)
+                self._admitting = ""
+        if enter := _ENTER.get(kind):
             enter(self, event)
 
     def lose(self, why: Untold, *, before: Event) -> None:
         """Events are missing before this one: whatever they may have changed is not known any more."""
-        self._lost = (before.sequence, why)
+        self._follow(self._admitting)
+        self._number += 1
+        self._lost = (self._number, why)
         for memory in (self._vllm, *self._stores.values()):
-            memory.lose(before.sequence, why)
+            memory.lose(*self._lost)
         for request in self._requests.values():
             request.lookups.clear()
             request.allocs.clear()
@@ -140,6 +182,12 @@ class Causes:
         self._stored.clear()
         self._fresh = {}
         self._shadow_ns = before.end_ns + SHADOW_NS
+
+    def _enter_unfamiliar(self, event: Unfamiliar) -> None:
+        self.lose(Untold.LOST, before=event)
+
+    def _enter_heartbeat(self, event: Heartbeat) -> None:
+        self._unprobed.update(event.recorder_probes_off or ())
 
     # Requests.
 
@@ -219,14 +267,14 @@ class Causes:
         asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
         stores = [self._asked(each, size) for each in asked or request.lookups.values()]
         parts = Split(question, self._vllm, stores, self._is_fresh).parts()
-        split = Splitted(event, lookup.total, parts, is_final=not allocated)
-        self.split.append(split)
+        split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
+        self.breakdowns.append(split)
         if allocated:
-            request.split, request.steps = split, 0
+            request.open, request.steps = split, 0
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
         request.computing = full
         if (lookup.computed + allocated) // size < full if size else False:
-            self._computing[event.request or ""] = _fact(Fate.STORING, event, by=event.request or "")
+            self._computing[event.request or ""] = self._fact(Fate.STORING, event, by=event.request or "")
 
     def _sources(self, request: _Request, allocated: int) -> list[tuple[str, int]]:
         """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
@@ -247,7 +295,7 @@ class Causes:
 
     def _asked(self, lookup: Lookup, block_size: int) -> Store:
         memory = self._store(lookup.connector_id)
-        memory.told = lookup.has(Capability.TELLS_CHUNKS)
+        memory.told = lookup.has(Capability.TELLS_CHUNKS) and lookup.connector not in self._unprobed
         chunk = lookup.chunk_size or block_size
         told = memory.told and bool(block_size) and chunk % block_size == 0
         return Store(memory, told, chunk, lookup.matched, is_shared=False)
@@ -283,7 +331,7 @@ class Causes:
         self._ran(event, request, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
             self._computing.pop(event.request or "", None)
-        split = request.split
+        split = request.open
         if split is None:
             return
         request.steps += 1
@@ -295,7 +343,7 @@ class Causes:
 
     def _shorten(self, request: _Request, computed: int) -> None:
         """A load has brought less than it promised: the rest is computed."""
-        split, (_, end) = request.split, request.promised
+        split, (_, end) = request.open, request.promised
         if split is not None:
             explains = None if request.failed is None else request.failed
             split.parts = shortened(split.parts, computed, explains)
@@ -304,23 +352,23 @@ class Causes:
 
     def _settle(self, request: _Request) -> None:
         """What was promised is there, or will never be."""
-        if request.split is not None:
-            request.split.is_final = True
-            self.split.append(request.split)
-            request.split = None
+        if request.open is not None:
+            request.open.is_final = True
+            self.breakdowns.append(request.open)
+            request.open = None
 
     def _give_up(self, request: _Request) -> None:
         """The request is admitted once more in its epoch: nothing of what it was promised has come."""
-        if request.split is not None:
-            request.lost, request.split = request.promised, None
+        if request.open is not None:
+            request.lost, request.open = request.promised, None
 
     def _enter_received(self, event: Received) -> None:
         if event.failed:
-            self._of(event).failed = _fact(Fate.FAILED, event)
+            self._of(event).failed = self._fact(Fate.FAILED, event)
 
     def _enter_load_error(self, event: LoadError) -> None:
         if event.request is not None:
-            self._of(event).failed = _fact(Fate.FAILED, event)
+            self._of(event).failed = self._fact(Fate.FAILED, event)
 
     def _enter_preempt(self, event: Preempt) -> None:
         self._ran(event, self._of(event), event.computed or 0)
@@ -342,9 +390,12 @@ class Causes:
         if self._vllm.told or not size or request.reached // size == first // size:
             return
         if request.chain.is_whole:
-            self._vllm.tell(request.chain.hashes[first // size : request.reached // size], _fact(Fate.COMPUTED, event))
+            self._vllm.tell(
+                request.chain.hashes[first // size : request.reached // size], self._fact(Fate.COMPUTED, event)
+            )
         else:
-            self._vllm.lose(event.sequence, request.untold)
+            self._number += 1
+            self._vllm.lose(self._number, request.untold)
             self._fresh = self._fresh or {}
 
     # Caches.
@@ -359,34 +410,68 @@ class Causes:
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
         """What vLLM's own cache has gained and lost. Of several KV cache groups the first is followed."""
-        if event.group:
-            return
+        if not event.group:
+            self._changes.append(event)
+
+    def _follow(self, by: str) -> None:
+        """Enter what vLLM's cache has gained and lost until now, because of this request."""
+        changes, self._changes = self._changes, []
+        while changes:
+            event = changes.pop(0)
+            if event.cache_whole:
+                parts = [event]
+                while changes and changes[0].end_ns == event.end_ns:
+                    parts.append(changes.pop(0))
+                self._list(parts)
+            else:
+                self._change(event, by)
+
+    def _list(self, events: Sequence[PrefixCache]) -> None:
+        """vLLM's cache is told as a whole. Where it is not what it was believed to be, something was not told before."""
+        memory, first = self._vllm, events[0]
+        held = [key for event in events for key in split_hashes(event.block_hashes)]
+        before = memory.fates(held, self._is_fresh)
+        is_known = (
+            memory.told and len(held) == self._held and all(f is not None and f.fate is Fate.HELD for f in before)
+        )
+        if memory.told and not is_known and memory.whole_from <= self._listed:
+            self._number += 1
+            memory.lose(self._number, Untold.LATE)
+        fact = self._fact(Fate.HELD, first)
+        memory.told, self._held, self._listed = True, len(held), fact.number
+        if not is_known:
+            memory.listed(held, fact)
+
+    def _change(self, event: PrefixCache, by: str) -> None:
         memory = self._vllm
-        if not memory.told:
+        if not memory.told:  # the whole comes later
             memory.told = True
-            if not event.cache_whole:
-                memory.lose(event.sequence, Untold.LATE)
+            self._number += 1
+            memory.lose(self._number, self._lost[1] if self._lost else Untold.LATE)
         hashes, at = split_hashes(event.block_hashes), 0
         for change in event.cache_changes:
             if change == 0:
-                memory.clear(_fact(Fate.RESET, event))
+                memory.clear(self._fact(Fate.RESET, event))
+                self._held = 0
+                self._computing.clear()  # only a cache whose blocks nobody uses is emptied
                 continue
             some = hashes[at : at + abs(change)]
             at += abs(change)
-            memory.tell(some, _fact(Fate.HELD if change > 0 else Fate.EVICTED, event))
+            self._held += change
+            memory.tell(some, self._fact(Fate.HELD if change > 0 else Fate.EVICTED, event, by="" if change > 0 else by))
 
     def _enter_cache_reset(self, event: CacheReset) -> None:
         if not self._vllm.told:
-            self._vllm.clear(_fact(Fate.RESET, event))
+            self._vllm.clear(self._fact(Fate.RESET, event))
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         memory, keys = self._store(event.connector_id), self._keys(event)
         if event.count == 0:
             memory.tell(keys, self._unstored(memory, keys, Fate.FULL, event))
         elif event.transfer_id is None:
-            memory.tell(keys, _fact(Fate.HELD, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.HELD, event, by=event.request or ""))
         else:
-            memory.tell(keys, _fact(Fate.STORING, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.STORING, event, by=event.request or ""))
             self._stored[event.transfer_id] = (event.connector_id, keys)
             if len(self._stored) > MOST_OPEN:
                 self._stored.popitem(last=False)
@@ -403,11 +488,16 @@ class Causes:
         last = (event.start + event.count) // chunk if event.count else first + 1
         return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
 
-    @staticmethod
-    def _unstored(memory: Memory, keys: Sequence[Key], fate: Fate, event: Event) -> Fact:
+    def _fact(self, fate: Fate, event: Event, *, by: str = "") -> Fact:
+        self._number += 1
+        return Fact(fate, self._number, event.end_ns, event.span_id, by)
+
+    def _unstored(self, memory: Memory, keys: Sequence[Key], fate: Fate, event: Event) -> Fact:
         """A fact of a chunk that was not stored, after what became of it before."""
         before = memory.last(keys[0]) if keys else None
-        return replace(_fact(fate, event), before=before if before is None or before.before is None else before.before)
+        return replace(
+            self._fact(fate, event), before=before if before is None or before.before is None else before.before
+        )
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         connector_id, keys = self._stored.pop(event.transfer_id, ("", []))
@@ -417,7 +507,7 @@ class Causes:
         if event.failed:
             memory.tell(keys, self._unstored(memory, keys, Fate.FAILED, event))
         else:
-            memory.tell(keys, _fact(Fate.HELD, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.HELD, event, by=event.request or ""))
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is None:
@@ -425,11 +515,11 @@ class Causes:
         memory = self._store(event.connector_id)
         if event.pool_tier:
             memory.name = event.pool_tier
-        memory.tell((_key(event.chunk_key),), _fact(Fate.EVICTED, event, by=event.request or ""))
+        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, by=event.request or ""))
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
-            self._store(event.connector_id).clear(_fact(Fate.RESET, event))
+            self._store(event.connector_id).clear(self._fact(Fate.RESET, event))
 
 
 def shortened(parts: Iterable[Part], computed: int, explains: Fact | None) -> list[Part]:
@@ -471,10 +561,9 @@ def _key(recorded: str) -> Key:
     return recorded
 
 
-def _fact(fate: Fate, event: Event, *, by: str = "") -> Fact:
-    return Fact(fate, event.sequence, event.end_ns, event.span_id, by)
-
-
+_PREFIX_CACHE, _ALLOC = Kind.PREFIX_CACHE, Kind.ALLOC
+OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
+"""Kinds of events that also others tell than the scheduler's side."""
 _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.REQUEST_START: Causes._enter_request_start,
     Kind.LOOKUP: Causes._enter_lookup,
@@ -490,4 +579,6 @@ _ENTER: dict[str, Callable[[Causes, Any], None]] = {
     Kind.TRANSFER_END: Causes._enter_transfer_end,
     Kind.EVICT: Causes._enter_evict,
     Kind.RESET: Causes._enter_reset,
+    Kind.HEARTBEAT: Causes._enter_heartbeat,
+    UNFAMILIAR: Causes._enter_unfamiliar,
 }

@@ -43,7 +43,7 @@ class Fact:
     """What an event told of some keys. One object for all of them: a run of blocks with one fate has one fact.
 
     Attributes:
-        number: the event's, among those of its recorder.
+        number: its place among all facts.
         at_ns, span_id: when it happened, and the event.
         by: the request that did it.
         before: of a chunk that was not stored, what had become of it earlier.
@@ -67,7 +67,7 @@ class Memory:
     Attributes:
         name: the tier's, in the parts of a prompt.
         told: whether what it gains and loses is told.
-        whole_from: the number of the event from which on nothing is missing; 0 from the beginning.
+        whole_from: the number from which on no fact is missing; 0 from the beginning.
         why: why what happened before is not known.
     """
 
@@ -77,6 +77,8 @@ class Memory:
         self.whole_from = 0
         self.why = Untold.LATE
         self._cleared: Fact | None = None
+        self._listed = -1
+        """The number of the latest fact that told all that the cache holds."""
         self._young: dict[Key, Fact] = {}
         self._old: dict[Key, Fact] = {}
         self._leaving: list[Key] = []
@@ -99,13 +101,14 @@ class Memory:
         """The cache was emptied."""
         self._cleared = fact
 
-    def lose(self, number: int, why: Untold) -> None:
-        """What happened before the event of this number may not have been told."""
-        self.whole_from, self.why = number, why
+    def listed(self, keys: Sequence[Key], fact: Fact) -> None:
+        """The cache holds these, and nothing else."""
+        self._listed = fact.number
+        self.tell(keys, fact)
 
-    def is_cleared_since(self, number: int) -> bool:
-        """Whether it was emptied by the event of this number, or a later one."""
-        return self._cleared is not None and self._cleared.number >= number
+    def lose(self, number: int, why: Untold) -> None:
+        """What happened before this number may not have been told."""
+        self.whole_from, self.why = number, why
 
     def last(self, key: Key) -> Fact | None:
         """What was told of a key last."""
@@ -142,7 +145,9 @@ class Memory:
         return fact
 
     def _unsure(self) -> Fact:
-        return ABSENT if self.is_cleared_since(self.whole_from) else UNSURE
+        """What is known of a key of which nothing was told since something was missed."""
+        cleared = -1 if self._cleared is None else self._cleared.number
+        return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
     def _remembered(self, key: Key) -> Fact | None:
         code = self._past.code(key) if isinstance(key, bytes) else 0

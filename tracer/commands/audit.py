@@ -15,6 +15,7 @@ from kvtrail.tracer.detect.rules import Rule
 from kvtrail.tracer.replay.audit import Audit, audit_stored
 from kvtrail.tracer.replay.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
+from kvtrail.tracer.reports.causes import as_text as causes_text
 from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     help="How far back to go in --store: a number with s, m, h or d.",
 )
 @click.option(
+    "--why",
+    metavar="REQUEST",
+    help="Instead of an audit, print why each token of this request was reused or computed. Its id is the engine's or the"
+    " caller's.",
+)
+@click.option(
     "--explain",
     metavar="RULE",
     is_eager=True,
@@ -83,6 +90,7 @@ def audit(
     as_json: bool,
     store: Any,
     since: timedelta,
+    why: str | None,
 ) -> None:
     """Judge trace files from kvtrail or an OpenTelemetry Collector together, and explain every contradiction.
 
@@ -101,16 +109,20 @@ def audit(
 
     Example: kvtrail audit --store /var/lib/kvtrail/kvtrail.db --since 24h
 
+    Example: kvtrail audit --why chatcmpl-1 trace.jsonl
+
     Example: kvtrail audit --explain stale-lookup
     """
     if (store is None) != bool(files):
         raise click.UsageError("name the files to judge, or a store with --store")
     with output_file.or_exit(None, StoreError, doing="the audit"):
         if store is not None:
-            result = _judge_stored(store, since, rules)
+            result = _judge_stored(store, since, rules, why)
         else:
             with terminal.progress(files) as on_bytes:
-                result = judge(files, rules=rules, on_bytes=on_bytes)
+                result = judge(files, rules=rules, why=why, on_bytes=on_bytes)
+        if why is not None:
+            _tell_why(context, result, why, as_json=as_json)
         if as_json:
             text = json.dumps(result.as_dict(), indent=2)
         else:
@@ -121,11 +133,23 @@ def audit(
     context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)
 
 
-def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None) -> Audit:
+def _tell_why(context: click.Context, result: Audit, why: str, *, as_json: bool) -> None:
+    """Print why the tokens of a request were reused or computed, and exit."""
+    if not result.explained:
+        raise click.UsageError(f"{why!r} is no request in it")
+    entries = [
+        {"engine": engine, "request": request, "causes": causes}
+        for (engine, request), causes in result.explained.items()
+    ]
+    terminal.echo(json.dumps(entries, indent=2) if as_json else causes_text(result.explained, columns=terminal.width()))
+    context.exit(0)
+
+
+def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, why: str | None) -> Audit:
     """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)
-    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules)
+    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules, why=why)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (
@@ -196,6 +197,8 @@ class Account:
     ended_ns: int | None = None
     outcome: str | None = None
     error: str | None = None
+    causes: tuple[Breakdown, ...] = ()
+    """Its admissions with the parts of its prompt, the latest of each epoch. Filled by the detector, not by `apply`."""
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
@@ -240,7 +243,12 @@ class Account:
         data["complete"] = self.complete
         for name in ("loaded_by_rank", "stored_by_rank"):
             data[name] = dict(data[name])
+        data["causes"] = [breakdown.as_dict() for breakdown in self.causes]
         return data
+
+    def explain(self, breakdown: Breakdown) -> None:
+        """Enter the parts of the prompt at an admission, instead of those of an earlier one in its epoch."""
+        self.causes = (*(each for each in self.causes if each.event.epoch != breakdown.event.epoch), breakdown)
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next in the request's order."""

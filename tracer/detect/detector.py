@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Breakdown, Causes
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.engine_state import Engine
@@ -24,6 +25,7 @@ from kvtrail.tracer.detect.rules import Rule, RuleSet, all_rules
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.detect.truth import Truth
 from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.causes import Untold
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.events import Key as ChunkKey
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
@@ -55,12 +57,14 @@ class Detector:
         rules: Sequence[Rule] | None = None,
         max_requests: int = MOST_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
+        on_causes: Callable[[Breakdown], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
         """
         Args:
             listener: gets each event of a request once, in the request's order, after it was entered into the account.
+            on_causes: gets each admission once, when the parts of its prompt are final.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What is not told again of the
                 numbers up to it is not known here, but not missing.
@@ -73,7 +77,7 @@ class Detector:
         self.lost: Counter[str] = Counter()
         self._came_before = came_before or {}
         self._max_requests = max_requests
-        self._listener = listener
+        self._listener, self._on_causes = listener, on_causes
         self._requests: dict[Key, TrackedRequest] = {}
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
@@ -397,8 +401,10 @@ class Detector:
                 heard = max(order.expected, self._came_before.get(event.recorder, -1) + 1)
                 if order.expected == 0 or number <= heard:
                     engine.lose(Unknown.LATE, before=event)
+                    recorder.causes.lose(Untold.LATE, before=event)
                 else:
                     engine.lose(Unknown.LOST, before=event)
+                    recorder.causes.lose(Untold.LOST, before=event)
                     self.lost[event.engine] += number - heard
             self._enter_engine(event, recorder)
             order.expected = number + 1
@@ -431,6 +437,8 @@ class Detector:
         except Exception as error:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)
+        if event.role == SCHEDULER or kind in OF_ANY_ROLE:
+            self._enter_causes(event, recorder.causes)
         if type(event) is Heartbeat:  # `isinstance` of a struct is slow
             engine.closed = event.recorder_closed
             if event.recorder_closed:
@@ -439,6 +447,20 @@ class Detector:
             self._confirm(event, recorder)
             if recorder.waiting:
                 self.changed += self._deadlines.ask(recorder)
+
+    def _enter_causes(self, event: Event, causes: Causes) -> None:
+        try:
+            causes.enter(event)
+        except Exception as error:
+            self._judgements.failed("causes", error)
+            causes.lose(Untold.LOST, before=event)
+        for breakdown in causes.breakdowns:
+            account = self.accounts.get((event.engine, breakdown.event.request or ""))
+            if account is not None:
+                account.explain(breakdown)
+            if breakdown.is_final and self._on_causes is not None:
+                self._on_causes(breakdown)
+        causes.breakdowns.clear()
 
     def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:
         """A sign of life names idle requests. Where all their events came, none of them has been lost so far."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Sequence
+from typing import Any
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import MOST_REQUESTS, Detector
@@ -53,12 +54,15 @@ class OfflineDetector:
         reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
+        explained: of the requests that were asked about, why their tokens were reused or computed.
         probes_off: connectors whose probe was switched off, since it failed.
     """
 
-    def __init__(self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None) -> None:
-        """`patience_ns` is how long to wait before anything is given up, by the times of the events that come; None waits for
-        ever."""
+    def __init__(
+        self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None, why: str | None = None
+    ) -> None:
+        """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
+        before anything is given up, by the times of the events that come; None waits for ever."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.became: dict[Key, tuple[str, str | None, str | None]] = {}
@@ -68,6 +72,8 @@ class OfflineDetector:
         self.unfinished: list[Key] = []
         self.lookups = self.hits = 0
         self.probes_off: set[str] = set()
+        self.explained: dict[Key, list[dict[str, Any]]] = {}
+        self._why = why
         self._engines: dict[str, str] = {}
         """By recorder."""
         self._forgotten: dict[int, None] = {}
@@ -150,6 +156,8 @@ class OfflineDetector:
             self.reasons[why] += 1
             if why is Unknown.OPEN:
                 self.unfinished.append((account.engine, account.request))
+        if self._why in (account.request, account.external):
+            self.explained[account.engine, account.request] = account.as_dict()["causes"]
         if verdict is Verdict.DRIFT:
             self.became[account.engine, account.request] = account.status, account.outcome, account.error
 

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.detect.cause_sums import ages_of, causes_of, measures_of
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -114,6 +116,9 @@ class Wait:
     lasted_ns: int
 
 
+Fact = Admission | Breakdown | Wait | Preempt
+
+
 @dataclass(slots=True)
 class _Asked:
     """A lookup of a request's epoch, and the allocation that used its answer, until the request runs."""
@@ -186,11 +191,11 @@ class SavingsCounter:
 
     Attributes:
         cells: the sums since the caller last cleared them.
-        facts: admissions, waits and preemptions since the caller last cleared them, one by one.
+        facts: admissions, their causes, waits and preemptions since the caller last cleared them, one by one.
     """
 
     cells: Cells = field(default_factory=Cells)
-    facts: list[Admission | Wait | Preempt] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)
     _speakers: dict[str, str] = field(default_factory=dict)
     """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
     _preempted: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
@@ -203,6 +208,12 @@ class SavingsCounter:
         """Enter one event, after it was entered into its request's account."""
         if (enter := _ENTER.get(event.kind)) and not (self._speakers and self._is_spoken_for(event)):
             enter(self, event, account)
+
+    def explain(self, breakdown: Breakdown) -> None:
+        """Enter the parts of a prompt."""
+        event = breakdown.event
+        self.facts.append(breakdown)
+        self.cells.add(event, measures_of(breakdown, lambda tier: self._tier(event.connector, tier)))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
@@ -410,6 +421,8 @@ class Savings:
         local: of those, tokens in vLLM's own prefix cache.
         taken: of those, tokens that the connector was to load.
         tiers: `taken` by tier; `store` where the connector names no tier.
+        causes: tokens of admissions by why they were reused or computed, and by tier: `evicted:host`, `new:`.
+        causes_age_s: how many seconds before, on average, what had been lost was lost, by cause.
         hit_share, local_share: `taken` and `local` as shares of `asked`.
         spared: tokens that were taken and not computed.
         recomputed: tokens that the connector's store held and that were computed all the same.
@@ -435,6 +448,8 @@ class Savings:
     local: int
     taken: int
     tiers: Mapping[str, int]
+    causes: Mapping[str, int]
+    causes_age_s: Mapping[str, float]
     hit_share: float | None
     local_share: float | None
     spared: int
@@ -479,6 +494,8 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         local=n["local"],
         taken=n["taken"],
         tiers={name.removeprefix(TIER): tokens for name, tokens in sorted(n.items()) if name.startswith(TIER)},
+        causes=causes_of(n),
+        causes_age_s=ages_of(n),
         hit_share=_share(n["taken"], n["asked"]),
         local_share=_share(n["local"], n["asked"]),
         spared=n["spared"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.ordering import Stream
@@ -63,12 +64,14 @@ class TrackedRecorder:
 
     Attributes:
         engine: the engine, as it shows it.
+        causes: why tokens of its requests were hits or none.
         order: its events.
         waiting: requests that may wait for something, the longest first.
         asked_later: what requests waited for when an event of theirs came before its turn.
     """
 
     engine: Engine
+    causes: Causes = field(default_factory=Causes)
     order: Stream = field(default_factory=Stream)
     waiting: dict[Key, None] = field(default_factory=dict)
     asked_later: list[tuple[Event, Wait]] = field(default_factory=list)

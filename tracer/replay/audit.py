@@ -60,6 +60,7 @@ class Audit:
         probes_off: connectors whose probe was switched off, since it failed.
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for by name.
+        explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Audit:
     probes_off: Sequence[str] = ()
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
+    explained: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def engine_name(self, engine: str) -> str:
         """The engine's name for people."""
@@ -201,34 +203,42 @@ class Audit:
 
 
 def audit(
-    paths: Sequence[Path], *, rules: Sequence[Rule] | None = None, on_bytes: Callable[[int], None] | None = None
+    paths: Sequence[Path],
+    *,
+    rules: Sequence[Rule] | None = None,
+    why: str | None = None,
+    on_bytes: Callable[[int], None] | None = None,
 ) -> Audit:
     """Judge the spans of all files together, as one history; the order of files and lines does not matter. A file may be
     a server's log; a folder means the trace files in it.
 
-    With `rules`, only these judge. `on_bytes` is called with how many bytes of the files were read since the last
-    call.
+    With `rules`, only these judge. `why` is a request whose causes are asked for. `on_bytes` is called with how many bytes of
+    the files were read since the last call.
 
     Raises:
         UnusableTrace: a file cannot be read at all; the text names it and the reason.
     """
     with _uncollected():
         try:
-            return _audit(paths, rules, on_bytes, patience_ns=GRACE_NS)
+            return _audit(paths, rules, why, on_bytes, patience_ns=GRACE_NS)
         except TooLate:
-            return _audit(paths, rules, on_bytes, patience_ns=None)
+            return _audit(paths, rules, why, on_bytes, patience_ns=None)
 
 
 def audit_stored(
-    read: Callable[[], Iterable[Sequence[Span]]], place: str, *, rules: Sequence[Rule] | None = None
+    read: Callable[[], Iterable[Sequence[Span]]],
+    place: str,
+    *,
+    rules: Sequence[Rule] | None = None,
+    why: str | None = None,
 ) -> Audit:
     """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
     where they are stored."""
     with _uncollected():
         try:
-            return _audit_stored(read(), place, rules, patience_ns=GRACE_NS)
+            return _audit_stored(read(), place, rules, why, patience_ns=GRACE_NS)
         except TooLate:
-            return _audit_stored(read(), place, rules, patience_ns=None)
+            return _audit_stored(read(), place, rules, why, patience_ns=None)
 
 
 @contextmanager
@@ -247,13 +257,14 @@ def _uncollected() -> Iterator[None]:
 def _audit(
     paths: Sequence[Path],
     rules: Sequence[Rule] | None,
+    why: str | None,
     on_bytes: Callable[[int], None] | None,
     *,
     patience_ns: int | None,
 ) -> Audit:
     traces, logs, skipped = readers(paths, on_bytes=on_bytes)
     # The numbers of a log include events that no line records.
-    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns)
+    detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns, why=why)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
     resources: dict[Any, Mapping[str, Any]] = {}
@@ -280,9 +291,14 @@ def _audit(
 
 
 def _audit_stored(
-    lists: Iterable[Sequence[Span]], place: str, rules: Sequence[Rule] | None, *, patience_ns: int | None
+    lists: Iterable[Sequence[Span]],
+    place: str,
+    rules: Sequence[Rule] | None,
+    why: str | None,
+    *,
+    patience_ns: int | None,
 ) -> Audit:
-    detector = OfflineDetector(rules=rules, patience_ns=patience_ns)
+    detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
     resources: dict[Any, Mapping[str, Any]] = {}
@@ -318,6 +334,7 @@ def _concluded(
     )
     result.unjudged = _unjudged(detector)
     result.asked = [rule.id for rule in rules or ()]
+    result.explained = detector.explained
     return result
 
 

@@ -23,8 +23,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from kvtrail import __version__
+from kvtrail.tracer.causes.causes import GPU, STORE, Breakdown
 from kvtrail.tracer.detect.rules import all_rules
-from kvtrail.tracer.detect.savings import Admission, TransferTimer, Wait
+from kvtrail.tracer.detect.savings import Fact, TransferTimer, Wait
 from kvtrail.tracer.model.events import (
     Alloc,
     BlockCheck,
@@ -60,6 +61,8 @@ UNSPECIFIED = "external_unspecified"
 """vLLM's name for the source of tokens whose connector does not name one."""
 SOURCES = frozenset({"device", "host", "p2p", "disk", UNSPECIFIED})
 """vLLM's names for where cached tokens come from."""
+TIERS = frozenset({"", GPU, STORE, *SOURCES})
+"""The caches that a cause can mean; others are counted as one."""
 LOOKS = frozenset({"computed", "loaded", "admitted", "held"})
 """Why blocks are looked at."""
 FIRST, RESUMED = "first", "resumed"
@@ -160,6 +163,10 @@ class Metrics:
             (*_CONNECTOR, "look", "verdict"),
         )
         self.evicted = counter("evicted_chunks", "Chunks evicted from the connector's store.", _CONNECTOR)
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Tokens of requests at admissions, by why they were reused or computed.",
+            (*_CONNECTOR, "cause", "tier"),
+        )  # fmt: skip
         self.preemptions = counter("preemptions", "Preemptions of requests.", _CONNECTOR)
         self.requests = counter("requests", "Requests that ended, by outcome.", (*_CONNECTOR, "outcome"))
         self.errors = counter("connector_errors", "Calls of the connector that raised.", (*_CONNECTOR, "call"))
@@ -310,7 +317,7 @@ class Metrics:
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
         series.inc(1, _exemplar(finding.trace_id))
 
-    def count_batch(self, events: Iterable[Event], facts: Iterable[Admission | Wait | Preempt]) -> None:
+    def count_batch(self, events: Iterable[Event], facts: Iterable[Fact]) -> None:
         """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
         whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
         batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
@@ -337,9 +344,13 @@ class Metrics:
         if count := _COUNT.get(event.kind):
             count(self, event, counts)
 
-    def _count_fact(self, fact: Admission | Wait | Preempt, counts: _Counts) -> None:
+    def _count_fact(self, fact: Fact, counts: _Counts) -> None:
         if isinstance(fact, Preempt):
             counts.add(self.preemptions, 1)
+            return
+        if isinstance(fact, Breakdown):
+            for part in fact.parts:
+                counts.add(self.prompt_tokens, part.tokens, part.cause, part.tier if part.tier in TIERS else OTHER)
             return
         if isinstance(fact, Wait):
             counts.time(self.wait_seconds, fact.event, fact.lasted_ns)

@@ -19,6 +19,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
+from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.lanes import lane_of
@@ -86,11 +87,13 @@ class Pipeline:
         Without `resume`, the caller is to call this method."""
         self.savings = SavingsCounter()
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
+        self._heard_before = self._arrivals.last()
         self.detector = Detector(
             max_requests=max_requests,
             listener=self._sum_up,
+            on_causes=self._explained,
             on_error=metrics.internal_errors.count,
-            came_before=self._arrivals.last(),
+            came_before=self._heard_before,
         )
         self.recorders = Recorders()
         self._launches = Launches(writer.launches(), writer.heard(), at_ns=time.monotonic_ns())
@@ -400,6 +403,16 @@ class Pipeline:
                 self.savings.enter(event, account)
         except Exception as error:
             self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
+
+    def _explained(self, breakdown: Breakdown) -> None:
+        """Sum up the parts of a prompt, unless an earlier tracer has done it."""
+        event = breakdown.event
+        if event.sequence <= self._heard_before.get(event.recorder, -1):
+            return
+        try:
+            self.savings.explain(breakdown)
+        except Exception as error:
+            self.errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""

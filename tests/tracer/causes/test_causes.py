@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from history import hash_of, history
 
-from kvtrail.tracer.causes.causes import Causes, Splitted
+from kvtrail.tracer.causes.causes import Breakdown, Causes
 from kvtrail.tracer.model.capabilities import Capability, declaration
 from kvtrail.tracer.model.causes import Part, Untold
 from kvtrail.tracer.model.events import Event
@@ -15,7 +15,7 @@ from kvtrail.tracer.model.events import Event
 TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
 
-def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Splitted]:
+def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Breakdown]:
     """The admissions of a history, some of whose events are lost."""
     causes = Causes()
     lost = False
@@ -27,7 +27,7 @@ def splits(events: Sequence[Event], *, without: Sequence[int] = ()) -> list[Spli
             causes.lose(Untold.LOST, before=event)
             lost = False
         causes.enter(event)
-    return list(dict.fromkeys(causes.split))
+    return list(dict.fromkeys(causes.breakdowns))
 
 
 def told(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without: Sequence[int] = ()) -> list[str]:
@@ -35,7 +35,7 @@ def told(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without
     events = history(text, chunk=chunk, capabilities=capabilities)
     made = splits(events, without=without)
     for split in made:
-        assert sum(part.tokens for part in split.parts) == split.total, split
+        assert sum(part.tokens for part in split.parts) == split.lookup.total, split
         ends = [0, *(part.end for part in split.parts)]
         assert [part.start for part in split.parts] == ends[:-1], split
     return [", ".join(map(_said, split.parts)) for split in made]

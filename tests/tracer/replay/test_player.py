@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from history import history
@@ -63,13 +64,18 @@ def test_the_accounts_are_those_that_the_detector_keeps(seed: int) -> None:
     for event, step in zip(events, played(events).steps(), strict=True):
         before = _account(detector, event)
         detector.feed([event])
-        assert (step.before, step.after) == (before, _account(detector, event))
+        assert (_of_itself(step.before), _of_itself(step.after)) == (before, _account(detector, event))
         assert step.gap == 0
 
 
 def _account(detector: Detector, event: Event) -> object:
     account = detector.accounts.get((event.engine, event.request or ""))
-    return None if account is None else account.as_dict()
+    return None if account is None else _of_itself(account.as_dict())
+
+
+def _of_itself(account: Mapping[str, Any] | None) -> object:
+    """What the request's own events tell of it: why tokens were no hits is told by those of others, too."""
+    return None if account is None else {name: value for name, value in account.items() if name != "causes"}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -146,6 +152,7 @@ def test_every_number_of_an_account_can_be_seen_to_change() -> None:
     shown = {f.name for f in fields(Account)} - {
         "evidence",
         "phases",
+        "causes",
         "wait_loads",
     }  # said with the time that they took
     assert set(NUMBERS) | who_and_when == shown

@@ -1,0 +1,73 @@
+"""`kvtrail audit --why`: why the tokens of one request were reused or computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import run
+from history import goodbyes, history
+from wire import encoded
+
+from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.capabilities import Capability, declaration
+
+STORY = """
+    cache
+    a: start 96 of x y z
+    a: L 96 c0 h0 -> 0
+    a: A 0
+    cache + x y z
+    a: S 0+96
+    a: plan store 0+96 keys =x,=y,=z
+    a: end computed 96
+    cache - z
+    evict =z
+    b: start 120 of x y z
+    b: L 120 c64 h64 -> 0
+    b: A 0
+    b: S 64+56
+    b: end computed 120
+"""
+TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    events = history(STORY, chunk=32)
+    path = tmp_path / "t.jsonl"
+    payload = encoded([*events, *goodbyes(events)], {semconv.CAPABILITIES.key: TOLD})
+    path.write_text(otlp_json.to_json_line(payload) + "\n")
+    return str(path)
+
+
+def test_each_part_is_told_with_its_tokens_and_its_reason(trace: str) -> None:
+    result = run("audit", "--why", "b-cmpl-1-0-0123abcd", trace)
+    assert result.exit_code == 0
+    first, *parts = result.output.strip().splitlines()
+    assert first.startswith("request b-cmpl-1-0-0123abcd, admitted at ")
+    assert first.endswith(" with 120 tokens:")
+    assert [" ".join(part.split()[:7]) for part in parts] == [
+        "64 from 0 on, 53 % held:",
+        "32 from 64 on, 27 % evicted:",
+        "24 from 96 on, 20 % unaligned:",
+    ]
+    assert "evicted from the connector's store" in parts[1]
+
+
+def test_the_callers_id_will_do_and_json_has_the_same_parts(trace: str) -> None:
+    (entry,) = json.loads(run("audit", "--json", "--why", "b-cmpl-1-0", trace).output)
+    assert [(part["cause"], part["tokens"]) for part in entry["causes"][0]["parts"]] == [
+        ("held", 64),
+        ("evicted", 32),
+        ("unaligned", 24),
+    ]
+    assert entry["causes"][0]["final"] is True
+
+
+def test_a_request_that_is_not_there_is_an_error(trace: str) -> None:
+    result = run("audit", "--why", "nobody", trace)
+    assert result.exit_code == 2
+    assert "'nobody' is no request in it" in result.output
