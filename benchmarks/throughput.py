@@ -251,8 +251,8 @@ def engine(folder: Path, count: int, layers: int) -> None:
 
 
 def looking(folder: Path, count: int, layers: int, rate: str) -> None:
-    """Generated tokens a second of one traced engine that looks at the bytes of this share of its blocks in every other
-    round."""
+    """Generated tokens a second, by the clock and of the processor, of one traced engine that looks at the bytes of this
+    share of its blocks in every other round."""
     from kvtrail.connector.demo import workload
     from kvtrail.connector.simulate import tiny_model
 
@@ -265,7 +265,7 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
     llm = tiny_model.build(folder / "model", connector, layers=layers)
     objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     in_front = [{call: vars(each)[call] for call in each._kvtrail_checks.in_front} for each in objects]
-    rates: dict[bool, list[float]] = {True: [], False: []}
+    rates: dict[str, dict[bool, list[float]]] = {clock: {True: [], False: []} for clock in ("", " of processor")}
     jobs = workload.shared_prefixes()
     for number in range(count + 1):
         for looks in (True, False) if number % 2 else (False, True):
@@ -278,14 +278,16 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
             llm.reset_prefix_cache()
             named = [DemoRequest(f"{number}-{looks}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
             gc.collect()
-            started = time.perf_counter()
-            tokens = workload.run(llm, named)
-            seconds = time.perf_counter() - started
+            started, processor = time.perf_counter(), time.process_time()
+            made = sum(map(len, workload.run(llm, named).values()))
+            seconds = {"": time.perf_counter() - started, " of processor": time.process_time() - processor}
             if number:  # the first round warms up
-                rates[looks].append(sum(map(len, tokens.values())) / seconds)
+                for clock, each in seconds.items():
+                    rates[clock][looks].append(made / each)
             time.sleep(0.6)  # what was recorded leaves now, and not in the next round
-    what = f"bytes, fingerprints {rate}, {layers} layers"
-    rounds.print_ratio(what, rates[True], rates[False], "tokens/s", ("looked at", "not looked at"))
+    for clock, by_side in rates.items():
+        what = f"bytes, fingerprints {rate}, {layers} layers"
+        rounds.print_ratio(what, by_side[True], by_side[False], f"tokens/s{clock}", ("looked at", "not looked at"))
     llm.llm_engine.engine_core.shutdown()
 
 

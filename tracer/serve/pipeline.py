@@ -424,6 +424,8 @@ class Pipeline:
                 logger.warning("%s: %s", finding.rule, finding.explanation, extra=about)
             self._changed[finding.id] = finding
             self._dirty[finding.engine, finding.request] = None  # an event of another may have shown it
+        forgotten = {(each.engine, each.request) for each in findings} - self.detector.accounts.keys()
+        self._read_back({key for key in forgotten if self._writer.holds(*key)})  # so that their rows show it
         self._dirty.update(dict.fromkeys(self.detector.changed))
         self.detector.changed.clear()
 

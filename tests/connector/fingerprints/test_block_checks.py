@@ -352,6 +352,17 @@ def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[.
     assert counts["unknown"] == 0
 
 
+def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(engine: Engine) -> None:
+    """vLLM resets the connector then, as it does before it sleeps."""
+    engine.round(JOBS[:1], prefix="0")
+    known = len(engine.checks._truth)
+    core = engine.llm.llm_engine.engine_core.engine_core
+    core.pause_scheduler()
+    core.resume_scheduler()
+    engine.round([], prefix="1")
+    assert known > 10 > len(engine.checks._truth)
+
+
 def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 

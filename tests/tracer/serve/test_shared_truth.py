@@ -26,17 +26,23 @@ PRODUCER = engine("producer", "check computed 2 tells aa:1@0 ba:-2@0 as plain")
 CONSUMER = engine("consumer", "check loaded 1 unknown 1 tells aa:-2@0 as plain")
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("order", [(PRODUCER, CONSUMER), (CONSUMER, PRODUCER)], ids=["computed first", "loaded first"])
 def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_heard(
-    tmp_path: Path, order: tuple[list[Event], ...]
+    tmp_path: Path, order: tuple[list[Event], ...], forgets: bool
 ) -> None:
+    """Also where the sidecar `forgets` the requests, which have ended long ago."""
     metrics = Metrics()
     pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), metrics, grace_ns=0)
     for events in order:
         pipeline.ingest(encoded(events, CACHE), transport="grpc")
         pipeline.write_rows()
+        if forgets:
+            pipeline.tidy()
+            assert not pipeline.detector.accounts
     reader = SqliteReader(tmp_path / "s.db")
     (finding,) = reader.findings()
+    assert finding["count"] == 1
     assert (finding["rule"], finding["engine"], finding["request"]) == ("byte-drift", "consumer", "consumer-0123abcd")
     verdicts = {row["engine"]: (row["verdict"], row["findings"]) for row in reader.requests()}
     assert verdicts["consumer"] == ("drift", 1)
