@@ -36,6 +36,6 @@ def ways() -> None:
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
 chosen = st.navigation([*SHOWN.values(), *REACHED], position="hidden")
-ways()
 filters.enter(chosen.url_path)
+ways()
 chosen.run()

@@ -13,11 +13,14 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import request_labels
+from kvtrail.dashboard.views.filters import on_this_page
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.theme import is_dark
 
 OFFERED = 20
+FIELD = "compare_field"
+"""The session's name for the number of the field that is shown, and what it shows at first."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -163,10 +166,16 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 def field(shown: str) -> None:
     """Where the other request's id, or a part of it, is typed. Another address has another field, so that no run of the page
-    ever writes into one: what is being typed stays."""
-    key = f"compare_with {shown}"
+    ever writes into one: what is being typed stays. A browser that is behind reports one that was left; nobody listens."""
+    number, before = st.session_state.get(FIELD, (0, None))
+    if shown != before:
+        number += 1
+        st.session_state[FIELD] = (number, shown)
+    key = f"compare_with_{number}"
 
     def typed() -> None:
+        if st.session_state[FIELD][0] != number:
+            return
         wanted = str(st.session_state[key]).strip()
         for name in ("with", "with_engine", "search"):
             st.query_params.pop(name, None)
@@ -177,7 +186,7 @@ def field(shown: str) -> None:
         "Compare with",
         shown,
         key=key,
-        on_change=typed,
+        on_change=on_this_page(typed),
         type="search",
         placeholder="A request's id, or a part of one",
         label_visibility="collapsed",

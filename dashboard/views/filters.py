@@ -10,6 +10,8 @@ from streamlit.delta_generator import DeltaGenerator
 ANY = "any"
 PAGE, SET = "page", "set_widgets"
 """The session's names for the page that is shown, and for its widgets that are set to what the address says."""
+WRITTEN = "written"
+"""The session's name for the address before a choice was written into it, and after it, until the whole page is run."""
 
 
 def filter_bar() -> DeltaGenerator:
@@ -38,12 +40,16 @@ def choose(label: str, choices: Sequence[str], *, name: str, shown: Mapping[str,
 
 def on_this_page(change: Callable[..., None]) -> Callable[..., None]:
     """What a widget calls when it changes, as long as its page is shown. A browser that is behind reports the widgets of the
-    page that was left. Streamlit has forgotten them and takes them for changed: the next address would get what they say."""
+    page that was left. Streamlit has forgotten them and takes them for changed: the next address would get what they say.
+
+    What changes in the address is kept for `enter`."""
     page = st.session_state.get(PAGE)
 
     def change_here(*arguments: object) -> None:
         if st.session_state.get(PAGE) == page:
+            before = st.query_params.to_dict()
             change(*arguments)
+            st.session_state[WRITTEN] = (before, st.query_params.to_dict())
 
     return change_here
 
@@ -60,7 +66,13 @@ def follow(name: str, options: Sequence[str], *, default: str) -> str:
 
 def enter(page: str) -> None:
     """Say which page is shown. Its widgets are set anew: whoever leaves a page before it is drawn takes values along that the
-    browser has never been told, and so would not show."""
+    browser has never been told, and so would not show.
+
+    A browser tells of a choice and has the whole page run. A refresh of a part of it may come first: it brings the choice,
+    which is written into the address. But the run after it brings the address from before: the browser knows no other."""
+    before, after = st.session_state.pop(WRITTEN, (None, {}))
+    if before != after and before == st.query_params.to_dict():
+        st.query_params.from_dict(after)
     if st.session_state.get(PAGE) != page:
         for key in st.session_state.get(SET, ()):
             st.session_state.pop(key, None)

@@ -105,8 +105,8 @@ def _ways(shown: TimeRange) -> None:
     """Earlier, later, further away; and the link."""
 
     def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
-        key = f"time_{icon}"
-        st.button(name, key=key, icon=f":material/{icon}:", type="tertiary", help=name, on_click=lambda: show(to()))
+        choose = on_this_page(lambda: show(to()))
+        st.button(name, key=f"time_{icon}", icon=f":material/{icon}:", type="tertiary", help=name, on_click=choose)
 
     button("Half a range earlier", "chevron_left", lambda: current().shifted(-0.5))
     button("Half a range later", "chevron_right", lambda: current().shifted(0.5))

@@ -16,6 +16,7 @@ from browser import REFRESH_MS, SLOW_MS, needs_chromium, open_row, playwright, s
 from history import START_NS, history
 from msgspec.structs import replace
 from processes import Tracer
+from slow_browser import Line
 from wire import encoded
 
 from kvtrail.tracer.model.events import Event
@@ -180,27 +181,13 @@ def test_a_browser_that_is_behind_takes_no_step_back(
     tracer = start_tracer()
     feed(tracer, STALE, request="chat-7-0123abcd", engine="engine-a")
     url = start_dashboard(tracer.url)
-    behind, undrawn = False, list[Callable[[], None]]()
-
-    def connect(browser: playwright.WebSocketRoute) -> None:
-        def pass_on(message: str | bytes) -> None:
-            if behind:
-                undrawn.append(lambda: browser.send(message))
-            else:
-                browser.send(message)
-
-        browser.connect_to_server().on_message(pass_on)
-
-    page.route_web_socket(re.compile("_stcore/stream"), connect)
+    line = Line(page)
     page.goto(f"{url}/replay?id=chat-7-0123abcd")
     see(page, "Step 1 of 8")
     page.locator("[data-listens]").wait_for(state="attached")
-    behind = True
-    page.keyboard.press("n")
-    page.wait_for_timeout(2 * REFRESH_MS)
-    behind = False
-    for draw in undrawn:
-        draw()
+    with line.held_up():
+        page.keyboard.press("n")
+        page.wait_for_timeout(2 * REFRESH_MS)
     see(page, "Step 2 of 8")
     page.wait_for_timeout(REFRESH_MS)
     see(page, "Step 2 of 8")

@@ -12,6 +12,7 @@ import pytest
 from browser import HEAD_PX, REFRESH_MS, SLOW_MS, drawn, needs_chromium, open_row, playwright, see, shoot
 from coming import chatting
 from processes import Tracer, dashboard, serve, until
+from slow_browser import Line, tell_late
 from test_dashboard_page import feed
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
@@ -101,11 +102,7 @@ def test_a_search_that_is_told_late_keeps_no_other_rows(page: playwright.Page, s
     _, url = site
     page.goto(f"{url}/requests")
     see_table(page, "requests_table")
-    page.evaluate(
-        "late => { const later = window.setTimeout;"
-        " window.setTimeout = (call, ms, ...rest) => later(call, ms || late, ...rest); }",
-        2 * REFRESH_MS,
-    )
+    tell_late(page)
     page.get_by_role("searchbox", name="Search").fill("healed-1")
     see(page, "1 request, latest first")
     until(lambda: [cells[0] for cells in rows(page, "requests_table")] == ["healed-1-0123abcd"])
@@ -134,6 +131,23 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: 
     page.wait_for_timeout(REFRESH_MS)
     assert named(page)["with"] == [shown[1][0]]
     see(page, "What differs")
+
+
+def test_what_a_refresh_tells_before_its_time_is_not_lost(page: playwright.Page, site: tuple[Tracer, str]) -> None:
+    """A refresh brought the id that was typed, and it was written into the address; the run of the page that came after it
+    brought the address from before."""
+    _, url = site
+    line = Line(page)
+    page.goto(f"{url}/compare?id=healed-1-0123abcd")
+    see_table(page, "offers")
+    tell_late(page)
+    with line.held_up():
+        field = page.get_by_role("searchbox", name="Compare with")
+        field.fill("longer-1-0123abcd")
+        field.press("Enter")
+        page.wait_for_timeout(3 * REFRESH_MS)
+    see(page, "B: longer-1")
+    assert named(page)["with"] == ["longer-1-0123abcd"]
 
 
 def test_a_part_of_an_id_is_enough_in_compare(page: playwright.Page, site: tuple[Tracer, str]) -> None:
