@@ -12,6 +12,7 @@ TERMS = {
     "from vLLM's cache": "Tokens of the sum whose KV vLLM's own prefix cache still held.",
     "loaded of the sum": "Tokens of the sum whose KV the connector loaded, so that they need not be computed.",
     "computed of the sum": "The rest of the sum: what vLLM computes itself.",
+    "cause": "Why a token was reused or computed. Of several that are true of a block, the first in docs/causes.md counts.",
     "output tokens": "Tokens that the request has generated so far, as far as is recorded.",
     "recomputed tokens": "Tokens that had been computed before a preemption, and were computed again after it.",
     "total": "Tokens of the request: its prompt, and its output so far.",
@@ -53,6 +54,8 @@ TERMS = {
     "held, yet computed": "Tokens that the store held and that were computed all the same.",
     "unused lookups": "Lookups that promised tokens which no allocation took.",
     "waited for KV": "Time from the allocation to the end of an asynchronous load, and time lost to 'ask me later'.",
+    "more memory": "The share of the tokens beyond vLLM's own cache that a store of another size would have given, reckoned"
+    " from how long ago each chunk was used last.",
     "bandwidth": "Bytes that one rank copies in a second, while it copies.",
     # Who sends what.
     "engine": "One vLLM engine, by the name that people know: its pod, its instance, or its service and host.",

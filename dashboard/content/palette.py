@@ -133,6 +133,22 @@ SOURCE = {
 """Where a token came from."""
 TIERS = (GREEN, VIOLET, YELLOW, PINK, CYAN, LIME)
 """The tiers of a connector that names them, nearest first."""
+CAUSE = {
+    "held": Meaning(BLUE, "vLLM's own cache held it"),
+    "loaded": Meaning(GREEN, "the connector loaded it"),
+    "last-token": Meaning(CYAN, "held, and computed again by rule: the last token always is"),
+    "unaligned": Meaning(CYAN, "behind the last full block: only full blocks are reused"),
+    "stranded": Meaning(PINK, "held, but not all that comes before it"),
+    "pending": Meaning(VIOLET, "a running request was still computing or storing it"),
+    "refused": Meaning(PINK, "held, and not given or not taken"),
+    "failed-load": Meaning(RED, "promised, and its load failed"),
+    "evicted": Meaning(ORANGE, "held once, and evicted to make room"),
+    "reset": Meaning(YELLOW, "held until the cache was emptied"),
+    "elsewhere": Meaning(LIME, "computed by another engine, and never by this one"),
+    "new": Meaning(GREY, "never computed before"),
+    "unknown": Meaning(TEXT, "what would tell was not recorded, or was lost"),
+}
+"""Why a token was reused or computed, in the order in which the first that is true counts."""
 MEASURE = {
     "total": Meaning(GREY, "tokens of the request: prompt, and its output so far"),
     "computed": Meaning(BLUE, "tokens that vLLM has"),
@@ -144,7 +160,7 @@ MEASURE = {
 """The lines of a request's account."""
 GROUPS: dict[str, Mapping[str, Meaning]] = {
     "level": LEVEL, "state": STATE, "status": STATUS, "outcome": OUTCOME, "verdict": VERDICT, "severity": SEVERITY,
-    "did": DID, "phase": PHASE, "source": SOURCE, "measure": MEASURE,
+    "did": DID, "phase": PHASE, "source": SOURCE, "cause": CAUSE, "measure": MEASURE,
 }  # fmt: skip
 """All of them by name; the marks of `phase` alone are never text."""
 BADGES = {

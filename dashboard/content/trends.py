@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import efficiency, findings, palette
+from kvtrail.dashboard.content import causes, efficiency, findings, memory, palette
 from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
 from kvtrail.tracer.model.words import count
 
@@ -82,6 +82,55 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
         tooltip=[*_tooltip("epoch", "source"), alt.Tooltip("share:N", title="tokens")],
     ).properties(height=30 * max(1, len(epochs)) + 34)
     return readable(drawn, dark=dark)
+
+
+def causes_over_time(answer: Row, *, dark: bool) -> Chart:
+    """Why tokens of admitted requests were computed."""
+    present = list(causes.computed(answer["worth"]))
+    colours = palette.colours(palette.CAUSE, dark=dark)
+    shown = {causes.name(cause): colours.get(cause, GREY.on(dark=dark)) for cause in present}
+    return _over_time(
+        causes.time_rows(answer),
+        (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
+        _color("cause:N", shown, legend=_LEGEND),
+        alt.Y(
+            "tokens:Q",
+            stack="zero",
+            title=None,
+            axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
+        ),
+        [*_tooltip("time", "cause"), alt.Tooltip("share:N", title="tokens")],
+        dark=dark,
+    )
+
+
+def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerChart | alt.FacetChart:
+    """The share that stores of other sizes would have given, and where today's is."""
+    unit = "GiB on each worker" if curve["chunk_bytes"] else "chunks"
+    rows = memory.rows(curve)
+    x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=6))
+    y = alt.Y(
+        "share:Q", title=None, scale=alt.Scale(domainMin=0), axis=alt.Axis(format=".0%", tickCount=4, minExtent=36)
+    )
+    base = alt.Chart(_data(rows, "capacities")).encode(x=x)
+    colour = palette.GREEN.on(dark=dark)
+    tooltip = [alt.Tooltip("held:N", title="store"), alt.Tooltip("given:N", title="given")]
+    layers = [
+        base.mark_area(opacity=0.2, color=colour, interpolate="step-after").encode(y="low:Q", y2="high:Q"),
+        base.mark_line(color=colour, interpolate="step-after", strokeWidth=2.5).encode(y=y),
+        base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=tooltip),
+    ]
+    if (held := memory.today(curve, limit)) is not None:
+        place = held * curve["chunk_bytes"] / memory.GIB
+        grey = GREY.on(dark=dark)
+        here = alt.Chart(_data([{"store": place, "name": "today"}], "today")).encode(x="store:Q")
+        layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=_tooltip("name")))
+        layers.append(
+            here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom").encode(
+                text="name:N", y=alt.value(0)
+            )
+        )
+    return readable(alt.layer(*layers).properties(height=HEIGHT), dark=dark, above=_ABOVE)
 
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:

@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from kvtrail.dashboard.client import Row, TracerAway
-from kvtrail.dashboard.content import efficiency, fleet, trends
+from kvtrail.dashboard.content import causes, efficiency, fleet, memory, text, trends
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
@@ -56,6 +56,8 @@ def page(engine: str, connector: str) -> None:
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below lack what those spans would have added.")
     token_sources(savings)
+    reasons(savings)
+    more_memory(savings, engines)
     copies(sums)
     places(savings, {each["engine"]: each["model"] for each in engines})
 
@@ -82,6 +84,43 @@ def token_sources(savings: Row) -> None:
         st.subheader("By epoch", anchor=False, help=TERMS["epoch"])
         st.altair_chart(trends.by_epoch(savings, dark=is_dark()), key="epochs")
         st.caption("vLLM's own metrics count external hits of the first run only.")
+
+
+def reasons(savings: Row) -> None:
+    """Why the other tokens were computed."""
+    st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
+    sentence = causes.largest(savings["worth"])
+    if not sentence:
+        st.caption(
+            "Not recorded: it needs block hashes and vLLM's cache events, which are recorded at level `detailed`"
+            " (docs/causes.md)."
+        )
+        return
+    st.markdown(sentence)
+    picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
+
+
+def more_memory(savings: Row, engines: list[Row]) -> None:
+    """What other sizes of the store would have been worth, for the connector that wanted most."""
+    if not savings["memory"]:
+        return
+    st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
+    curve, *others = savings["memory"]
+    limit = memory.limit_of(curve, engines)
+    rates = {place["engine"]: place["worth"]["prefill_tokens_per_s"] for place in savings["by_place"]}
+    hours = savings["step_s"] * len(savings["trend"]) / 3600
+    if others:
+        name = savings["engine_names"].get(curve["engine"], curve["engine"])
+        st.caption(
+            f"Of {text.plain(curve['connector'])} in {text.plain(name)}. Choose an engine above to see another one."
+        )
+    st.markdown(memory.sentences(curve, limit=limit, rate=rates.get(curve["engine"]), hours=hours))
+    if curve["points"]:
+        st.altair_chart(trends.what_memory_buys(curve, limit=limit, dark=is_dark()), key="memory")
+        st.caption(
+            "Reckoned for a store that evicts what was used least recently. From a recorded trace, `kvtrail savings` compares"
+            " other orders, and tells what none could exceed."
+        )
 
 
 def copies(sums: Row) -> None:

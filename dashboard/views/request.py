@@ -18,7 +18,7 @@ from kvtrail.dashboard.content.request import STEP_MEASURES, facts, findings_by_
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.views import tables
+from kvtrail.dashboard.views import causes, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import request_labels
@@ -85,6 +85,7 @@ def show(timeline: Row, parts: list[phases.Stretch]) -> None:
     steps = {finding["id"]: step for step, findings in findings_by_step(timeline).items() for finding in findings}
     proof_cards(timeline["findings"], timeline, steps=steps)
     token_sums(timeline)
+    causes.of_request(timeline)
     with cards("small"):
         for name, value, note, term in facts(request):
             card(name, value, note, term)

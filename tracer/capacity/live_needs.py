@@ -26,6 +26,10 @@ PREFIX = "memory:"
 """Of the measures: `memory:wanted`, `memory:sampled`, and `memory:<group>:<step>` for tokens that are hits from a capacity
 of 2 ** (step / STEPS) chunks on. The group is empty where all chunks are followed, the step where no capacity would do."""
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
+CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
+"""Chunks that were touched, and their tokens: what a chunk is."""
+STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
+"""What the first worker has stored, where it tells bytes: what a chunk takes."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
@@ -37,8 +41,8 @@ class LiveNeeds:
         self._most_followed = most_followed
         self._distances: OrderedDict[Owner, Distances] = OrderedDict()
 
-    def touched(self, owner: Owner, touch: Touch, *, heads_stay: bool) -> Counter[str]:
-        """Use a touch's chunks; returns the measures to be added for it."""
+    def touched(self, owner: Owner, touch: Touch, *, chunk_size: int, heads_stay: bool) -> Counter[str]:
+        """Use a touch's chunks, of `chunk_size` tokens each; returns the measures to be added for it."""
         distances = self._distances.get(owner)
         if distances is None:
             distances = self._distances[owner] = Distances(
@@ -47,7 +51,7 @@ class LiveNeeds:
             if len(self._distances) > MOST_CONNECTORS:
                 self._distances.popitem(last=False)
         self._distances.move_to_end(owner)
-        measures: Counter[str] = Counter()
+        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * chunk_size})
         for need in distances.enter(touch):
             measures[_measure(need)] += round(need.tokens)
         if wanted := sum(touch.wanted):
@@ -77,6 +81,12 @@ def curve_of_measures(measures: Mapping[str, int]) -> Curve:
     curve.enter(measures.get(WANTED, 0) - sampled, [need for need in needs if need.group == WHOLE], is_sample=False)
     curve.enter(sampled, [need for need in needs if need.group != WHOLE], is_sample=True)
     return curve
+
+
+def capacities(curve: Curve) -> list[float]:
+    """Those of the kept capacities up to which something is gained, in chunks."""
+    enough = curve.saturates_at()
+    return [2 ** (step / STEPS) for step in range(ceil(STEPS * log2(enough)) + 1)] if enough else []
 
 
 def _measure(need: Need) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
+from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_places import ChosenEngines
@@ -56,6 +57,8 @@ class SavingsReport(BaseModel):
     """By `engine` and `connector`: their `worth`."""
     trend: list[dict[str, Any]]
     """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
+    memory: list[MemoryCurve]
+    """What memory would have bought, by engine and connector."""
     choices: dict[str, list[str]]
     """The `engines` and `connectors` of the range, whatever the filters are."""
     engine_names: dict[str, str] = {}
@@ -150,6 +153,7 @@ def savings_report(
             {"at_ns": at_s * 10**9, "worth": asdict(part)}
             for at_s, part in parts(lambda row: row.at_s // stretch_s * stretch_s)
         ],
+        memory=memory_curves(chosen),
         choices={
             "engines": sorted({row.engine for row in every}),
             "connectors": sorted({row.connector for row in every if row.connector}),

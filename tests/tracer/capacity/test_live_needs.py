@@ -24,7 +24,7 @@ def measured(needs: LiveNeeds, touches: list[Touch | None]) -> Counter[str]:
         if touch is None:
             needs.reset(OWNER)
         else:
-            sums += needs.touched(OWNER, touch, heads_stay=True)
+            sums += needs.touched(OWNER, touch, chunk_size=64, heads_stay=True)
     return sums
 
 
@@ -65,12 +65,12 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_needs, "MOST_CONNECTORS", 2)
     needs, touch = LiveNeeds(), Touch(("a",), (64,))
     for name in ("0", "1", "2"):
-        needs.touched(("engine-a", name), touch, heads_stay=True)
-    assert "memory::" in needs.touched(("engine-a", "0"), touch, heads_stay=True), (
+        needs.touched(("engine-a", name), touch, chunk_size=64, heads_stay=True)
+    assert "memory::" in needs.touched(("engine-a", "0"), touch, chunk_size=64, heads_stay=True), (
         "the first was dropped: it begins anew"
     )
-    assert "memory::0" in needs.touched(("engine-a", "2"), touch, heads_stay=True)
+    assert "memory::0" in needs.touched(("engine-a", "2"), touch, chunk_size=64, heads_stay=True)
     needs.forget("engine-a")
-    assert "memory::" in needs.touched(("engine-a", "2"), touch, heads_stay=True)
+    assert "memory::" in needs.touched(("engine-a", "2"), touch, chunk_size=64, heads_stay=True)
     most = len(measured(LiveNeeds(most_followed=100), prefixes(0, 3000, heads=400, chunks=12)))
     assert most < 9 * STEPS * 16

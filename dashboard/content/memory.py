@@ -1,0 +1,98 @@
+"""What more memory, or less, would have been worth: the curve of one connector, and sentences about it.
+
+A `curve` is one of those that `/api/efficiency` has under `memory`; its points are shares of the tokens that vLLM's own cache
+did not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtrail.dashboard.client import Row
+from kvtrail.dashboard.content import text
+from kvtrail.tracer.model.words import count, percent, size, some
+
+GIB = 1 << 30
+LARGER = (1.5, 2, 4)
+"""Stores that are compared with today's in a sentence."""
+LEAST_GAIN = 0.002
+"""A gain below this share is none."""
+
+
+def limit_of(curve: Row, engines: Iterable[Row]) -> int | None:
+    """Bytes that the connector may hold on each worker, as its engine's settings say."""
+    for engine in engines:
+        if engine["engine"] == curve["engine"]:
+            limits = [each["memory_limit"] for each in engine["recorders"] if each["memory_limit"] is not None]
+            return max(limits, default=None)
+    return None
+
+
+def today(curve: Row, limit: int | None) -> float | None:
+    """The chunks that the store holds today; None where that is not known."""
+    return limit / curve["chunk_bytes"] if limit and curve["chunk_bytes"] else None
+
+
+def share_at(curve: Row, chunks: float) -> float:
+    """The share that a store of so many chunks would have given."""
+    return max((point["share"] for point in curve["points"] if point["chunks"] <= chunks), default=0.0)
+
+
+def rows(curve: Row) -> list[Row]:
+    """The points of the curve; stores in GiB where a chunk's bytes are known, else in chunks."""
+    unit = (curve["chunk_bytes"] or GIB) / GIB
+    return [
+        {
+            "store": point["chunks"] * unit,
+            "share": point["share"],
+            "low": max(0.0, point["share"] - 2 * point["error"]),
+            "high": min(1.0, point["share"] + 2 * point["error"]),
+            "held": stored(curve, point["chunks"]),
+            "given": text.percent(point["share"]) + (f" ± {200 * point['error']:.1f}" if point["error"] else ""),
+        }
+        for point in curve["points"]
+    ]
+
+
+def stored(curve: Row, chunks: float) -> str:
+    """So many chunks as text: in bytes, where that is known."""
+    return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
+
+
+def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float) -> str:
+    """What today's store gives, what larger ones would have given, and from where on nothing is gained.
+
+    Args:
+        rate: the engine's prefill, in tokens a second; None where it is not known.
+        hours: that the curve is of.
+    """
+    if not curve["points"]:
+        return "No prefix was asked for twice, so no memory would have given anything."
+    held, enough = today(curve, limit), curve["points"][-1]
+    most = f"Beyond {stored(curve, enough['chunks'])} nothing is gained: what is asked for is new then."
+    if held is None:
+        return (
+            f"At most {percent(enough['share'])} of what vLLM's own cache did not hold could have been given. {most} How much"
+            " the store holds today is not known."
+        )
+    now = share_at(curve, held)
+    if held >= enough["chunks"]:
+        return f"Today's {stored(curve, held)} are enough: nothing is evicted that is asked for again. {most}"
+    given = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold."
+    gains = [((times - 1) * held, share_at(curve, times * held) - now) for times in LARGER]
+    told = [
+        (stored(curve, more), _worth(gain * curve["wanted"] / hours if hours else 0.0, rate))
+        for more, gain in gains
+        if gain > LEAST_GAIN
+    ]
+    if not told:
+        return f"{given} Up to {stored(curve, LARGER[-1] * held)}, nothing more is gained. {most}"
+    (more, worth), *rest = told
+    others = "".join(f", {more} {worth}" for more, worth in rest)
+    would = f"saved {worth} of prefill an hour" if rate else f"given {worth} an hour"
+    return f"{given} {more} more would have {would}{others}. {most}"
+
+
+def _worth(tokens: float, rate: float | None) -> str:
+    """Tokens, or the seconds of prefill that they are."""
+    return text.seconds(tokens / rate) if rate else f"{count(tokens)} tokens"
