@@ -159,6 +159,27 @@ def limits(sums: Row) -> str:
     return " ".join(sentences)
 
 
+def reconciled(sums: Row) -> str:
+    """Whether vLLM's own statistics count the same, in a sentence; empty where it gives none."""
+    if not sums["counted"]:
+        return ""
+    theirs, ours = (tuple(sums[f"{who}_{where}"] for where in ("local", "external")) for who in ("counted", "compared"))
+    of = f"vLLM's own statistics of {some(sums['counted'], 'request')}"
+    counts = f"{some(theirs[0], 'token')} from its cache and {count(theirs[1])} from the connector"
+    if theirs == ours:
+        return f"{of} count the same: {counts}."
+    apart = [f"{count(abs(a - b))} {'more' if a > b else 'fewer'} {where}" for a, b, where in zip(
+        theirs, ours, ("from its cache", "from the connector"), strict=True) if a != b]  # fmt: skip
+    why = (
+        "loads failed after vLLM had counted them"
+        if sums["failed"] and theirs[1] > ours[1]
+        else "the rules `statistics` and `over-report` tell of single requests, and lost spans of the rest"
+    )
+    return (
+        f"{of} count {counts}: {' and '.join(apart)} than the lookups and allocations say. {why[0].upper()}{why[1:]}."
+    )
+
+
 def copy_rows(sums: Row) -> list[Row]:
     """Loads and stores, a row each."""
     return [

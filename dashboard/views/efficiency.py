@@ -71,7 +71,11 @@ def summary(savings: Row, engines: list[Row]) -> None:
     with cards("small"):
         for each in efficiency.cards(sums):
             card(*each)
-    st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
+    st.caption(
+        " ".join(
+            filter(None, (efficiency.source_of_savings(sums), efficiency.reconciled(sums), efficiency.limits(sums)))
+        )
+    )
 
 
 def token_sources(savings: Row) -> None:

@@ -54,7 +54,7 @@ def test_nothing_asked_for_twice() -> None:
 
 
 def test_the_limit_is_that_of_the_engine() -> None:
-    engines = [
+    engines: list[dict[str, Any]] = [
         {"engine": "other", "recorders": [{"memory_limit": 1}]},
         {"engine": "e", "recorders": [{"memory_limit": None}, {"memory_limit": GIB}]},
     ]

@@ -114,6 +114,41 @@ def test_the_first_line_says_whether_it_is_worth_it(changes: dict[str, Any], lev
     assert shown[1].startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("counted", "compared", "failed", "sentence"),
+    [
+        ((0, 0, 0), (0, 0), 0, ""),
+        (
+            (412, 9000, 1792),
+            (9000, 1792),
+            0,
+            "vLLM's own statistics of 412 requests count the same: 9,000 tokens from its cache and 1,792 from the connector.",
+        ),
+        (
+            (2, 64, 512),
+            (64, 256),
+            256,
+            "vLLM's own statistics of 2 requests count 64 tokens from its cache and 512 from the connector: 256 more from the"
+            " connector than the lookups and allocations say. Loads failed after vLLM had counted them.",
+        ),
+        (
+            (2, 0, 500),
+            (64, 512),
+            0,
+            "vLLM's own statistics of 2 requests count 0 tokens from its cache and 500 from the connector: 64 fewer from its"
+            " cache and 12 fewer from the connector than the lookups and allocations say. The rules `statistics` and"
+            " `over-report` tell of single requests, and lost spans of the rest.",
+        ),
+    ],
+)
+def test_it_says_whether_vllm_counts_the_same(
+    counted: tuple[int, int, int], compared: tuple[int, int], failed: int, sentence: str
+) -> None:
+    names = ("counted", "counted_local", "counted_external", "compared_local", "compared_external", "failed")
+    sums = dict(zip(names, (*counted, *compared, failed), strict=True))
+    assert savings.reconciled(sums) == sentence
+
+
 def test_copies_that_took_longer_than_they_saved_are_a_net_below_zero() -> None:
     assert gauge({**efficiency(PREEMPTED)["worth"], "store_s": 100.0}, "Net time") == "-1 min 39 s"
 

@@ -28,6 +28,7 @@ from kvtrail.tracer.model.events import (
     Received,
     RequestEnd,
     Schedule,
+    Stats,
     Store,
     TransferEnd,
 )
@@ -201,6 +202,9 @@ class SavingsCounter:
     _preempted: OrderedDict[tuple[str, str], int] = field(default_factory=OrderedDict)
     """By request, the last epoch whose preemption was counted: each child of a MultiConnector reports it."""
     _open: OrderedDict[tuple[str, str], dict[str, _Asked]] = field(default_factory=OrderedDict)
+    _begun: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
+    """By request that has just begun to run for the first time: its tokens from vLLM's own cache, and those that the
+    connector was to load. What the engine's statistics say of it comes next."""
     _tiers: dict[str, set[str]] = field(default_factory=dict)
     _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
 
@@ -316,7 +320,13 @@ class SavingsCounter:
     def _enter_schedule(self, event: Schedule, account: Account) -> None:
         if (measured := self._prefill_timer.enter(event, account.total or 0)) is not None:
             self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
-        held = self._open.pop((event.engine, event.request or ""), {})
+        key = (event.engine, event.request or "")
+        held = self._open.pop(key, {})
+        if not event.epoch and (admitted := [asked for asked in held.values() if asked.alloc is not None]):
+            local = min(min(asked.lookup.computed, asked.lookup.total) for asked in admitted)
+            self._begun[key] = (local, sum(asked.alloc.allocated for asked in admitted if asked.alloc is not None))
+            if len(self._begun) > MOST_OPEN:
+                self._begun.popitem(last=False)
         for asked in held.values():
             if asked.alloc is None or asked.lookup.epoch != event.epoch:
                 continue
@@ -327,6 +337,20 @@ class SavingsCounter:
             else:  # the last token is always computed, for its logits
                 measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
             self.cells.add(asked.alloc, measures)
+
+    def _enter_stats(self, event: Stats, _: Account) -> None:
+        begun = self._begun.pop((event.engine, event.request or ""), None)
+        if begun is None or event.reported is None or event.from_connector is None:
+            return
+        local, external = begun
+        measures = {
+            "counted": 1,
+            "counted_local": max(0, event.reported - event.from_connector),
+            "counted_external": max(0, event.from_connector),
+            "compared_local": local,
+            "compared_external": external,
+        }
+        self.cells.add(event, measures)
 
     def _enter_preempt(self, event: Preempt, _: Account) -> None:
         key = (event.engine, event.request or "")
@@ -340,6 +364,7 @@ class SavingsCounter:
 
     def _enter_request(self, event: RequestEnd, account: Account) -> None:
         self._preempted.pop((event.engine, event.request or ""), None)
+        self._begun.pop((event.engine, event.request or ""), None)
         for asked in self._open.pop((event.engine, event.request or ""), {}).values():
             if asked.alloc is None and account.complete:
                 self._unused(asked.lookup)
@@ -438,6 +463,9 @@ class Savings:
         load_s, store_s: duration of the workers' copies, summed over ranks.
         load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
         preemptions: how often requests were preempted.
+        counted: requests of which the engine's own statistics say where their cached tokens came from;
+            `counted_local` and `counted_external` are these tokens, from its own cache and from the connector, and
+            `compared_local` and `compared_external` what the lookups and allocations of the same requests say.
         prefill_tokens_per_s: measured from the engines' own steps, over all engines.
         prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
         spared_unrated: `spared` of engines whose prefill rate is unknown; not part of `prefill_saved_s`.
@@ -473,6 +501,11 @@ class Savings:
     load_bytes_per_s: float | None
     store_bytes_per_s: float | None
     preemptions: int
+    counted: int
+    counted_local: int
+    counted_external: int
+    compared_local: int
+    compared_external: int
     prefill_tokens_per_s: float | None
     prefill_saved_s: float | None
     spared_unrated: int
@@ -519,6 +552,11 @@ def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None 
         load_bytes_per_s=_share(n["load_bytes"], n["load_bytes_ns"] / 1e9),
         store_bytes_per_s=_share(n["store_bytes"], n["store_bytes_ns"] / 1e9),
         preemptions=n["preemptions"],
+        counted=n["counted"],
+        counted_local=n["counted_local"],
+        counted_external=n["counted_external"],
+        compared_local=n["compared_local"],
+        compared_external=n["compared_external"],
         prefill_tokens_per_s=_share(n["prefill"], n["prefill_ns"] / 1e9),
         prefill_saved_s=sum(spared[engine] / rates[engine] for engine in rated) if rated else None,
         spared_unrated=sum(tokens for engine, tokens in spared.items() if engine not in rated),

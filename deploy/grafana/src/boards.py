@@ -121,9 +121,9 @@ def efficiency() -> dashboards.Dashboard:
                           query(rate("kvtrail_hit_tokens_total", by="source"), "{{source}}"),
                           query(f'sum(rate(kvtrail_local_hit_tokens_total{{{CONNECTOR}}}{RATE}))', "vLLM's prefix cache"),
                           stacked=True))
-        .with_panel(graph("Tokens that were computed", "By why they were no hit. docs/causes.md explains the causes.",
-                          query(f'sum by (cause) (rate(kvtrail_prompt_tokens_total{{{CONNECTOR}, cause!~"held|loaded"}}{RATE}))',
-                                "{{cause}}"),
+        .with_panel(graph("Tokens that were computed", "By why they were no hit; docs/causes.md explains the causes.",
+                          query('sum by (cause) (rate(kvtrail_prompt_tokens_total'
+                                f'{{{CONNECTOR}, cause!~"held|loaded"}}{RATE}))', "{{cause}}"),
                           stacked=True))
         .with_panel(graph("Tokens recomputed that the store held", "A lookup found them, and they were computed anyway.",
                           query(rate("kvtrail_recomputed_tokens_total", by="connector, epoch"), "{{connector}} {{epoch}}")))
