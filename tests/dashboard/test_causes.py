@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.dashboard.content import causes, trends
+from kvtrail.dashboard.content import causes, palette, trends
+from kvtrail.tracer.model.causes import Cause
 
 S = 10**9
 ENTRY: dict[str, Any] = {
@@ -26,6 +27,10 @@ TIMELINE = {
     "request": {"request": "chat-7", "engine": "e"},
     "steps": [{"span_id": "s"}, {"span_id": "a1"}, {"span_id": "b2"}],
 }
+
+
+def test_every_cause_has_a_colour_and_a_meaning_and_is_in_order() -> None:
+    assert list(palette.CAUSE) == [cause.value for cause in Cause]
 
 
 def test_the_bar_has_every_part_in_its_place() -> None:

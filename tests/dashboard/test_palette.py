@@ -78,7 +78,7 @@ def test_red_is_for_what_is_lost_or_wrong_and_for_nothing_else() -> None:
     assert {name: words for name, words in red.items() if words} == {
         "level": {"lost"}, "state": {"died"}, "status": {"failed", "abandoned"}, "outcome": {"failed", "lost"},
         "verdict": {"drift"}, "severity": {"crash"},
-        "did": {"engine died", "request lost", "request failed", "wrong KV read"},
+        "did": {"engine died", "request lost", "request failed", "wrong KV read"}, "cause": {"failed-load"},
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtrail.tracer.model.cause_words import sentence
+from kvtrail.tracer.model.causes import Cause, Untold
 
 NOW_NS = 1_700_000_000 * 10**9
 
@@ -32,6 +33,18 @@ NOW_NS = 1_700_000_000 * 10**9
 )
 def test_a_part_is_a_sentence(part: dict[str, object], said: str) -> None:
     assert sentence({"start": 0, "tokens": 16, **part}, at_ns=NOW_NS) == said
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_cause_has_words(cause: Cause) -> None:
+    assert sentence({"cause": cause.value, "tier": "cpu"}, at_ns=NOW_NS) != cause.value
+
+
+@pytest.mark.parametrize("why", Untold)
+def test_what_is_unknown_says_what_would_tell(why: Untold) -> None:
+    said = sentence({"cause": "unknown", "tier": "", "why": why.value}, at_ns=NOW_NS)
+    assert said.startswith("not known: ")
+    assert said != f"not known: {why.value}"
 
 
 def test_clocks_that_disagree_give_no_negative_time() -> None:
