@@ -1,18 +1,22 @@
 """The curve as requests come: bounded, and kept as sums of minutes like everything else that the offload did.
 
 What a touch needs is rounded up to an eighth of an octave of chunks, and each such capacity is a measure. So the curve of any
-stretch of time, and of any engines, is the sum of theirs.
+stretch of time, and of any engines, is the sum of theirs. That a store was emptied is left out: a larger one is, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, inf, log2
 
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
-from kvtrail.tracer.capacity.touches import Touch
+from kvtrail.tracer.capacity.estimate import HEADS_FIRST
+from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.model.chains import split_hashes
+from kvtrail.tracer.model.events import RequestEnd, Store
 
 MOST_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; some 300 bytes each."""
@@ -30,28 +34,73 @@ CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
 """Chunks that were touched, and their tokens: what a chunk is."""
 STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
 """What the first worker has stored, where it tells bytes: what a chunk takes."""
+MOST_RUNNING = 100_000
+"""Requests that are followed to their end."""
+STRETCH_S = 600
+"""The sums are of so many seconds: a minute has too many capacities in it."""
 Owner = tuple[str, str]
-"""An engine, and one of its connectors."""
+"""An engine, and one of its connectors or requests."""
 
 
 class LiveNeeds:
-    """Follows what each connector is asked for."""
+    """Follows what each connector is asked for. Each call returns the measures to be added for it."""
 
     def __init__(self, *, most_followed: int = MOST_FOLLOWED) -> None:
         self._most_followed = most_followed
         self._distances: OrderedDict[Owner, Distances] = OrderedDict()
+        self._running: OrderedDict[Owner, tuple[Breakdown, Sequence[bytes]]] = OrderedDict()
+        """By engine and request that was admitted: its latest admission, and the hashes of its blocks."""
 
-    def touched(self, owner: Owner, touch: Touch, *, chunk_size: int, heads_stay: bool) -> Counter[str]:
-        """Use a touch's chunks, of `chunk_size` tokens each; returns the measures to be added for it."""
+    def admitted(self, breakdown: Breakdown) -> Counter[str]:
+        """A request was given blocks."""
+        lookup, chain = breakdown.lookup, breakdown.chain
+        size = lookup.chunk_size or lookup.block_size or 0
+        keys = _keys(chain or (), lookup.total, size, lookup.block_size or 0)
+        if not keys:
+            return Counter()
+        event = breakdown.event
+        self._running[event.engine, event.request or ""] = (breakdown, chain or ())
+        if len(self._running) > MOST_RUNNING:
+            self._running.popitem(last=False)
+        wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
+        return self._touched(breakdown, Touch(keys, wanted), size)
+
+    def ended(self, event: RequestEnd) -> Counter[str]:
+        """A request has ended: what it has computed beyond its prompt can be stored by now."""
+        admitted = self._running.pop((event.engine, event.request or ""), None)
+        if admitted is None:
+            return Counter()
+        breakdown, chain = admitted
+        chain = [*chain[: event.block_first or 0], *split_hashes(event.block_hashes)] if event.block_hashes else chain
+        size = breakdown.lookup.chunk_size or breakdown.lookup.block_size or 0
+        keys = _keys(chain, event.computed or 0, size, breakdown.lookup.block_size or 0)
+        return self._touched(breakdown, Touch(keys), size) if keys else Counter()
+
+    def stored(self, event: Store) -> Counter[str]:
+        """A worker has stored: what a chunk takes."""
+        if event.bytes is None or event.rank != 0:
+            return Counter()
+        return Counter({STORED_TOKENS: event.count, STORED_BYTES: event.bytes})
+
+    def forget(self, engine: str) -> None:
+        """Drop an engine's connectors."""
+        for held in (self._distances, self._running):
+            for owner in [owner for owner in held if owner[0] == engine]:
+                del held[owner]
+
+    def _touched(self, breakdown: Breakdown, touch: Touch, size: int) -> Counter[str]:
+        """Use the chunks of a touch."""
+        event = breakdown.event
+        owner = (event.engine, event.connector_id)
         distances = self._distances.get(owner)
         if distances is None:
             distances = self._distances[owner] = Distances(
-                heads_stay=heads_stay, most_chunks=self._most_followed, groups=GROUPS
+                heads_stay=event.connector not in HEADS_FIRST, most_chunks=self._most_followed, groups=GROUPS
             )
             if len(self._distances) > MOST_CONNECTORS:
                 self._distances.popitem(last=False)
         self._distances.move_to_end(owner)
-        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * chunk_size})
+        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * size})
         for need in distances.enter(touch):
             measures[_measure(need)] += round(need.tokens)
         if wanted := sum(touch.wanted):
@@ -60,15 +109,14 @@ class LiveNeeds:
                 measures[SAMPLED] = wanted
         return measures
 
-    def reset(self, owner: Owner) -> None:
-        """A connector's store has forgotten everything."""
-        if (distances := self._distances.get(owner)) is not None:
-            distances.reset()
 
-    def forget(self, engine: str) -> None:
-        """Drop an engine's connectors."""
-        for owner in [owner for owner in self._distances if owner[0] == engine]:
-            del self._distances[owner]
+def _keys(chain: Sequence[bytes], tokens: int, chunk_size: int, block_size: int) -> list[str]:
+    """The keys of the full chunks among the first tokens of a chain of blocks: the hash of each chunk's last block."""
+    if not block_size or chunk_size % block_size:
+        return []
+    step = chunk_size // block_size
+    end = min(len(chain), tokens // chunk_size * step)
+    return [each.hex() for each in chain[step - 1 : end : step]] if step else []
 
 
 def curve_of_measures(measures: Mapping[str, int]) -> Curve:

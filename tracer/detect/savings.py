@@ -68,11 +68,13 @@ class Cells(Mapping[Cell, int]):
     def __init__(self) -> None:
         self._held: dict[tuple[int, str, str, int], dict[str, int]] = {}
 
-    def add(self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None) -> None:
-        """Add to the cells of an event's minute and, if no other is given, its epoch."""
+    def add(
+        self, event: Event, measures: Mapping[str, int], *, epoch: int | None = None, stretch_s: int = MINUTE_S
+    ) -> None:
+        """Add to the cells of an event's minute, the first one of a longer stretch, and, if no other is given, its epoch."""
         if epoch is None:
             epoch = event.epoch if event.epoch < LAST_EPOCH else LAST_EPOCH
-        where = (event.end_ns // MINUTE_NS * MINUTE_S, event.engine, event.connector, epoch)
+        where = (event.end_ns // (stretch_s * 10**9) * stretch_s, event.engine, event.connector, epoch)
         held = self._held.get(where)
         if held is None:
             held = self._held[where] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
 from math import sqrt
 from statistics import fmean
 
@@ -10,67 +12,134 @@ import pytest
 from test_curve import prefixes
 
 from kvtrail.tracer.capacity import live_needs
-from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.curve import Curve, curve_of
 from kvtrail.tracer.capacity.live_needs import SAMPLED, STEPS, WANTED, LiveNeeds, curve_of_measures
-from kvtrail.tracer.capacity.touches import Touch
+from kvtrail.tracer.capacity.report import memory_curves
+from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.detect.savings import SavingsRow
+from kvtrail.tracer.model.events import Alloc, Lookup, RequestEnd, Store
 
-OWNER = ("engine-a", "0")
+CHUNK, BLOCK = 64, 32
+Chain = list[bytes]
 
 
-def measured(needs: LiveNeeds, touches: list[Touch | None]) -> Counter[str]:
-    """The sums of all touches."""
+def chains(seed: int, count: int, *, salt: str = "", **shape: int) -> list[Chain]:
+    """The block hashes of requests whose prompts branch like conversations; two blocks a chunk."""
+    return [
+        [blake2b(f"{salt}{key}/{half}".encode(), digest_size=8).digest() for key in touch.keys for half in "ab"]
+        for touch in prefixes(seed, count, **shape)
+        if touch is not None
+    ]
+
+
+def admission(chain: Sequence[bytes] | None, *, request: str = "r", connector: str = "0", blocks: int = 0) -> Breakdown:
+    common = {
+        "engine": "e", "recorder": "r", "sequence": 0, "connector": "OffloadConnector", "connector_id": connector,
+        "role": "scheduler", "start_ns": 1, "end_ns": 1, "request": request, "block_size": BLOCK, "chunk_size": CHUNK,
+    }  # fmt: skip
+    total = (blocks or len(chain or ())) * BLOCK + 1
+    lookup = Lookup(**common, total=total, computed=0, returned=0)
+    return Breakdown(Alloc(**common, total=total, allocated=0), lookup, [], chain, is_final=True)
+
+
+def end(chain: Chain, *, first: int) -> RequestEnd:
+    return RequestEnd(
+        engine="e", recorder="r", sequence=1, start_ns=1, end_ns=2, request="r", computed=len(chain) * BLOCK,
+        block_hashes=b"".join(chain[first:]), block_first=first,
+    )  # fmt: skip
+
+
+def measured(needs: LiveNeeds, prompts: list[Chain]) -> Counter[str]:
+    """The sums of all admissions."""
     sums: Counter[str] = Counter()
-    for touch in touches:
-        if touch is None:
-            needs.reset(OWNER)
-        else:
-            sums += needs.touched(OWNER, touch, chunk_size=64, heads_stay=True)
+    for chain in prompts:
+        sums += needs.admitted(admission(chain))
     return sums
+
+
+def exact(prompts: list[Chain]) -> Curve:
+    """The same from the whole history."""
+    touches = []
+    for chain in prompts:
+        wanted = wanted_of(len(chain) // 2, CHUNK, computed=0, total=len(chain) * BLOCK + 1)
+        touches.append(Touch([each.hex() for each in chain[1::2]], wanted))
+    return curve_of(touches)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_at_the_capacities_that_are_kept_the_sums_are_exact(seed: int) -> None:
-    touches = prefixes(seed, 1500)
-    exact, kept = curve_of(touches), curve_of_measures(measured(LiveNeeds(), touches))
+    prompts = chains(seed, 1500)
+    whole, kept = exact(prompts), curve_of_measures(measured(LiveNeeds(), prompts))
     capacities = [int(2 ** (step / STEPS)) for step in (0, STEPS, 3 * STEPS, 5 * STEPS, 7 * STEPS)]
-    assert kept.wanted == exact.wanted
-    assert [share.value for share in kept.hits(capacities)] == pytest.approx(
-        [share.value for share in exact.hits(capacities)]
-    )
+    assert kept.wanted == whole.wanted
+    shares = [share.value for share in kept.hits(capacities)]
+    assert shares == pytest.approx([share.value for share in whole.hits(capacities)])
+    assert 0 < shares[1] < shares[-1]
 
 
 def test_sums_of_two_stretches_are_those_of_both() -> None:
-    touches = prefixes(1, 800)
+    prompts = chains(1, 800)
     needs = LiveNeeds()
-    first, second = measured(needs, touches[:300]), measured(needs, touches[300:])
-    assert first + second == measured(LiveNeeds(), touches)
+    first, second = measured(needs, prompts[:300]), measured(needs, prompts[300:])
+    assert first + second == measured(LiveNeeds(), prompts)
 
 
 def test_samples_differ_from_the_whole_by_about_their_error() -> None:
     """The keys differ by sample, and so does what is followed; nothing else does."""
-    touches, capacities = prefixes(0, 6000, heads=400, chunks=12), (256, 1024)
-    exact, apart, errors = curve_of(touches).hits(capacities), [], []
+    capacities, apart, errors = (256, 1024), [], []
+    truth = exact(chains(0, 6000, heads=400, chunks=12)).hits(capacities)
     for sample in range(6):
-        named = [touch and Touch([f"{sample}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
-        sums = measured(LiveNeeds(most_followed=800), named)
+        prompts = chains(0, 6000, heads=400, chunks=12, salt=f"{sample}/")
+        sums = measured(LiveNeeds(most_followed=800), prompts)
         assert 0 < sums[SAMPLED] < sums[WANTED]
-        for truth, guess in zip(exact, curve_of_measures(sums).hits(capacities), strict=True):
-            apart.append((guess.value - truth.value) ** 2)
+        for known, guess in zip(truth, curve_of_measures(sums).hits(capacities), strict=True):
+            apart.append((guess.value - known.value) ** 2)
             errors.append(guess.error**2)
     assert 0.3 < sqrt(fmean(apart) / fmean(errors)) < 3
     assert sqrt(fmean(errors)) < 0.03
 
 
+def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
+    needs = LiveNeeds()
+    (prompt,) = chains(0, 1, chunks=2)
+    answer = [bytes([n]) * 8 for n in range(4)]
+    needs.admitted(admission(prompt))
+    assert needs.ended(end([*prompt, *answer], first=len(prompt)))[live_needs.CHUNKS] == (len(prompt) + 4) // 2
+    turn = needs.admitted(admission([*prompt, *answer]))
+    assert "memory::" not in turn, "nothing of it is new"
+    assert needs.ended(end(prompt, first=0)), "it runs again"
+    assert not needs.ended(end(prompt, first=0)), "it is not known any more"
+
+
+def test_a_request_whose_hashes_are_not_known_wants_nothing() -> None:
+    assert not LiveNeeds().admitted(admission(None, blocks=8))
+
+
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_needs, "MOST_CONNECTORS", 2)
-    needs, touch = LiveNeeds(), Touch(("a",), (64,))
+    monkeypatch.setattr(live_needs, "MOST_RUNNING", 2)
+    needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(2)]
     for name in ("0", "1", "2"):
-        needs.touched(("engine-a", name), touch, chunk_size=64, heads_stay=True)
-    assert "memory::" in needs.touched(("engine-a", "0"), touch, chunk_size=64, heads_stay=True), (
-        "the first was dropped: it begins anew"
-    )
-    assert "memory::0" in needs.touched(("engine-a", "2"), touch, chunk_size=64, heads_stay=True)
-    needs.forget("engine-a")
-    assert "memory::" in needs.touched(("engine-a", "2"), touch, chunk_size=64, heads_stay=True)
-    most = len(measured(LiveNeeds(most_followed=100), prefixes(0, 3000, heads=400, chunks=12)))
-    assert most < 9 * STEPS * 16
+        needs.admitted(admission(prompt, request=f"r{name}", connector=name))
+    assert "memory::" in needs.admitted(admission(prompt, connector="0")), "the first was dropped: it begins anew"
+    assert "memory::0" in needs.admitted(admission(prompt, connector="2"))
+    assert len(needs._running) == 2
+    needs.forget("e")
+    assert "memory::" in needs.admitted(admission(prompt, connector="2"))
+    most = len(measured(LiveNeeds(most_followed=100), chains(0, 3000, heads=400, chunks=12)))
+    assert most < 17 * STEPS * 16
+
+
+def test_the_report_has_a_curve_for_each_connector() -> None:
+    needs, prompts = LiveNeeds(), chains(2, 600)
+    store = Store(engine="e", recorder="w", sequence=0, start_ns=1, end_ns=2, start=0, count=128, bytes=4096, blocks=4)
+    sums = measured(needs, prompts) + needs.stored(store)
+    row = SavingsRow(at_s=0, engine="e", connector="OffloadConnector", epoch=0, measures={**sums, "admissions": 600})
+    quiet = SavingsRow(at_s=0, engine="e", connector="Other", epoch=0, measures={"admissions": 1})
+    (curve,) = memory_curves([row, quiet])
+    assert (curve.engine, curve.connector, curve.chunk_size, curve.chunk_bytes) == ("e", "OffloadConnector", 64, 2048)
+    shares = [point.share for point in curve.points]
+    assert shares == sorted(shares)
+    assert curve.points[-1].share == pytest.approx(exact(prompts).hits((10**6,))[0].value)
+    assert {point.error for point in curve.points} == {0.0}
