@@ -82,12 +82,6 @@ class LiveNeeds:
             return Counter()
         return Counter({STORED_TOKENS: event.count, STORED_BYTES: event.bytes})
 
-    def forget(self, engine: str) -> None:
-        """Drop an engine's connectors."""
-        for held in (self._distances, self._running):
-            for owner in [owner for owner in held if owner[0] == engine]:
-                del held[owner]
-
     def _touched(self, breakdown: Breakdown, touch: Touch, size: int) -> Counter[str]:
         """Use the chunks of a touch."""
         event = breakdown.event

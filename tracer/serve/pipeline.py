@@ -19,6 +19,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
+from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
 from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
@@ -28,7 +29,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, RequestStart
+from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart, Store
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.activity import summed
 from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
@@ -85,7 +86,7 @@ class Pipeline:
     ) -> None:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         Without `resume`, the caller is to call this method."""
-        self.savings = SavingsCounter()
+        self.savings, self._needs = SavingsCounter(), LiveNeeds()
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self._heard_before = self._arrivals.last()
         self.detector = Detector(
@@ -401,6 +402,10 @@ class Pipeline:
                 self.savings.recall(event, account)
             else:
                 self.savings.enter(event, account)
+                if type(event) is RequestEnd:
+                    self.savings.cells.add(event, self._needs.ended(event), stretch_s=STRETCH_S)
+                elif type(event) is Store:
+                    self.savings.cells.add(event, self._needs.stored(event), stretch_s=STRETCH_S)
         except Exception as error:
             self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
@@ -411,6 +416,7 @@ class Pipeline:
             return
         try:
             self.savings.explain(breakdown)
+            self.savings.cells.add(event, self._needs.admitted(breakdown), stretch_s=STRETCH_S)
         except Exception as error:
             self.errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
 
