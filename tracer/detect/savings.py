@@ -34,6 +34,7 @@ from kvtrail.tracer.model.events import (
 )
 
 MINUTE_S = 60
+MINUTE_NS = MINUTE_S * 10**9
 HOUR_S = 3600
 BY_MINUTE_UP_TO_NS = 6 * HOUR_S * 10**9
 MOST_OPEN = 100_000
