@@ -134,7 +134,7 @@ def dashboard(folder: Path, tracer_url: str) -> Iterator[str]:
 
     def answers() -> bool:
         try:
-            return httpx.get(f"{url}/_stcore/health", timeout=1).is_success
+            return httpx.get(f"{url}/_stcore/health", timeout=10).is_success
         except httpx.TransportError:
             return False
 
@@ -164,7 +164,7 @@ def _wait_for(ready: Callable[[], bool], tracer: Tracer) -> None:
 def alive(tracer: Tracer) -> bool:
     assert tracer.process.poll() is None, tracer.log.read_text()
     try:
-        return httpx.get(f"{tracer.url}/api/health", timeout=1).is_success
+        return httpx.get(f"{tracer.url}/api/health", timeout=10).is_success
     except httpx.TransportError:
         return False
 

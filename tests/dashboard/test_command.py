@@ -97,6 +97,6 @@ def test_ctrl_c_ends_it_cleanly_and_frees_the_port() -> None:
 
 def answers(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=1, trust_env=False).is_success
+        return httpx.get(f"http://127.0.0.1:{port}/_stcore/health", timeout=10, trust_env=False).is_success
     except httpx.TransportError:
         return False

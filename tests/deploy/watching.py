@@ -153,7 +153,7 @@ def quick(rules: str) -> str:
 
 def _ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/-/ready", timeout=1).is_success
+        return httpx.get(f"{url}/-/ready", timeout=10).is_success
     except httpx.TransportError:
         return False
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -10,34 +12,39 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="the pages are tested with playwright")
 from playwright import sync_api as playwright
+from processes import until
 
 __all__ = [
-    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "drawn", "needs_chromium",
-    "open_row", "playwright", "see", "shoot",
+    "ARTIFACTS", "CHROMIUM", "FLAGS", "HEAD_PX", "REFRESH_MS", "SCHEMES", "SLOW_MS", "Scheme", "box_of", "drawn", "holds",
+    "needs_chromium", "open_row", "playwright", "rows", "see", "see_table", "shoot",
 ]  # fmt: skip
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"]
 ARTIFACTS = Path(__file__).parents[2] / "test-artifacts"
 SLOW_MS = 120_000
+playwright.expect.set_options(timeout=SLOW_MS)
 REFRESH_MS = 2_500
 """A page asks the tracer again every two seconds."""
 HEAD_PX, ROW_PX = 35, 26
 """A table's line of headings, and each of its rows."""
+ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
+    .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
+"""A table is a canvas; within it is a table for those who cannot see it."""
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM} to look at the page with")
 
 
 def see(page: playwright.Page, text: str | re.Pattern[str]) -> None:
-    playwright.expect(page.get_by_text(text).first).to_be_visible(timeout=SLOW_MS)
+    playwright.expect(page.get_by_text(text).first).to_be_visible()
 
 
 def drawn(page: playwright.Page) -> None:
     """Wait until all of a page is drawn, of which a part is seen."""
     run = page.get_by_test_id("stApp")
-    playwright.expect(run).to_have_attribute("data-test-script-state", "notRunning", timeout=SLOW_MS)
-    playwright.expect(page.get_by_test_id("stSkeleton")).to_have_count(0, timeout=SLOW_MS)
+    playwright.expect(run).to_have_attribute("data-test-script-state", "notRunning")
+    playwright.expect(page.get_by_test_id("stSkeleton")).to_have_count(0)
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -48,8 +55,39 @@ def shoot(page: playwright.Page, name: str) -> None:
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
 
 
+def holds(check: Callable[[], None]) -> None:
+    """Repeat assertions until they hold: what a page shows at one moment may be in the middle of being drawn."""
+    deadline = time.monotonic() + SLOW_MS / 1000
+    while True:
+        try:
+            return check()
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def box_of(element: playwright.Locator) -> playwright.FloatRect:
+    """Where an element is, once it is anywhere."""
+    element.wait_for()
+    box = element.bounding_box()
+    assert box is not None, element
+    return box
+
+
+def rows(page: playwright.Page, key: str) -> list[list[str]]:
+    shown: list[list[str]] = page.evaluate(ROWS, key)
+    return shown
+
+
+def see_table(page: playwright.Page, key: str) -> list[list[str]]:
+    """Wait until a table shows rows; those of another question may still be there."""
+    until(lambda: len(rows(page, key)) > 0)
+    return rows(page, key)
+
+
 def open_row(page: playwright.Page, key: str, row: int = 0) -> None:
     """Click a row of a table, once the page is drawn. The table is a canvas, so that is a click on a place."""
     drawn(page)
     table = page.locator(f".st-key-{key}").get_by_test_id("stDataFrame")
-    table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)}, timeout=SLOW_MS)
+    table.click(position={"x": 60, "y": HEAD_PX + ROW_PX * (row + 0.5)})

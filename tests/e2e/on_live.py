@@ -8,7 +8,7 @@ from browser import SLOW_MS, playwright, see
 
 
 def ready(page: playwright.Page) -> None:
-    playwright.expect(page.locator(".state")).not_to_be_empty(timeout=SLOW_MS)
+    playwright.expect(page.locator(".state")).not_to_be_empty()
     see(page, re.compile(r"[1-9]\d* requests?"))
 
 

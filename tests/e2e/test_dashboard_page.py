@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 import pytest
-from browser import REFRESH_MS, SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import REFRESH_MS, needs_chromium, open_row, playwright, rows, see, shoot
 from history import START_NS, history
 from msgspec.structs import replace
-from processes import Tracer
+from processes import Tracer, until
 from slow_browser import Line
 from wire import encoded
 
@@ -75,8 +75,7 @@ def test_from_the_overview_to_a_finding(
     see(page, "1 request, latest first")
     assert "search=chat-7" in page.url
     # The line above the table is drawn before the table.
-    playwright.expect(page.get_by_test_id("stDataFrame").get_by_text("chat-8")).to_have_count(0, timeout=SLOW_MS)
-    playwright.expect(page.get_by_test_id("stDataFrame").get_by_text("chat-7").first).to_be_attached(timeout=SLOW_MS)
+    until(lambda: [cells[0] for cells in rows(page, "requests_table")] == ["chat-7-0123abcd"])
     shoot(page, "requests")
 
     open_row(page, "requests_table")
@@ -85,7 +84,7 @@ def test_from_the_overview_to_a_finding(
     see(page, "At L2")
     see(page, "The connector answered 256")
     see(page, "A call about this request raised. Mismatch in tokens to load")
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
     shoot(page, "request")
 
     # What was opened by a click can be opened by its address.
@@ -103,8 +102,8 @@ def test_ids_are_no_links(
     url = start_dashboard(tracer.url)
     for path in ("", f"request?id={quote(id_)}", f"replay?id={quote(id_)}", "findings", "fleet"):
         page.goto(f"{url}/{path}")
-        playwright.expect(page.get_by_text("evil").first).to_be_attached(timeout=SLOW_MS)
-        playwright.expect(page.locator("a[href*='//evil'], a[href^='mailto']")).to_have_count(0, timeout=SLOW_MS)
+        playwright.expect(page.get_by_text("evil").first).to_be_attached()
+        playwright.expect(page.locator("a[href*='//evil'], a[href^='mailto']")).to_have_count(0)
 
 
 def test_a_request_is_replayed_step_by_step(
@@ -138,9 +137,9 @@ def test_a_request_is_replayed_step_by_step(
     page.locator(".st-key-finding_after button").click()
     see(page, "Step 7 of 8: lookup")
     see(page, "The connector answered 256")
-    playwright.expect(page.get_by_role("row", name="answer to the lookup 256 0")).to_be_visible(timeout=SLOW_MS)
+    playwright.expect(page.get_by_role("row", name="answer to the lookup 256 0")).to_be_visible()
     expect_step(page, url, 7)
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
     shoot(page, "replay-finding")
 
     slider = page.get_by_role("slider", name="Step")
@@ -149,7 +148,7 @@ def test_a_request_is_replayed_step_by_step(
     see(page, "Step 8 of 8: allocation")
     see(page, "It raised. Mismatch in tokens to load")
     see(page, "1 finding before this step.")
-    playwright.expect(page.locator(".st-key-after button")).to_be_disabled(timeout=SLOW_MS)
+    playwright.expect(page.locator(".st-key-after button")).to_be_disabled()
 
     # A request that goes on gets more steps, and the page stays where it is.
     feed(tracer, f"{STALE}\nS 384+48", request="chat-7-0123abcd", engine="engine-a")
@@ -165,7 +164,7 @@ def test_a_request_is_replayed_step_by_step(
     page.goto(f"{url}/replay?id=chat-7-0123abcd&engine=engine-a&step=7")
     see(page, "Step 7 of 9: lookup")
     see(page, "The connector answered 256")
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
     shoot(page, "replay-dark")
     page.set_viewport_size({"width": 420, "height": 1400})
     see(page, "Step 7 of 9: lookup")
@@ -196,7 +195,7 @@ def test_a_browser_that_is_behind_takes_no_step_back(
 
 def expect_step(page: playwright.Page, url: str, step: int) -> None:
     address = re.compile(rf"{re.escape(url)}/replay\?(?=.*id=chat-7-0123abcd).*step={step}(&|$)")
-    playwright.expect(page).to_have_url(address, timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(address)
 
 
 def test_an_unknown_request_and_a_missing_id_are_sentences(
@@ -227,7 +226,7 @@ def test_lost_spans_are_said(
     see(page, re.compile("1 span of engine engine-b did not arrive"))
     page.goto(f"{url}/request?id=chat-8")
     see(page, "1 event of this request is missing")
-    playwright.expect(page.locator("canvas").first).to_be_visible(timeout=SLOW_MS)
+    playwright.expect(page.locator("canvas").first).to_be_visible()
     shoot(page, "missing")
 
 
@@ -247,6 +246,6 @@ def test_a_tracer_that_goes_away_is_said_and_its_return_is_seen(
     # The same command line: the same ports and the same store. The fixture ends whichever process is set here.
     with tracer.log.open("ab") as log:
         tracer.process = subprocess.Popen(tracer.process.args, stdout=log, stderr=log)
-    playwright.expect(page.get_by_text("does not answer")).to_have_count(0, timeout=SLOW_MS)
+    playwright.expect(page.get_by_text("does not answer")).to_have_count(0)
     see(page, "Open request chat-7-0123abcd")
     shoot(page, "back")

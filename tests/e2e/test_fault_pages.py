@@ -9,7 +9,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import SCHEMES, SLOW_MS, Scheme, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, Scheme, drawn, holds, needs_chromium, playwright, see, shoot
 from processes import Tracer
 from test_dashboard_page import HEALTHY, STALE, feed
 from traffic import Engine, served
@@ -20,6 +20,11 @@ from kvtrail.tracer.model.events import Heartbeat
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
 AS_TEXT = 4.5
+TEXTS = (
+    "[data-testid=stCaptionContainer] p", "[data-testid=stMarkdownContainer] p", "[data-testid=stMetricLabel] p",
+    "[data-testid=stMetricDelta] *", ".stMarkdownBadge", "[data-testid=stPageLink-NavLink] p", "button p", "code",
+    "svg.marks text",
+)  # fmt: skip
 S = 10**9
 
 
@@ -91,8 +96,8 @@ def test_a_dead_engine_is_said_at_once_and_so_is_why(
     goodbye(tracer, "llama-a", after=recorded["llama-a"], ended_by="AssertionError: Mismatch in tokens to load")
     goodbye(tracer, "llama-b", after=recorded["llama-b"])
     died = page.get_by_role("link", name=re.compile(r"Engine llama-a died at .* of AssertionError.*1 request lost"))
-    playwright.expect(died).to_be_visible(timeout=SLOW_MS)
-    playwright.expect(said(died, "lost")).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(died).to_be_visible()
+    playwright.expect(said(died, "lost")).to_have_count(1)
     shoot(page, "engine-died")
     died.click()
     see(page, "chat-7")
@@ -100,12 +105,10 @@ def test_a_dead_engine_is_said_at_once_and_so_is_why(
 
     page.goto(f"{url}/fleet")
     card = page.get_by_test_id("stMetric")
-    playwright.expect(card.filter(has_text="Died")).to_contain_text("1 request lost", timeout=SLOW_MS)
-    playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text(
-        "1", timeout=SLOW_MS
-    )
+    playwright.expect(card.filter(has_text="Died")).to_contain_text("1 request lost")
+    playwright.expect(card.filter(has_text="Drained").get_by_test_id("stMetricValue")).to_have_text("1")
     recorders = page.locator(".st-key-recorders").get_by_test_id("stDataFrame")
-    playwright.expect(recorders.get_by_text("ended of an error")).to_be_attached(timeout=SLOW_MS)
+    playwright.expect(recorders.get_by_text("ended of an error")).to_be_attached()
     shoot(page, "fleet-died")
 
 
@@ -121,7 +124,7 @@ def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(
     url = start_dashboard(tracer.url)
     page.goto(f"{url}/findings")
     field = page.get_by_role("textbox", name="Time range")
-    playwright.expect(field).to_have_value("now-1h to now", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("now-1h to now")
     see(page, "By rule")
 
     field.fill("2020-11-20 20:11:25 to 2020-11-21 20:11:25")
@@ -130,31 +133,31 @@ def test_a_range_of_days_has_both_dates_and_can_be_typed_drawn_and_undone(
     assert ends(page) == {"from": ["2020-11-20T20:11:25Z"], "to": ["2020-11-21T20:11:25Z"]}
     shoot(page, "both-dates")
     page.go_back()
-    playwright.expect(field).to_have_value("now-1h to now", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("now-1h to now")
     see(page, "By rule")
     page.go_forward()
-    playwright.expect(field).to_have_value("2020-11-20 20:11:25 to 2020-11-21 20:11:25", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("2020-11-20 20:11:25 to 2020-11-21 20:11:25")
 
     field.fill("soon")
     field.press("Enter")
     see(page, "is no time range. Type for example")
-    playwright.expect(field).to_have_value("soon", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("soon")
 
     page.get_by_role("radio", name="1 h", exact=True).click()
-    playwright.expect(field).to_have_value("now-1h to now", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("now-1h to now")
     see(page, "By rule")
     drag(page, "findings_trend", 0.6, 0.8)
-    playwright.expect(field).to_have_value(re.compile(r"^\d{4}-.* to \d{4}-"), timeout=SLOW_MS)
+    playwright.expect(field).to_have_value(re.compile(r"^\d{4}-.* to \d{4}-"))
     begin, end = (ends(page)[name][0] for name in ("from", "to"))
     assert begin < end
     see(page, "By rule")
     page.get_by_role("link", name="Overview").click()  # which goes along
-    playwright.expect(page).to_have_url(re.compile(re.escape(f"{url}/?from=")), timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(re.compile(re.escape(f"{url}/?from=")))
     assert ends(page) == {"from": [begin], "to": [end]}
     page.go_back()
     see(page, "By rule")
     page.go_back()
-    playwright.expect(field).to_have_value("now-1h to now", timeout=SLOW_MS)
+    playwright.expect(field).to_have_value("now-1h to now")
 
 
 def test_a_link_is_copied_with_both_ends(
@@ -187,13 +190,13 @@ def test_captions_labels_and_badges_can_be_read(
     for path, text in (("", "Findings by rule"), ("findings", "The latest in words"), ("fleet", "Recorders")):
         page.goto(f"{url}/{path}")
         see(page, text)
-        for selector in (
-            "[data-testid=stCaptionContainer] p", "[data-testid=stMarkdownContainer] p", "[data-testid=stMetricLabel] p",
-            "[data-testid=stMetricDelta] *", ".stMarkdownBadge", "[data-testid=stPageLink-NavLink] p", "button p", "code",
-            "svg.marks text",
-        ):  # fmt: skip
-            least = page.evaluate(contrasts, selector)
-            assert least is None or least >= AS_TEXT, f"{path} {selector}: {least}"
+        drawn(page)
+
+        def all_can_be_read() -> None:
+            least = {selector: page.evaluate(contrasts, selector) for selector in TEXTS}
+            assert {each: found for each, found in least.items() if found is not None and found < AS_TEXT} == {}
+
+        holds(all_can_be_read)
         shoot(page, f"contrast-{path or 'overview'}-{scheme}")
 
 
@@ -204,7 +207,7 @@ def test_an_empty_store_shows_where_spans_go_and_what_to_copy(
     tracer = start_tracer()
     page.goto(start_dashboard(tracer.url))
     see(page, "No requests yet")
-    playwright.expect(page.get_by_test_id("stCode")).to_have_count(3, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stCode")).to_have_count(3)
     endpoint, settings, demo = page.get_by_test_id("stCode").all()
     assert endpoint.inner_text().strip() == tracer.url
     words = shlex.split(settings.inner_text().replace("\\\n", " "))
@@ -224,11 +227,11 @@ def test_findings_of_one_rule_are_one_row_and_what_is_lost_is_red(
         feed(tracer, STALE, request=f"chat-{number}-0123abcd", engine=f"engine-{number}")
     page.goto(start_dashboard(tracer.url))
     sentence = page.get_by_role("link", name=re.compile("6 findings of stale-lookup in 6 requests"))
-    playwright.expect(sentence).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(sentence).to_have_count(1)
     see(page, "Findings by rule")
-    playwright.expect(said(sentence, "lost")).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(said(sentence, "lost")).to_have_count(1)
     cards = page.get_by_test_id("stMetric")
-    playwright.expect(cards.filter(has_text="Findings")).to_contain_text("6", timeout=SLOW_MS)
+    playwright.expect(cards.filter(has_text="Findings")).to_contain_text("6")
     playwright.expect(page.get_by_test_id("stMetricChart")).to_have_count(0)
     playwright.expect(page.get_by_text("worst case")).to_have_count(0)
     shoot(page, "by-rule")
@@ -242,7 +245,7 @@ def test_a_finding_that_did_no_harm_is_not_red(
     feed(tracer, "L 750 c384 h256 -> 0 healed 256\nA 0\nS 384+366\nend", request="chat-1-0123abcd", engine="llama-a")
     page.goto(start_dashboard(tracer.url))
     sentence = page.get_by_role("link", name=re.compile("healed by the guard"))
-    playwright.expect(sentence).to_have_count(1, timeout=SLOW_MS)
+    playwright.expect(sentence).to_have_count(1)
     playwright.expect(said(sentence, "warning")).to_have_count(1)
     playwright.expect(page.locator("[class*='st-key-say-lost']")).to_have_count(0)
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import HEAD_PX, REFRESH_MS, SLOW_MS, drawn, needs_chromium, open_row, playwright, see, shoot
+from browser import (
+    HEAD_PX,
+    REFRESH_MS,
+    box_of,
+    drawn,
+    holds,
+    needs_chromium,
+    open_row,
+    playwright,
+    rows,
+    see,
+    see_table,
+    shoot,
+)  # fmt: skip
 from coming import chatting
 from processes import Tracer, dashboard, serve, until
 from slow_browser import Line, tell_late
@@ -41,9 +53,6 @@ S 512+238
 S 750+1
 S 751+1
 """
-ROWS = """key => [...document.querySelectorAll(`.st-key-${key} [data-testid=stDataFrame] canvas table tbody tr`)]
-    .map(row => [...row.querySelectorAll('[role=gridcell], td, th')].map(cell => cell.innerText.trim()))"""
-"""A table is a canvas; within it is a table for those who cannot see it."""
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +70,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Tracer, str
         tracer.end()
 
 
-def rows(page: playwright.Page, key: str) -> list[list[str]]:
-    shown: list[list[str]] = page.evaluate(ROWS, key)
-    return shown
-
-
-def see_table(page: playwright.Page, key: str) -> list[list[str]]:
-    until(lambda: len(rows(page, key)) > 0)
-    return rows(page, key)
-
-
 def named(page: playwright.Page) -> dict[str, Any]:
     return parse_qs(urlsplit(page.url).query)
 
@@ -83,13 +82,13 @@ def test_a_click_opens_the_row_that_is_shown(page: playwright.Page, site: tuple[
         before = [cells[0] for cells in see_table(page, "requests_table")]
         page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).wait_for()  # others have come meanwhile
         page.wait_for_timeout(REFRESH_MS)
-        shown = [cells[0] for cells in rows(page, "requests_table")]
+        shown = [cells[0] for cells in see_table(page, "requests_table")]
         assert shown[: len(before)] == before[: len(shown)], "rows stay where they are while one reads"
         open_row(page, "requests_table", row)
         see(page, "Every step")
         assert named(page)["id"] == [shown[row]]
         page.go_back()
-        playwright.expect(page).to_have_url(f"{url}/requests", timeout=SLOW_MS)  # one step back, to the list as it was
+        playwright.expect(page).to_have_url(f"{url}/requests")  # one step back, to the list as it was
     page.goto(f"{url}/requests")
     known = {cells[0] for cells in see_table(page, "requests_table")}
     page.get_by_role("button", name=re.compile(r"^.*\d+ new$")).click()
@@ -124,12 +123,12 @@ def test_what_is_typed_and_picked_in_compare_stays(page: playwright.Page, site: 
     page.get_by_role("link", name="Near in time and alike").click()
     see_table(page, "offers")
     page.wait_for_timeout(2 * REFRESH_MS)
-    shown = rows(page, "offers")
+    picked = see_table(page, "offers")[1][0]
     open_row(page, "offers", 1)
     see(page, "What differs")
-    assert named(page)["with"] == [shown[1][0]]
+    assert named(page)["with"] == [picked]
     page.wait_for_timeout(REFRESH_MS)
-    assert named(page)["with"] == [shown[1][0]]
+    assert named(page)["with"] == [picked]
     see(page, "What differs")
 
 
@@ -171,7 +170,7 @@ def test_the_tokens_of_a_request_are_one_sum(page: playwright.Page, site: tuple[
     assert metric(page, "Output") == 1
     for name in ("Prompt", "vLLM's cache", "Loaded", "Computed", "Output", "Waited for KV"):
         has_help = card(page, name).get_by_test_id("stTooltipIcon")
-        playwright.expect(has_help).to_have_count(1, timeout=SLOW_MS)
+        playwright.expect(has_help).to_have_count(1)
     page.goto(f"{url}/replay?id=output-1-0123abcd&step=900")
     see(page, "tokens of the request")
     total, computed = (
@@ -204,6 +203,8 @@ def test_what_a_fault_can_do_and_what_it_did_are_two_words(page: playwright.Page
     see(page, "could: crash")
     see(page, "did: healed")
     see(page, "finished")
+    see(page, "Every step")
+    drawn(page)
     told = page.get_by_test_id("stMain").inner_text()
     assert "epoch" not in told
     assert "witness" not in told
@@ -216,27 +217,31 @@ def test_nothing_covers_the_switch_and_no_legend_is_cut(page: playwright.Page, s
     _, url = site
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{url}/request?id=healed-1-0123abcd")
-    chart = page.get_by_test_id("stVegaLiteChart").first
-    chart.hover()
-    toolbar = page.get_by_test_id("stElementToolbar").first
     switch = page.get_by_role("radio", name="steps")
-    switch.scroll_into_view_if_needed()
-    boxes = [each.bounding_box() for each in (toolbar, switch)]
-    assert boxes[0] is not None
-    assert boxes[1] is not None
-    assert boxes[1]["x"] + boxes[1]["width"] < boxes[0]["x"], "the toolbar lies beside the switch"
+
+    def the_toolbar_lies_beside_the_switch() -> None:
+        page.get_by_test_id("stVegaLiteChart").first.hover()
+        toolbar = box_of(page.get_by_test_id("stElementToolbar").first)
+        switch.scroll_into_view_if_needed()
+        box = box_of(switch)
+        assert box["x"] + box["width"] < toolbar["x"]
+
+    holds(the_toolbar_lies_beside_the_switch)
     switch.click()
     page.wait_for_url(re.compile("axis=steps"))
 
-    page.set_viewport_size({"width": 390, "height": 844})
-    for path in ("request?id=healed-1-0123abcd", "replay?id=healed-1-0123abcd&step=5"):
-        page.goto(f"{url}/{path}")
-        page.locator(".legend li").first.wait_for()
-        drawn(page)
+    def no_legend_is_cut() -> None:
         ends = page.evaluate("[...document.querySelectorAll('.legend li')].map(li => li.getBoundingClientRect().right)")
         assert len(ends) >= 6
         assert max(ends) <= 390
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in ("request?id=healed-1-0123abcd", "replay?id=healed-1-0123abcd&step=5"):
+        page.goto(f"{url}/{path}")
+        playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
+        drawn(page)
+        holds(no_legend_is_cut)
     shoot(page, "replay-phone")
 
 
@@ -248,7 +253,7 @@ def test_a_mark_says_what_it_is(page: playwright.Page, site: tuple[Tracer, str])
     marks = page.get_by_test_id("stVegaLiteChart").first.locator(".mark-symbol path")
     marks.first.hover()
     said = page.locator("#vg-tooltip-element")
-    playwright.expect(said).to_contain_text(re.compile(r"says.*arrived with 750 tokens", re.DOTALL), timeout=SLOW_MS)
+    playwright.expect(said).to_contain_text(re.compile(r"says.*arrived with 750 tokens", re.DOTALL))
 
 
 def test_the_replay_fits_on_a_screen(page: playwright.Page, site: tuple[Tracer, str]) -> None:
@@ -258,15 +263,15 @@ def test_the_replay_fits_on_a_screen(page: playwright.Page, site: tuple[Tracer, 
     page.goto(f"{url}/replay?id=healed-1-0123abcd&step=2")
     see(page, "Account after it")
     charts = page.get_by_test_id("stVegaLiteChart")
-    playwright.expect(charts).to_have_count(2, timeout=SLOW_MS)
-    account = page.get_by_test_id("stTable").first.bounding_box()
-    timeline, tokens = (charts.nth(number).bounding_box() for number in (0, 1))
-    assert account is not None
-    assert timeline is not None
-    assert tokens is not None
-    assert account["y"] + 200 < 900
-    assert timeline["y"] + timeline["height"] < 900
-    assert tokens["y"] + tokens["height"] < 900
+    playwright.expect(charts).to_have_count(2)
+
+    def all_is_seen() -> None:
+        account, timeline, tokens = map(box_of, (page.get_by_test_id("stTable").first, charts.nth(0), charts.nth(1)))
+        assert account["y"] + 200 < 900
+        assert timeline["y"] + timeline["height"] < 900
+        assert tokens["y"] + tokens["height"] < 900
+
+    holds(all_is_seen)
     shoot(page, "replay-laptop")
 
 
@@ -274,21 +279,23 @@ def test_compare_says_what_matters_on_the_same_axes(page: playwright.Page, site:
     """Fault 12: the axes differed, and the prompt's length was said instead of the refused answers."""
     _, url = site
     page.goto(f"{url}/compare?id=healed-1-0123abcd&with=longer-1-0123abcd&axis=steps")
-    shown = see_table(page, "differences")
+    until(lambda: "Refused answers" in (cells[0] for cells in rows(page, "differences")))
+    shown = rows(page, "differences")
     names = [cells[0] for cells in shown]
-    assert "Refused answers" in names
     assert names.index("Refused answers") < names.index("Prompt's length") == len(names) - 1
     assert "2 answers refused by the guard" in " ".join(shown[names.index("Refused answers")])
     charts = page.get_by_test_id("stVegaLiteChart")
-    playwright.expect(charts).to_have_count(4, timeout=SLOW_MS)
-    deadline = time.monotonic() + SLOW_MS / 1000
-    heights: list[float] = []
-    while len(heights) < 2 and time.monotonic() < deadline:
-        heights = [box["height"] for box in (charts.nth(n).bounding_box() for n in (0, 1)) if box]
-    assert heights[0] == heights[1]
-    ends = [charts.nth(n).locator(".role-axis-label text").all_text_contents() for n in (0, 1)]
-    assert ends[0] == ends[1]
-    assert max(int(text) for text in ends[0] if text.isdecimal()) > 1, "the steps' numbers are among them"
+    playwright.expect(charts).to_have_count(4)
+
+    def both_are_alike() -> None:
+        heights = [box_of(charts.nth(n))["height"] for n in (0, 1)]
+        assert heights[0] == heights[1]
+        ends = [charts.nth(n).locator(".role-axis-label text").all_text_contents() for n in (0, 1)]
+        assert ends[0] == ends[1]
+        steps = [int(text) for text in ends[0] if text.isdecimal()]
+        assert max(steps, default=0) > 1, "the steps' numbers are among them"
+
+    holds(both_are_alike)
     shoot(page, "compare-fault")
 
 
@@ -301,11 +308,17 @@ def test_a_screen_shows_eight_rows_more_and_a_phone_some(page: playwright.Page, 
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{url}/requests")
     until(lambda: len(rows(page, "requests_table")) >= 20)
-    box = table.bounding_box()
-    assert box is not None
-    row_px = (box["height"] - HEAD_PX) / most
-    assert (900 - box["y"] - HEAD_PX) // row_px >= 16 + 8
-    fields = [field.bounding_box() for field in page.locator(".st-key-filters > *").all()]
-    assert len({round(field["y"] + field["height"]) for field in fields if field}) == 1, "the filters are one line"
+
+    def many_are_seen() -> None:
+        box = box_of(table)
+        row_px = (box["height"] - HEAD_PX) / most
+        assert (900 - box["y"] - HEAD_PX) // row_px >= 16 + 8
+        fields = [box_of(field) for field in page.locator(".st-key-filters > *").all()]
+        assert len({round(field["y"] + field["height"]) for field in fields}) == 1, "the filters are one line"
+
+    def some_are_seen() -> None:
+        assert box_of(table)["y"] < 844 * 0.7
+
+    holds(many_are_seen)
     page.set_viewport_size({"width": 390, "height": 844})
-    until(lambda: (table.bounding_box() or {"y": 844})["y"] < 844 * 0.7)
+    holds(some_are_seen)

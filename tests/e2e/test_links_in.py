@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import needs_chromium, open_row, playwright, see, shoot
 from history import history
 from processes import Tracer
 from test_dashboard_page import HEALTHY, STALE, now
@@ -45,7 +45,7 @@ def test_a_trace_leads_to_its_request(
     see(page, f"2 requests of trace {TWO}")
     shoot(page, "requests-of-one-trace")
     open_row(page, "of_trace")
-    playwright.expect(page).to_have_url(re.compile(r"/request\?id=chat-[89]-0123abcd"), timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(re.compile(r"/request\?id=chat-[89]-0123abcd"))
     see(page, "Every step")
 
 

@@ -48,9 +48,9 @@ def test_search_filters_and_help(
     page.keyboard.press("/")
     page.keyboard.type("chat-0030")
     page.wait_for_url(re.compile("q=chat-0030"))
-    playwright.expect(page.locator(".facts")).to_contain_text("· 2 requests", timeout=SLOW_MS)
+    playwright.expect(page.locator(".facts")).to_contain_text("· 2 requests")
     page.get_by_label("Engine", exact=True).select_option("engine-b")
-    playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·", timeout=SLOW_MS)
+    playwright.expect(page.locator(".facts")).to_contain_text("· 1 request ·")
     page.get_by_role("searchbox").fill("nobody")
     see(page, "Neither in this time nor at any other.")
     shoot(page, "live-nothing-fits")
@@ -66,11 +66,12 @@ def test_fingers_move_and_zoom(
     chromium = page.context.browser
     assert chromium is not None
     phone = chromium.new_context(has_touch=True, viewport=PHONE).new_page()
+    phone.set_default_timeout(SLOW_MS)
     now = datetime.now(UTC)
     begin, end = (f"{now - timedelta(seconds=ago):%Y-%m-%dT%H:%M:%SZ}" for ago in (100, 20))
     phone.goto(f"{start_dashboard(tracer.url)}/live?from={begin}&to={end}")
     ready(phone)
-    assert span_s(phone) == 80
+    until(lambda: span_s(phone) == 80)
     shoot(phone, "live-phone")
     for name in ("Help", "Copy link", "Zoom in"):
         button = phone.get_by_role("button", name=name).bounding_box()
@@ -118,7 +119,7 @@ def test_empty_incomplete_and_away(
     see(page, re.compile(r"40 spans missing between \d\d:\d\d:\d\d"))
     shoot(page, "live-incomplete")
     post(tracer, events[150:190])  # they were only late
-    playwright.expect(page.locator(".facts")).not_to_contain_text("missing", timeout=SLOW_MS)
+    playwright.expect(page.locator(".facts")).not_to_contain_text("missing")
 
     tracer.kill()
     see(page, re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC"))
@@ -128,7 +129,7 @@ def test_empty_incomplete_and_away(
     shoot(page, "live-away")
     with tracer.log.open("ab") as log:
         tracer.process = subprocess.Popen(tracer.process.args, stdout=log, stderr=log)
-    playwright.expect(page.locator(".state")).to_contain_text("Live", timeout=SLOW_MS)
+    playwright.expect(page.locator(".state")).to_contain_text("Live")
     ready(page)
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 import forks
 import pytest
 import real_engines
-from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import needs_chromium, open_row, playwright, rows, see, shoot
 from coming import chatting
 from processes import SLOW_S, Tracer, dashboard, serve, until
-from test_fault_requests import rows
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytest.importorskip("vllm", reason="the engine that dies is driven by vLLM's scheduler")
@@ -104,7 +103,7 @@ def test_2_is_the_offload_worth_its_memory(person: Person) -> None:
     )  # the engine that died said so when it was alive
     see(person.page, "By engine and connector")
     range_shown = person.page.locator(".st-key-time_field input")
-    playwright.expect(range_shown).to_have_value("now-1h to now", timeout=SLOW_MS)  # although its page came in a hurry
+    playwright.expect(range_shown).to_have_value("now-1h to now")  # although its page came in a hurry
     shoot(person.page, "task-02-worth")
 
 
@@ -147,7 +146,7 @@ def test_6_a_request_is_compared_with_one_like_it(person: Person) -> None:
     see(person.page, re.compile("Near in time"))
     person.open_row("offers")
     see(person.page, "What differs")
-    playwright.expect(person.page.get_by_test_id("stVegaLiteChart")).to_have_count(4, timeout=SLOW_MS)
+    playwright.expect(person.page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
     shoot(person.page, "task-06-compared")
 
 
@@ -176,7 +175,7 @@ def test_8_the_tracer_goes_away_and_comes_back(page: playwright.Page, tmp_path: 
         shoot(page, "task-08-away")
         again = serve(tmp_path, store=store, grpc_port=tracer.grpc_port, http_port=tracer.http_port)
         try:
-            playwright.expect(page.get_by_text("does not answer")).to_have_count(0, timeout=SLOW_MS)
+            playwright.expect(page.get_by_text("does not answer")).to_have_count(0)
         finally:
             again.end()
 
@@ -197,7 +196,5 @@ def test_10_two_engines_side_by_side(person: Person) -> None:
     person.go("Live")
     person.click(person.page.get_by_role("button", name="Fold all"))
     for engine in ("llama-a", "llama-b"):
-        playwright.expect(person.page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible(
-            timeout=SLOW_MS
-        )
+        playwright.expect(person.page.get_by_role("button", name=re.compile(f"{engine} .*request"))).to_be_visible()
     shoot(person.page, "task-10-two-engines")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import real_engines
-from browser import SLOW_MS, needs_chromium, open_row, playwright, see, shoot
+from browser import needs_chromium, open_row, playwright, see, shoot
 from processes import Tracer, serve
 from test_dashboard_page import feed
 
@@ -56,7 +56,7 @@ def test_a_rule_is_opened_by_a_click_and_filters_are_in_the_address(page: playwr
     see(page, "Click a rule")
     open_row(page, "by_rule")
     see(page, "What to do.")
-    playwright.expect(page).to_have_url(re.compile(r"rule=(over-report|stale-lookup)"), timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(re.compile(r"rule=(over-report|stale-lookup)"))
     page.goto(f"{url}/findings?severity=leak&connector=Nobody%27s")
     see(page, "No finding matches from")
     page.goto(f"{url}/findings?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")
@@ -75,7 +75,7 @@ def test_what_the_offload_is_worth(page: playwright.Page, busy: Tracer, url: str
     see(page, re.compile("^(Worth it|Not shown to be worth its memory in this range).* of prefill saved"))
     see(page, "By engine and connector")
     see(page, "connector that hides what its store held")
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2, timeout=SLOW_MS)
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(2)
     page.goto(f"{url}/efficiency?connector=OffloadingConnector")
     see(page, "in 6 loads" if answer["worth"]["waits"] == 6 else "loads")
     page.goto(f"{url}/efficiency?from=1970-01-01T00:00:01Z&to=1970-01-01T00:00:02Z")
@@ -89,7 +89,7 @@ def test_the_fleet_and_from_an_engine_to_its_worth(page: playwright.Page, url: s
     see(page, "Recorders")
     open_row(page, "engines", row=3)
     see(page, "Prefill saved")
-    playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"), timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(re.compile(r"/efficiency\?engine=[0-9a-f-]{36}"))
 
 
 def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str) -> None:
@@ -102,8 +102,8 @@ def test_two_requests_side_by_side(page: playwright.Page, busy: Tracer, url: str
     field.press("Enter")
     see(page, "What differs")
     see(page, "B: sound-00")
-    playwright.expect(page).to_have_url(re.compile("with=sound-00"), timeout=SLOW_MS)
-    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4, timeout=SLOW_MS)
+    playwright.expect(page).to_have_url(re.compile("with=sound-00"))
+    playwright.expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(4)
     page.goto(page.url)
     see(page, "B: sound-00")
     page.goto(f"{url}/compare?id=sound-00&with=nobody")
@@ -116,7 +116,7 @@ def test_a_request_goes_to_its_trace_and_is_taken_along(
     finding = stale(busy)
     page.goto(f"{url}/request?id={finding['request']}")
     trace = page.get_by_role("link", name="Trace", exact=True)
-    playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]), timeout=SLOW_MS)
+    playwright.expect(trace).to_have_attribute("href", TRACES.format(trace_id=finding["trace_id"]))
     see(page, "Every step")  # while a page is drawn for the first time, what its buttons fetch may be forgotten again
     page.get_by_role("button", name="Copy or download").click()
     see(page, finding["trace_id"])
