@@ -3,9 +3,10 @@ recording does not tell is seen here. Nothing of it is shared with `kvtrail.trac
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.causes.causes import Breakdown, Causes
 from kvtrail.tracer.detect.account import SCHEDULER
+from kvtrail.tracer.model.causes import Untold
 from kvtrail.tracer.model.events import Event
 
 Span = tuple[str, str, int, int]
@@ -31,6 +33,7 @@ class Admission:
         epoch: its preemptions.
         spans: its tokens by cause.
         promised: the tokens that the connector is to load.
+        number: the recorder's number of its allocation.
         is_over: whether a later admission of the same epoch took its place.
     """
 
@@ -39,6 +42,7 @@ class Admission:
     spans: list[Span]
     promised: tuple[int, int]
     total: int
+    number: int = -1
     is_over: bool = False
 
 
@@ -256,11 +260,12 @@ Tally = Counter[tuple[str, str]]
 
 
 def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tally:
-    """How many tokens of all admissions have their right cause and tier. The admissions are in one order in both."""
-    assert len(admissions) == len(splits), (len(admissions), len(splits))
+    """How many tokens of admissions have their right cause and tier. Where events were lost, some are not admissions any more."""
+    said_of = {split.event.sequence: split for split in splits}
     tally: Tally = Counter()
-    for admission, split in zip(admissions, splits, strict=True):
-        if admission.is_over:
+    for admission in admissions:
+        split = said_of.get(admission.number)
+        if admission.is_over or split is None:
             continue
         assert sum(part.tokens for part in split.parts) == admission.total
         for part in split.parts:
@@ -273,31 +278,64 @@ def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tal
     return tally
 
 
-def run(
-    scenario: Scenario, connector: Mapping[str, Any], view: Callable[[Any], StoreView]
-) -> tuple[list[Admission], list[Event]]:
-    """Play a scenario; the reference's admissions, and the events that were recorded."""
+CHUNKS = (32, 64, 128)
+"""Chunk sizes, in turn."""
+CPU_BYTES = (400_000, 2_000_000, 50_000_000)
+"""Stores that hold a few prompts, some, and all."""
+CONNECTORS = ("OffloadConnector", "OffloadingConnector")
+
+
+def run(scenario: Scenario, name: str, *, seed: int) -> tuple[list[Admission], list[Event]]:
+    """Play a scenario with a connector; the reference's admissions, and the events that were recorded. The seed chooses the
+    chunk size and the size of the store."""
+    chunk, room = CHUNKS[seed % len(CHUNKS)], CPU_BYTES[seed // len(CHUNKS) % len(CPU_BYTES)]
+    extra: dict[str, Any] = {"cpu_bytes_to_use": room, "kvtrail": {"level": "detailed", "fingerprints": "off"}}
+    if name == "OffloadConnector":
+        extra["chunk_size"] = chunk
+    else:
+        extra["block_size"] = chunk
+    connector = {
+        "kv_connector": name if name == "OffloadConnector" else f"Traced{name}", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvtrail.connector", "engine_id": f"causes-{secrets.token_hex(4)}",
+        "kv_connector_extra_config": extra,
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
-        settings: dict[str, Any] = {
-            "num_blocks": scenario.num_blocks,
-            "block_size": scenario.block_size,
-            "seed": scenario.seed,
-        }
+        settings: dict[str, Any] = {"num_blocks": scenario.num_blocks, "block_size": scenario.block_size}
         stage = BareScheduler(
-            Path(folder), connector, drafts=scenario.drafts, workers=scenario.workers, **settings, **scenario.settings
+            Path(folder),
+            connector,
+            drafts=scenario.drafts,
+            workers=scenario.workers,
+            seed=scenario.seed,
+            **settings,
+            **scenario.settings,
         )
-        reference = Reference(stage, view(stage.connectors[0]))
+        reference = Reference(stage, _view(name, stage.connectors[0], chunk))
         drive(scenario, stage)
         in_memory.flush()
         stage.close()
         in_memory.flush()
-    return reference.admissions, [event for each in exporters for event in each.events()]
+    events = [event for each in exporters for event in each.events()]
+    for admission, split in zip(reference.admissions, admissions_of(events), strict=True):
+        admission.number = split.event.sequence
+    return reference.admissions, events
+
+
+def _view(name: str, connector: Any, chunk: int) -> StoreView:
+    if name == "OffloadConnector":
+        return OffloadView(connector, chunk, from_start=True)
+    return OffloadingView(connector, chunk, from_start=False)
 
 
 def admissions_of(events: Iterable[Event]) -> list[Breakdown]:
-    """What the causes of a history say of its admissions, the latest of each, in their order."""
+    """What the causes of a history say of its admissions, the latest of each, in their order. Numbers that are missing were
+    lost."""
     causes = Causes()
+    expected = 0
     for event in events:
+        if event.sequence != expected:
+            causes.lose(Untold.LOST, before=event)
+        expected = event.sequence + 1
         if event.role == SCHEDULER:
             causes.enter(event)
     return list(dict.fromkeys(causes.breakdowns))
