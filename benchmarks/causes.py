@@ -20,20 +20,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from causes_reference import CONNECTORS, Tally, admissions_of, compare, run
-from msgspec import structs
+from causes_reference import CONNECTORS, UNTOLD, Tally, admissions_of, compare, missed, run, untold_of
 
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.tracer.detect import detector as detecting
 from kvtrail.tracer.detect.detector import Detector
-from kvtrail.tracer.model.events import Event, Heartbeat, PrefixCache
+from kvtrail.tracer.model.events import Event
 
 LEFT_OUT = ("crowd", "ranks", "groups", "multi")
 """Profiles that the connectors here refuse, or that say nothing of causes."""
-REUSED = ("held gpu", "loaded store")
-UNTOLD = ("nothing", "cache_events", "probe", "events")
-LOST = 0.01
-"""The share of events that are lost where events are."""
 ROUNDS = 7
 
 
@@ -53,41 +48,17 @@ def main() -> None:
         for untold in options.untold.split(","):
             tally: Tally = Counter()
             for number, (admissions, events) in enumerate(played):
-                told = left_over(events, untold, random.Random(number))
+                told = untold_of(events, untold, random.Random(number))
                 tally += compare(admissions, admissions_of(told))
             show(connector, untold, tally)
         cost(connector, [events for _, events in played])
 
 
-def left_over(events: Sequence[Event], untold: str, rng: random.Random) -> list[Event]:
-    """The events without what is not told."""
-    if untold == "cache_events":  # a number without an event would be a loss
-        return [_emptied(event) if isinstance(event, PrefixCache) else event for event in events]
-    if untold == "probe":
-        return [structs.replace(event, capabilities="{}") for event in events]
-    if untold == "events":
-        return [event for event in events if rng.random() >= LOST or event.kind in ("kv.lookup", "kv.alloc")]
-    return list(events)
-
-
-def _emptied(event: PrefixCache) -> Event:
-    """An event in its place that says nothing."""
-    common = {name: getattr(event, name) for name in ("engine", "recorder", "sequence", "role", "start_ns", "end_ns")}
-    return Heartbeat(**common)
-
-
 def show(connector: str, untold: str, tally: Tally) -> None:
     """Print the shares of what was missed, and what was wrong."""
-    missed: Counter[str] = Counter()
-    wrong: Counter[tuple[str, str]] = Counter()
-    for (cause, said), tokens in tally.items():
-        if cause in REUSED:
-            continue
-        missed[said if said in ("right", "unknown") else "wrong"] += tokens
-        if said not in ("right", "unknown"):
-            wrong[cause, said] += tokens
-    total = missed.total()
-    shares = ", ".join(f"{name} {missed[name] / total:.3%}" for name in ("right", "unknown", "wrong"))
+    shares_of, wrong = missed(tally)
+    total = shares_of.total()
+    shares = ", ".join(f"{name} {shares_of[name] / total:.3%}" for name in ("right", "unknown", "wrong"))
     print(f"{connector}, not told: {untold}. {tally.total():,} tokens, {total:,} missed: {shares}")
     for (cause, said), tokens in wrong.most_common(5):
         print(f"    {cause} taken for {said}: {tokens:,}")

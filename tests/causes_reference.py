@@ -3,6 +3,7 @@ recording does not tell is seen here. Nothing of it is shared with `kvtrail.trac
 
 from __future__ import annotations
 
+import random
 import secrets
 import tempfile
 from collections import Counter
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
@@ -18,7 +21,7 @@ from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.causes.causes import Breakdown, Causes
 from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.model.causes import Untold
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.events import Event, Heartbeat, PrefixCache
 
 Span = tuple[str, str, int, int]
 """A cause, its tier (`gpu` or `store`), and tokens from the first to before the last."""
@@ -260,7 +263,7 @@ Tally = Counter[tuple[str, str]]
 
 
 def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tally:
-    """How many tokens of admissions have their right cause and tier. Where events were lost, some are not admissions any more."""
+    """How many tokens have their right cause and tier. Where events were lost, some admissions are not told any more."""
     said_of = {split.event.sequence: split for split in splits}
     tally: Tally = Counter()
     for admission in admissions:
@@ -339,3 +342,40 @@ def admissions_of(events: Iterable[Event]) -> list[Breakdown]:
         if event.role == SCHEDULER:
             causes.enter(event)
     return list(dict.fromkeys(causes.breakdowns))
+
+
+UNTOLD = ("nothing", "cache_events", "probe", "events")
+"""What may be left out of a recording."""
+LOST = 0.01
+"""The share of events that are lost where events are."""
+REUSED = ("held gpu", "loaded store")
+
+
+def untold_of(events: Sequence[Event], what: str, rng: random.Random) -> list[Event]:
+    """The events of a recording that tells less."""
+    if what == "cache_events":  # a number without an event would be a loss
+        return [_emptied(event) if isinstance(event, PrefixCache) else event for event in events]
+    if what == "probe":
+        return [structs.replace(event, capabilities="{}") for event in events]
+    if what == "events":
+        return [event for event in events if rng.random() >= LOST]
+    return list(events)
+
+
+def _emptied(event: PrefixCache) -> Event:
+    """An event in its place that says nothing."""
+    common = {name: getattr(event, name) for name in ("engine", "recorder", "sequence", "role", "start_ns", "end_ns")}
+    return Heartbeat(**common)
+
+
+def missed(tally: Tally) -> tuple[Counter[str], Counter[tuple[str, str]]]:
+    """Of the tokens that were computed, how many are `right`, `unknown` and `wrong`; and of the wrong ones, which were taken
+    for what."""
+    shares: Counter[str] = Counter()
+    wrong: Counter[tuple[str, str]] = Counter()
+    for (cause, said), tokens in tally.items():
+        if cause not in REUSED:
+            shares[said if said in ("right", "unknown") else "wrong"] += tokens
+            if said not in ("right", "unknown"):
+                wrong[cause, said] += tokens
+    return shares, wrong
