@@ -309,6 +309,8 @@ class Instrumentation:
             self._probe_failed("stepped", ids_of_step(output))
             return
         if seen is not None:
+            if self._prefix_cache is not None:  # whichever cache loses a block last is told last
+                self._tell_cache(at_ns)
             self._seen(seen, metadata, output, at_ns)
         if self._level.detailed and at_ns >= self._holdings.due_ns:
             try:
@@ -393,6 +395,8 @@ class Instrumentation:
     @_never_breaks(Kind.RESET)
     def cache_reset(self, succeeded: bool | None) -> None:
         """After `reset_cache`."""
+        if self._prefix_cache is not None:
+            self._tell_cache(monotonic_ns())
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
     def shutting_down(self, connector: Any) -> None:

@@ -98,6 +98,7 @@ class _Request:
         steps: how often it ran since then.
         reached: up to where its steps have computed it, as far as they were told.
         failed: what said that a load of the epoch had failed.
+        failed_from: where that load failed, while the request has not run since.
         lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
         computing: up to where, in blocks, it is to compute its prompt.
     """
@@ -114,6 +115,7 @@ class _Request:
     steps: int = 0
     reached: int = 0
     failed: Fact | None = None
+    failed_from: int | None = None
     lost: tuple[int, int] = (0, 0)
     computing: int = 0
 
@@ -331,8 +333,8 @@ class Causes:
         self._ran(event, request, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
             self._computing.pop(event.request or "", None)
-        split = request.open
-        if split is None:
+        request.failed_from = None
+        if request.open is None:
             return
         request.steps += 1
         _, end = request.promised
@@ -343,16 +345,15 @@ class Causes:
 
     def _shorten(self, request: _Request, computed: int) -> None:
         """A load has brought less than it promised: the rest is computed."""
-        split, (_, end) = request.open, request.promised
-        if split is not None:
-            explains = None if request.failed is None else request.failed
-            split.parts = shortened(split.parts, computed, explains)
-            request.promised = (computed, min(computed, end))
+        if request.open is not None:
+            request.open.parts = shortened(request.open.parts, computed, request.failed)
             self._settle(request)
 
     def _settle(self, request: _Request) -> None:
         """What was promised is there, or will never be."""
         if request.open is not None:
+            if request.failed_from is not None:
+                request.open.parts = shortened(request.open.parts, request.failed_from, request.failed)
             request.open.is_final = True
             self.breakdowns.append(request.open)
             request.open = None
@@ -367,8 +368,14 @@ class Causes:
             self._of(event).failed = self._fact(Fate.FAILED, event)
 
     def _enter_load_error(self, event: LoadError) -> None:
-        if event.request is not None:
-            self._of(event).failed = self._fact(Fate.FAILED, event)
+        if event.request is None:
+            return
+        request = self._of(event)
+        request.failed = self._fact(Fate.FAILED, event)
+        if request.open is not None:
+            failed, table = set(event.blocks_ids), request.open.event.blocks_ids or ()
+            at = next((n for n, block in enumerate(table) if block in failed), len(table))
+            request.failed_from = max(request.promised[0], at * request.block_size)
 
     def _enter_preempt(self, event: Preempt) -> None:
         self._ran(event, self._of(event), event.computed or 0)

@@ -16,7 +16,7 @@ from kvtrail.connector.simulate.scenario import Scenario
 
 PROFILES = ("mixed", "full-store", "load-failure", "preemption-storm", "async")
 SEEDS = range(3)
-RIGHT = {"OffloadConnector": 0.99, "OffloadingConnector": 0.85}
+RIGHT = {"OffloadConnector": 0.99, "OffloadingConnector": 0.8}
 """The share of what was missed whose cause must be known. Of the OffloadingConnector's store not all is told."""
 ARISE = {
     "OffloadConnector": (
@@ -27,7 +27,7 @@ ARISE = {
         "pending gpu",
         "failed-load store",
     ),
-    "OffloadingConnector": ("pending gpu", "new", "unaligned"),
+    "OffloadingConnector": ("pending gpu", "stranded gpu", "new", "unaligned"),
 }
 
 

@@ -193,6 +193,7 @@ LOADS = RAN + "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96{how}\nb: 
     [
         ("", "b: S 96+32\nb: S 128+1", "loaded:store 96, new 32"),
         ("", "b: S 96+32\nb: error [2]\nb: S 32+96", "loaded:store 32, failed-load:store 64, new 32"),
+        ("", "b: S 96+32\nb: error [2]\nb: end aborted computed 32", "loaded:store 32, failed-load:store 64, new 32"),
         (" async", "b: R\nb: S 96+32", "loaded:store 96, new 32"),
         (" async", "b: error [2]\nb: R failed\nb: S 32+96", "loaded:store 32, failed-load:store 64, new 32"),
     ],
