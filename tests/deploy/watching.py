@@ -160,4 +160,4 @@ def _ready(url: str) -> bool:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(10)
+    process.wait(SLOW_S)
