@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from browser import SLOW_MS, playwright, see
+from processes import until
 
 
 def ready(page: playwright.Page) -> None:
@@ -37,6 +38,19 @@ def wait_for_answers(page: playwright.Page, count: int) -> None:
         arg=wanted,
         timeout=SLOW_MS * 2,
     )
+
+
+def address_at_rest(page: playwright.Page) -> str:
+    """The page's address, once updates do not change it: it follows a drag with a delay."""
+    seen = [page.url]
+
+    def unchanged() -> bool:
+        wait_for_answers(page, 2)
+        seen.append(page.url)
+        return seen[-1] == seen[-2]
+
+    until(unchanged)
+    return seen[-1]
 
 
 def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 from browser import SCHEMES, Scheme, needs_chromium, playwright, see, shoot
 from coming import S, coming, goodbye, post
-from on_live import pixels, ready, shown_range, span_s, wait_for_answers
+from on_live import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
 from processes import Tracer, until
 from traffic import Engine, served
 
@@ -298,12 +298,14 @@ def test_time_is_typed_brushed_and_shared(page: playwright.Page, start_tracer: S
         until(lambda: shown_range(page).endswith(f"{begin} to {end} UTC"))
         page.wait_for_url(re.compile(r"from=\d{4}-.*&to=\d{4}-"))
 
+        before = page.evaluate("history.length")
         brushed(page)
         until(lambda: not shown_range(page).endswith(f"{begin} to {end} UTC"))
         said = shown_range(page)
-        page.go_back()
+        steps = page.evaluate("history.length") - before  # a slow hand's drag is several
+        page.evaluate("steps => history.go(-steps)", steps)
         until(lambda: shown_range(page).endswith(f"{begin} to {end} UTC"))
-        page.go_forward()
+        page.evaluate("steps => history.go(steps)", steps)
         until(lambda: shown_range(page) == said)
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Copy link").click()
@@ -324,12 +326,12 @@ def clocks(*seconds_ago: int) -> list[str]:
 
 def brushed(page: playwright.Page) -> None:
     """Drag a new range in the overview, left of the one that is shown."""
+    before = page.url
     box = box_of(page, ".map")
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 40, y)
     page.mouse.down()
     page.mouse.move(box["x"] + 140, y, steps=4)
-    before = page.url
     page.mouse.up()
     page.wait_for_url(lambda url: url != before)  # it follows the picture
-    wait_for_answers(page, 2)
+    address_at_rest(page)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from browser import SLOW_MS, needs_chromium, open_row, playwright, rows, see, shoot
 from demos import Demo, demo
-from on_live import drag, facts, pixels, ready, selected, shown_range, wait_for_answers
+from on_live import address_at_rest, drag, facts, pixels, ready, selected, shown_range, wait_for_answers
 from processes import until
 
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
@@ -90,19 +90,6 @@ def test_zoom_and_selection_are_kept_over_ten_updates(page: playwright.Page, liv
     before = shown_range(page)
     wait_for_answers(page, 2)
     until(lambda: shown_range(page) != before)
-
-
-def address_at_rest(page: playwright.Page) -> str:
-    """The page's address, once it is the same for a while: it follows a drag with a delay."""
-    seen = [page.url]
-
-    def unchanged() -> bool:
-        wait_for_answers(page, 2)
-        seen.append(page.url)
-        return seen[-1] == seen[-2]
-
-    until(unchanged)
-    return seen[-1]
 
 
 def settled(page: playwright.Page) -> tuple[str, str]:
