@@ -12,7 +12,7 @@ from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import text
 from kvtrail.tracer.model.words import count, percent, size, some
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 LARGER = (1.5, 2, 4)
 """Stores that are compared with today's in a sentence."""
 LEAST_GAIN = 0.002
@@ -38,12 +38,21 @@ def share_at(curve: Row, chunks: float) -> float:
     return max((point["share"] for point in curve["points"] if point["chunks"] <= chunks), default=0.0)
 
 
+def unit(curve: Row) -> tuple[str, float]:
+    """In what the curve's stores are counted, and how much of it a chunk is."""
+    if not curve["chunk_bytes"]:
+        return "chunks", 1.0
+    largest = curve["points"][-1]["chunks"] * curve["chunk_bytes"]
+    name, size_ = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
+    return f"{name} on each worker", curve["chunk_bytes"] / size_
+
+
 def rows(curve: Row) -> list[Row]:
-    """The points of the curve; stores in GiB where a chunk's bytes are known, else in chunks."""
-    unit = (curve["chunk_bytes"] or GIB) / GIB
+    """The points of the curve."""
+    _, chunk = unit(curve)
     return [
         {
-            "store": point["chunks"] * unit,
+            "store": point["chunks"] * chunk,
             "share": point["share"],
             "low": max(0.0, point["share"] - 2 * point["error"]),
             "high": min(1.0, point["share"] + 2 * point["error"]),

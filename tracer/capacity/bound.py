@@ -31,7 +31,8 @@ def intervals(touches: Iterable[Touch | None]) -> list[Interval]:
             tokens = touch.wanted[n] if n < len(touch.wanted) else 0
             if tokens and key in last:
                 found.append((last[key], now, tokens))
-            last[key] = now
+            if touch.used is None or n < touch.used:
+                last[key] = now
     return sorted(found)
 
 

@@ -72,7 +72,8 @@ class Distances:
             hashed = _hashed(key)
             if hashed >= threshold:
                 continue
-            followed.append((hashed, key))
+            if touch.used is None or n < touch.used:
+                followed.append((hashed, key))
             distance = self._stack.distance(key)
             largest = max(largest, inf if distance is None else (distance - 1) / rate + 1)
             if n < len(wanted) and wanted[n]:

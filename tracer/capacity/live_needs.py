@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, inf, log2
 
 from kvtrail.tracer.capacity.curve import Curve
@@ -16,7 +17,7 @@ from kvtrail.tracer.capacity.estimate import HEADS_FIRST
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import RequestEnd, Store
+from kvtrail.tracer.model.events import Alloc, RequestEnd, Schedule, Store
 
 MOST_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; some 300 bytes each."""
@@ -42,39 +43,75 @@ Owner = tuple[str, str]
 """An engine, and one of its connectors or requests."""
 
 
+@dataclass(slots=True)
+class _Running:
+    """A request that was admitted.
+
+    Attributes:
+        admission: its latest one.
+        chain: the hashes of its full blocks, as far as they are known.
+        chunk_size, block_size: tokens of a chunk of the store, and of a block.
+        done: how many of its chunks have been computed or loaded.
+    """
+
+    admission: Alloc
+    chain: Sequence[bytes]
+    chunk_size: int
+    block_size: int
+    done: int
+
+    def keys(self, tokens: int) -> list[str]:
+        """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
+        step = self.chunk_size // self.block_size
+        if self.chunk_size % self.block_size:
+            return []
+        end = min(len(self.chain), tokens // self.chunk_size * step)
+        return [each.hex() for each in self.chain[step - 1 : end : step]]
+
+
 class LiveNeeds:
     """Follows what each connector is asked for. Each call returns the measures to be added for it."""
 
     def __init__(self, *, most_followed: int = MOST_FOLLOWED) -> None:
         self._most_followed = most_followed
         self._distances: OrderedDict[Owner, Distances] = OrderedDict()
-        self._running: OrderedDict[Owner, tuple[Breakdown, Sequence[bytes]]] = OrderedDict()
-        """By engine and request that was admitted: its latest admission, and the hashes of its blocks."""
+        self._running: OrderedDict[Owner, _Running] = OrderedDict()
+        """By engine and request: those that were admitted."""
 
     def admitted(self, breakdown: Breakdown) -> Counter[str]:
         """A request was given blocks."""
-        lookup, chain = breakdown.lookup, breakdown.chain
+        lookup, event = breakdown.lookup, breakdown.event
         size = lookup.chunk_size or lookup.block_size or 0
-        keys = _keys(chain or (), lookup.total, size, lookup.block_size or 0)
-        if not keys:
+        if not size or not breakdown.chain:
             return Counter()
-        event = breakdown.event
-        self._running[event.engine, event.request or ""] = (breakdown, chain or ())
+        done = (lookup.computed + event.allocated) // size
+        running = _Running(event, breakdown.chain, size, lookup.block_size or size, done)
+        self._running[event.engine, event.request or ""] = running
         if len(self._running) > MOST_RUNNING:
             self._running.popitem(last=False)
+        keys = running.keys(lookup.total)
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        return self._touched(breakdown, Touch(keys, wanted), size)
+        return self._touched(running, Touch(keys, wanted, done))
+
+    def ran(self, event: Schedule) -> Counter[str]:
+        """A step runs a request: what it computes can be stored."""
+        running = self._running.get((event.engine, event.request or ""))
+        return Counter() if running is None else self._computed(running, event.computed + event.scheduled)
 
     def ended(self, event: RequestEnd) -> Counter[str]:
-        """A request has ended: what it has computed beyond its prompt can be stored by now."""
-        admitted = self._running.pop((event.engine, event.request or ""), None)
-        if admitted is None:
+        """A request has ended: by now the hashes of what it has generated are told as well."""
+        running = self._running.pop((event.engine, event.request or ""), None)
+        if running is None:
             return Counter()
-        breakdown, chain = admitted
-        chain = [*chain[: event.block_first or 0], *split_hashes(event.block_hashes)] if event.block_hashes else chain
-        size = breakdown.lookup.chunk_size or breakdown.lookup.block_size or 0
-        keys = _keys(chain, event.computed or 0, size, breakdown.lookup.block_size or 0)
-        return self._touched(breakdown, Touch(keys), size) if keys else Counter()
+        if event.block_hashes:
+            running.chain = [*running.chain[: event.block_first or 0], *split_hashes(event.block_hashes)]
+        return self._computed(running, event.computed or 0)
+
+    def _computed(self, running: _Running, computed: int) -> Counter[str]:
+        if computed // running.chunk_size <= running.done or len(keys := running.keys(computed)) <= running.done:
+            return Counter()
+        running.done = len(keys)
+        return self._touched(running, Touch(keys))
 
     def stored(self, event: Store) -> Counter[str]:
         """A worker has stored: what a chunk takes."""
@@ -82,9 +119,9 @@ class LiveNeeds:
             return Counter()
         return Counter({STORED_TOKENS: event.count, STORED_BYTES: event.bytes})
 
-    def _touched(self, breakdown: Breakdown, touch: Touch, size: int) -> Counter[str]:
+    def _touched(self, running: _Running, touch: Touch) -> Counter[str]:
         """Use the chunks of a touch."""
-        event = breakdown.event
+        event = running.admission
         owner = (event.engine, event.connector_id)
         distances = self._distances.get(owner)
         if distances is None:
@@ -94,7 +131,7 @@ class LiveNeeds:
             if len(self._distances) > MOST_CONNECTORS:
                 self._distances.popitem(last=False)
         self._distances.move_to_end(owner)
-        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * size})
+        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * running.chunk_size})
         for need in distances.enter(touch):
             measures[_measure(need)] += round(need.tokens)
         if wanted := sum(touch.wanted):
@@ -102,15 +139,6 @@ class LiveNeeds:
             if distances.is_sample:
                 measures[SAMPLED] = wanted
         return measures
-
-
-def _keys(chain: Sequence[bytes], tokens: int, chunk_size: int, block_size: int) -> list[str]:
-    """The keys of the full chunks among the first tokens of a chain of blocks: the hash of each chunk's last block."""
-    if not block_size or chunk_size % block_size:
-        return []
-    step = chunk_size // block_size
-    end = min(len(chain), tokens // chunk_size * step)
-    return [each.hex() for each in chain[step - 1 : end : step]] if step else []
 
 
 def curve_of_measures(measures: Mapping[str, int]) -> Curve:

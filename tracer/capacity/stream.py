@@ -60,7 +60,7 @@ class _Request:
         chain: the hashes of its full blocks that are known by now.
         block_size: tokens in each of these blocks.
         lookups: the latest of each connector that was not followed by an allocation.
-        touched: the connectors that were asked for it.
+        touched: by connector that was asked for it, how many of its chunks have been computed or loaded in this epoch.
         total: its tokens at its latest lookup.
     """
 
@@ -68,7 +68,7 @@ class _Request:
     block_size: int = 0
     total: int = 0
     lookups: dict[Owner, Lookup] = field(default_factory=dict)
-    touched: set[Owner] = field(default_factory=set)
+    touched: dict[Owner, int] = field(default_factory=dict)
 
     def keys(self, tokens: int, chunk_size: int) -> list[str]:
         """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
@@ -153,24 +153,31 @@ class Streams:
         if not request.chain.is_whole and lookup.total >= size:
             stream.unhashed += 1
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
-        stream.touches.append(Touch(keys, wanted))
-        request.touched.add(owner)
+        request.touched[owner] = used = (lookup.computed + event.allocated) // size
+        stream.touches.append(Touch(keys, wanted, used))
 
     def _ran(self, event: Schedule) -> None:
+        self._computed(self._of(event), event.computed + event.scheduled)
         if (measured := self._prefill_timer.enter(event, self._of(event).total)) is not None:
             tokens, took_ns = self._prefill.get(event.engine, (0, 0))
             self._prefill[event.engine] = (tokens + measured.tokens, took_ns + measured.took_ns)
 
     def _ended(self, event: RequestEnd) -> None:
-        """What a request has computed beyond its prompt can be stored by its end."""
+        """A request has ended: by now the hashes of what it has generated are told as well."""
         request = self._requests.pop((event.engine, event.request or ""), None)
         if request is None:
             return
         self._chains[event.engine].add(request.chain, event)
-        for owner in request.touched:
+        self._computed(request, event.computed or 0)
+
+    def _computed(self, request: _Request, computed: int) -> None:
+        """What a request has computed by now can be stored."""
+        for owner, done in request.touched.items():
             stream = self._streams[owner]
-            if keys := request.keys(event.computed or 0, stream.chunk_size):
+            chunks = computed // stream.chunk_size
+            if chunks > done and len(keys := request.keys(computed, stream.chunk_size)) > done:
                 stream.touches.append(Touch(keys))
+                request.touched[owner] = len(keys)
 
 
 def streams_of(events: Iterable[Event]) -> list[Stream]:

@@ -13,10 +13,13 @@ class Touch(NamedTuple):
         keys: the chunks; equal keys mean equal prefixes.
         wanted: for each chunk, the tokens that a hit on it would have spared: less than a chunk where vLLM held a part of
             it, and 0 where it held all. Empty for a touch that wants nothing and only stores.
+        used: how many of the chunks, from the first on, are used at this moment: the others are only asked for, and stored
+            once they are computed. All of them by default.
     """
 
     keys: Sequence[str]
     wanted: Sequence[int] = ()
+    used: int | None = None
 
 
 def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> list[int]:

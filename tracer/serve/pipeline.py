@@ -18,6 +18,7 @@ from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
 from kvtrail.tracer.causes.causes import Breakdown
@@ -29,7 +30,7 @@ from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart, Store
+from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart, Schedule, Store
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.serve.activity import summed
 from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
@@ -87,6 +88,11 @@ class Pipeline:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
         Without `resume`, the caller is to call this method."""
         self.savings, self._needs = SavingsCounter(), LiveNeeds()
+        self._follow: dict[type[Event], Callable[[Any], Mapping[str, int]]] = {
+            Schedule: self._needs.ran,
+            RequestEnd: self._needs.ended,
+            Store: self._needs.stored,
+        }
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
         self._heard_before = self._arrivals.last()
         self.detector = Detector(
@@ -402,10 +408,8 @@ class Pipeline:
                 self.savings.recall(event, account)
             else:
                 self.savings.enter(event, account)
-                if type(event) is RequestEnd:
-                    self.savings.cells.add(event, self._needs.ended(event), stretch_s=STRETCH_S)
-                elif type(event) is Store:
-                    self.savings.cells.add(event, self._needs.stored(event), stretch_s=STRETCH_S)
+                if (follow := self._follow.get(type(event))) and (needs := follow(event)):
+                    self.savings.cells.add(event, needs, stretch_s=STRETCH_S)
         except Exception as error:
             self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 

@@ -19,7 +19,7 @@ from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 from kvtrail.tracer.causes.causes import Breakdown
 from kvtrail.tracer.detect.savings import SavingsRow
-from kvtrail.tracer.model.events import Alloc, Lookup, RequestEnd, Store
+from kvtrail.tracer.model.events import Alloc, Lookup, RequestEnd, Schedule, Store
 
 CHUNK, BLOCK = 64, 32
 Chain = list[bytes]
@@ -51,11 +51,18 @@ def end(chain: Chain, *, first: int) -> RequestEnd:
     )  # fmt: skip
 
 
+def step(computed: int, scheduled: int) -> Schedule:
+    return Schedule(
+        engine="e", recorder="r", sequence=2, start_ns=1, end_ns=2, request="r", computed=computed, scheduled=scheduled
+    )
+
+
 def measured(needs: LiveNeeds, prompts: list[Chain]) -> Counter[str]:
     """The sums of all admissions."""
     sums: Counter[str] = Counter()
     for chain in prompts:
         sums += needs.admitted(admission(chain))
+        sums += needs.ended(end(chain, first=len(chain)))
     return sums
 
 
@@ -113,6 +120,16 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
     assert not needs.ended(end(prompt, first=0)), "it is not known any more"
 
 
+def test_what_a_request_did_not_come_to_compute_is_in_no_store() -> None:
+    needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(8)]
+    needs.admitted(admission(prompt))
+    needs.ran(step(0, 130))
+    again = needs.admitted(admission(prompt))
+    assert again["memory::"] == 128, "two of four chunks were computed"
+    needs.ran(step(0, 200))
+    assert needs.admitted(admission(prompt))["memory::"] == 64
+
+
 def test_a_request_whose_hashes_are_not_known_wants_nothing() -> None:
     assert not LiveNeeds().admitted(admission(None, blocks=8))
 
@@ -123,6 +140,8 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(2)]
     for name in ("0", "1", "2"):
         needs.admitted(admission(prompt, request=f"r{name}", connector=name))
+    needs.admitted(admission(prompt, connector="2"))
+    needs.ended(end(prompt, first=2))
     assert "memory::" in needs.admitted(admission(prompt, connector="0")), "the first was dropped: it begins anew"
     assert "memory::0" in needs.admitted(admission(prompt, connector="2"))
     assert len(needs._running) == 2
