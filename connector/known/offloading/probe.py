@@ -1,34 +1,70 @@
-"""vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, and their ends.
+"""vLLM's native OffloadingConnector: the jobs that its scheduler's side hands to the workers, their ends, and what its store
+loses.
 
 It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
-and nothing of them is seen.
+and nothing of them is seen. Keys are seen where there is one KV cache group, and what leaves the store where that is in host
+memory alone: a store of several tiers moves chunks between them where no probe can see it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
 from typing import Any
 
-from kvtrail.connector.known.probe import Planned, Probe, Seen
+from kvtrail.connector.known.probe import Evicted, Planned, Probe, Seen
+
+MOST_UNTOLD = 65_536
+"""Evictions that wait to be told."""
+_GROUP_BYTES, _HASH_BYTES = 4, 8
+"""A key is the hash of a chunk's last block, of which the end is told, and the number of the KV cache group."""
 
 
 class OffloadingProbe(Probe):
     sees_ends = True
+
+    def __init__(self) -> None:
+        self._follows: Any = None
+        """The manager whose evictions are followed."""
+        self._evicted: deque[Evicted] = deque(maxlen=MOST_UNTOLD)
 
     def knows_plans(self) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 
         return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
 
+    def chunk_size(self, connector: Any) -> int | None:
+        groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
+        return getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
+
+    def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
+        if self._follows is None:
+            self._follow(connector)
+        return None, None
+
+    def held_keys(self, connector: Any) -> Sequence[Any] | None:
+        held = _held(connector)
+        return None if held is None else list(held)
+
+    def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
+        held = _held(connector) or ()
+        return tuple([_short(key) for key in keys if key in held])
+
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if not hasattr(metadata, "load_jobs") or not (
-            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush
+            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or self._evicted
         ):
             return None
-        size = connector._vllm_config.cache_config.block_size
-        loads = [_planned(number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
-        stores = [_planned(number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
-        return Seen(loads, stores, flushed=tuple(metadata.jobs_to_flush or ()))
+        size, scheduler = connector._vllm_config.cache_config.block_size, connector.connector_scheduler
+        loads = [_planned(scheduler, number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
+        stores = [_planned(scheduler, number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
+        return Seen(loads, stores, self.forgotten(connector), flushed=tuple(metadata.jobs_to_flush or ()))
+
+    def forgotten(self, connector: Any) -> Sequence[Evicted]:
+        evicted = list(self._evicted)
+        self._evicted.clear()
+        return evicted
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
         meta = getattr(output, "kv_connector_worker_meta", None)
@@ -41,13 +77,77 @@ class OffloadingProbe(Probe):
             if number not in jobs or jobs[number].pending_count <= workers
         ]
 
+    def _follow(self, connector: Any) -> None:
+        """Note what leaves the store: the answers of its manager, who goes on as before, say it."""
+        self._follows = manager = connector.connector_scheduler.manager
+        if (
+            type(manager).__name__ != "CPUOffloadingManager"
+            or _held(connector) is None
+            or self.chunk_size(connector) is None
+        ):
+            return
+        prepare: Callable[..., Any] = manager.prepare_store
+        complete: Callable[..., Any] = manager.complete_store
+        tokens = self.chunk_size(connector)
 
-def _planned(number: int, job: Any, in_vllm: Any, size: int) -> Planned:
-    """`in_vllm` names the blocks of the only KV cache group. Blocks that need no copy are left out, so the positions of the
-    others are unknown."""
-    one_group = len(in_vllm.group_sizes) == 1
+        @wraps(prepare)
+        def prepare_store(*arguments: Any, **named: Any) -> Any:
+            prepared = prepare(*arguments, **named)
+            if evicted := getattr(prepared, "evicted_keys", None):
+                pusher = getattr(arguments[-1], "req_id", None) if arguments else None
+                self._evicted.extend(Evicted(_short(key), tokens, None, pusher) for key in evicted)
+            return prepared
+
+        @wraps(complete)
+        def complete_store(keys: Collection[bytes], *arguments: Any, **named: Any) -> Any:
+            keys = list(keys)
+            answer, held = complete(keys, *arguments, **named), _held(connector) or ()
+            self._evicted.extend(Evicted(_short(key), tokens, None) for key in keys if key not in held)
+            return answer
+
+        manager.prepare_store, manager.complete_store = prepare_store, complete_store
+
+
+def _held(connector: Any) -> Collection[bytes] | None:
+    """The keys of a store in host memory; None where they cannot be seen."""
+    policy = getattr(getattr(connector.connector_scheduler, "manager", None), "_policy", None)
+    held = getattr(policy, "chunks", getattr(policy, "blocks", None))
+    return held if isinstance(held, dict) else None
+
+
+def _planned(scheduler: Any, number: int, job: Any, in_vllm: Any, size: int) -> Planned:
+    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is told. Chunks that are
+    in the store already are left out: where some in the middle are, the position is unknown."""
     blocks = tuple(int(block) for block in in_vllm.block_ids)
-    return Planned(job.req_id, None, len(blocks) * size, blocks if one_group else None, None, number)
+    if len(in_vllm.group_sizes) != 1:
+        return Planned(job.req_id, None, len(blocks) * size, None, None, number)
+    keys, in_one = _keys(scheduler, number, job)
+    first = getattr(in_vllm, "block_indices", None)
+    start = int(first[0]) * size if in_one and first is not None else None
+    return Planned(job.req_id, start, len(blocks) * size, blocks, keys, number)
+
+
+def _keys(scheduler: Any, number: int, job: Any) -> tuple[tuple[str, ...] | None, bool]:
+    """The keys of a job's chunks, in the order of their tokens, and whether they follow each other; None if they cannot be
+    seen. A job is most often of a request's latest chunks."""
+    wanted: Collection[bytes] = getattr(scheduler._jobs.get(number), "keys", ())
+    states: Sequence[Any] = getattr(scheduler._req_status.get(job.req_id), "group_states", ())
+    if not wanted or len(states) != 1:
+        return None, False
+    own: Sequence[bytes] = states[0].offload_keys
+    places: list[int] = []
+    for place in range(len(own) - 1, -1, -1):
+        if own[place] in wanted:
+            places.append(place)
+            if len(places) == len(wanted):
+                break
+    if len(places) != len(wanted):
+        return None, False
+    return tuple(_short(own[place]) for place in reversed(places)), places[0] - places[-1] == len(places) - 1
+
+
+def _short(key: bytes) -> str:
+    return key[-_GROUP_BYTES - _HASH_BYTES : -_GROUP_BYTES].hex()
 
 
 PROBE = OffloadingProbe

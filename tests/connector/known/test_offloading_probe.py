@@ -1,0 +1,83 @@
+"""What is told of the OffloadingConnector's store is what it holds, at every lookup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtrail.connector.simulate.check.profiles import scenario_of
+from kvtrail.connector.simulate.run import play
+from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.tracer.model.chains import Chain, Chains
+from kvtrail.tracer.model.events import Evict, LoadPlan, Lookup, RequestEnd, RequestStart, Reset, StorePlan
+
+BLOCK = 32
+CONNECTOR = {
+    "kv_connector": "TracedOffloadingConnector",
+    "kv_connector_module_path": "kvtrail.connector",
+    "kv_load_failure_policy": "recompute",
+}
+PROFILES = [
+    "chunked-prefill",
+    "preemption-storm",
+    "abort",
+    "async",
+    "load-failure",
+    "reset",
+    "full-store",
+    "mixed",
+    "multi",
+]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The keys that the store held at each lookup."""
+    seen: list[set[str]] = []
+    plain = Instrumentation.looked_up
+
+    def noting(self: Any, connector: Any, *arguments: Any) -> Any:
+        seen.append({key[-12:-4].hex() for key in connector.connector_scheduler.manager._policy.chunks})
+        return plain(self, connector, *arguments)
+
+    monkeypatch.setattr(Instrumentation, "looked_up", noting)
+    return seen
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: int, held: list[set[str]]) -> None:
+    extra = {"cpu_bytes_to_use": 600_000, "block_size": BLOCK * per_chunk}
+    events = play(scenario_of(profile, 1), {**CONNECTOR, "kv_connector_extra_config": extra}).events
+    told: set[str] = set()
+    moments = iter(held)
+    chains, of_request = Chains(), dict[str, Chain]()
+    evictions = placed = 0
+    for event in sorted(events, key=lambda event: event.sequence):
+        name = event.request or ""
+        if isinstance(event, RequestStart | Lookup | RequestEnd):
+            chains.add(of_request.setdefault(name, Chain()), event)
+        match event:
+            case StorePlan() | LoadPlan():
+                assert event.chunk_keys
+                told |= set(event.chunk_keys) if isinstance(event, StorePlan) else set()
+                if event.start is not None:
+                    placed += 1
+                    first = event.start // BLOCK // per_chunk
+                    for number, key in enumerate(event.chunk_keys, first + 1):
+                        own = of_request[name].of(number * per_chunk - 1)
+                        assert own is None or own.hex() == key, "a key is the hash of its chunk's last block"
+            case Evict(chunk_key=str(key)):
+                assert key in told
+                told.discard(key)
+                evictions += 1
+            case Reset():
+                told.clear()
+            case Lookup():
+                assert event.chunk_size == BLOCK * per_chunk
+                assert told == next(moments)
+    assert next(moments, None) is None
+    assert any(held)
+    assert placed
+    assert evictions or profile not in ("preemption-storm", "full-store")
