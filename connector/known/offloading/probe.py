@@ -9,7 +9,7 @@ memory alone: a store of several tiers moves chunks between them where no probe 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -28,6 +28,8 @@ class OffloadingProbe(Probe):
         self._follows: Any = None
         """The manager whose evictions are followed."""
         self._evicted: deque[Evicted] = deque(maxlen=MOST_UNTOLD)
+        self._failure: Exception | None = None
+        """What could not be noted of an eviction."""
 
     def knows_plans(self) -> bool:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
@@ -35,13 +37,13 @@ class OffloadingProbe(Probe):
         return "load_jobs" in OffloadingConnectorMetadata.__dataclass_fields__
 
     def chunk_size(self, connector: Any) -> int | None:
-        groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
-        return getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
-
-    def lookup(self, connector: Any, request: Any) -> tuple[int | None, bool | None]:
-        if self._follows is None:
-            self._follow(connector)
-        return None, None
+        """Only where chunks are seen, too: with one KV cache group and a store in host memory alone."""
+        scheduler = connector.connector_scheduler
+        groups: Sequence[Any] = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
+        if len(groups) != 1 or _held(connector) is None:
+            return None
+        size: int | None = getattr(groups[0], "tokens_per_chunk", None)
+        return size
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
         held = _held(connector)
@@ -52,18 +54,24 @@ class OffloadingProbe(Probe):
         return tuple([_short(key) for key in keys if key in held])
 
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
+        if self._follows is None:  # nothing can have left an empty store before
+            self._follow(connector)
         if not hasattr(metadata, "load_jobs") or not (
-            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or self._evicted
+            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or self._evicted or self._failure
         ):
             return None
-        size, scheduler = connector._vllm_config.cache_config.block_size, connector.connector_scheduler
+        size = connector._vllm_config.cache_config.block_size
+        scheduler = None if self.chunk_size(connector) is None else connector.connector_scheduler
         loads = [_planned(scheduler, number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
         stores = [_planned(scheduler, number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
         return Seen(loads, stores, self.forgotten(connector), flushed=tuple(metadata.jobs_to_flush or ()))
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
+        failure, self._failure = self._failure, None
         evicted = list(self._evicted)
         self._evicted.clear()
+        if failure is not None:
+            raise failure
         return evicted
 
     def ended(self, connector: Any, output: Any) -> Sequence[int]:
@@ -78,31 +86,35 @@ class OffloadingProbe(Probe):
         ]
 
     def _follow(self, connector: Any) -> None:
-        """Note what leaves the store: the answers of its manager, who goes on as before, say it."""
+        """Note what leaves the store: the calls of its manager say it, and do what they did."""
         self._follows = manager = connector.connector_scheduler.manager
-        if (
-            type(manager).__name__ != "CPUOffloadingManager"
-            or _held(connector) is None
-            or self.chunk_size(connector) is None
-        ):
+        tokens = self.chunk_size(connector)
+        if tokens is None:
             return
         prepare: Callable[..., Any] = manager.prepare_store
         complete: Callable[..., Any] = manager.complete_store
-        tokens = self.chunk_size(connector)
+
+        def note(keys: Iterable[bytes], request_id: str | None) -> None:
+            self._evicted.extend([Evicted(_short(key), tokens, None, request_id) for key in keys])
 
         @wraps(prepare)
-        def prepare_store(*arguments: Any, **named: Any) -> Any:
-            prepared = prepare(*arguments, **named)
-            if evicted := getattr(prepared, "evicted_keys", None):
-                pusher = getattr(arguments[-1], "req_id", None) if arguments else None
-                self._evicted.extend(Evicted(_short(key), tokens, None, pusher) for key in evicted)
+        def prepare_store(keys: Any, context: Any, *more: Any, **named: Any) -> Any:
+            prepared = prepare(keys, context, *more, **named)
+            try:
+                if prepared is not None and prepared.evicted_keys:
+                    note(prepared.evicted_keys, getattr(context, "req_id", None))
+            except Exception as error:
+                self._failure = error
             return prepared
 
         @wraps(complete)
-        def complete_store(keys: Collection[bytes], *arguments: Any, **named: Any) -> Any:
-            keys = list(keys)
-            answer, held = complete(keys, *arguments, **named), _held(connector) or ()
-            self._evicted.extend(Evicted(_short(key), tokens, None) for key in keys if key not in held)
+        def complete_store(keys: Any, *more: Any, **named: Any) -> Any:
+            answer = complete(keys, *more, **named)
+            try:
+                held = _held(connector) or ()
+                note([key for key in keys if key not in held], None)  # those whose copy has failed
+            except Exception as error:
+                self._failure = error
             return answer
 
         manager.prepare_store, manager.complete_store = prepare_store, complete_store
@@ -110,18 +122,20 @@ class OffloadingProbe(Probe):
 
 def _held(connector: Any) -> Collection[bytes] | None:
     """The keys of a store in host memory; None where they cannot be seen."""
-    policy = getattr(getattr(connector.connector_scheduler, "manager", None), "_policy", None)
+    manager = getattr(connector.connector_scheduler, "manager", None)
+    policy = getattr(manager, "_policy", None) if type(manager).__name__ == "CPUOffloadingManager" else None
     held = getattr(policy, "chunks", getattr(policy, "blocks", None))
     return held if isinstance(held, dict) else None
 
 
 def _planned(scheduler: Any, number: int, job: Any, in_vllm: Any, size: int) -> Planned:
-    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is told. Chunks that are
-    in the store already are left out: where some in the middle are, the position is unknown."""
+    """`in_vllm` names the blocks of the KV cache groups; of several groups, only how many there are is told. Without the
+    `scheduler` no chunks are seen. Those that are in the store already are left out: where some in the middle are, the
+    position is unknown."""
     blocks = tuple(int(block) for block in in_vllm.block_ids)
     if len(in_vllm.group_sizes) != 1:
         return Planned(job.req_id, None, len(blocks) * size, None, None, number)
-    keys, in_one = _keys(scheduler, number, job)
+    keys, in_one = (None, False) if scheduler is None else _keys(scheduler, number, job)
     first = getattr(in_vllm, "block_indices", None)
     start = int(first[0]) * size if in_one and first is not None else None
     return Planned(job.req_id, start, len(blocks) * size, blocks, keys, number)

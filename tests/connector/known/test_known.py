@@ -39,6 +39,7 @@ SHOWN = {
     "keys": "claimed keys",
     "held_keys": "keys held",
     "stepped": "plans",
+    "forgotten": "evictions",
     "ended": "ends of transfers",
     "loads": "copies",
     "stores": "copies",

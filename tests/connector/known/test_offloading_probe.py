@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
+from kvtrail.connector.known.offloading import probe
+from kvtrail.connector.known.offloading.probe import OffloadingProbe
 from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing.instrumentation import Instrumentation
@@ -81,3 +84,22 @@ def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: 
     assert any(held)
     assert placed
     assert evictions or profile not in ("preemption-storm", "full-store")
+
+
+def test_what_cannot_be_noted_of_an_eviction_costs_the_engine_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(key: bytes) -> str:
+        raise ValueError(key)
+
+    plain, failing = probe._short, OffloadingProbe._follow
+
+    def follow(self: OffloadingProbe, connector: Any) -> None:
+        failing(self, connector)
+        monkeypatch.setattr(probe, "_short", lambda key: plain(key) if dice.random() < 0.9 else refuse(key))
+
+    dice = random.Random(0)
+    monkeypatch.setattr(OffloadingProbe, "_follow", follow)
+    played = play(
+        scenario_of("full-store", 1), {**CONNECTOR, "kv_connector_extra_config": {"cpu_bytes_to_use": 600_000}}
+    )
+    assert (played.error, played.findings, played.unfinished) == (None, [], {})
+    assert played.unprobed is not None
