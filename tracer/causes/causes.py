@@ -269,6 +269,8 @@ class Causes:
         asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
         stores = [self._asked(each, size) for each in asked or request.lookups.values()]
         parts = Split(question, self._vllm, stores, self._is_fresh).parts()
+        if sum(part.tokens for part in parts) != lookup.total:  # more was given than there is
+            parts = [Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))]
         split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
         self.breakdowns.append(split)
         if allocated:

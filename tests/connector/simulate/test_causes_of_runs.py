@@ -27,7 +27,7 @@ ARISE = {
         "pending gpu",
         "failed-load store",
     ),
-    "OffloadingConnector": ("pending gpu", "stranded gpu", "new", "unaligned"),
+    "OffloadingConnector": ("last-token gpu", "new", "unaligned"),
 }
 
 

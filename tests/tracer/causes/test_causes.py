@@ -318,5 +318,9 @@ def test_a_cache_that_was_heard_late_is_known_from_then_on() -> None:
     ]
 
 
+def test_what_cannot_be_true_is_unknown_and_the_parts_make_up_the_prompt() -> None:
+    assert told("a: start 96 of a b c\na: L 96 c64 h96 -> 64\na: A 64") == ["unknown 96 (contradiction)"]
+
+
 def test_names_of_blocks_have_eight_bytes() -> None:
     assert hash_of("a") == b".......a"
