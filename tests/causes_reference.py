@@ -19,7 +19,8 @@ from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.causes.causes import Breakdown, Causes
+from kvtrail.tracer.causes.causes import Causes
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.account import SCHEDULER
 from kvtrail.tracer.model.causes import Untold
 from kvtrail.tracer.model.events import Event, Heartbeat, PrefixCache

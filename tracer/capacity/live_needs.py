@@ -15,7 +15,7 @@ from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
 from kvtrail.tracer.capacity.estimate import HEADS_FIRST
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.chains import split_hashes
 from kvtrail.tracer.model.events import Alloc, RequestEnd, Schedule, Store
 

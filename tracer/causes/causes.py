@@ -7,16 +7,18 @@ when its blocks are allocated, by what was told until then.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.followed import Breakdown, Followed, in_common, shortened
 from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
 from kvtrail.tracer.causes.split import Question, Split, Store
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
-from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
+from kvtrail.tracer.model.chains import Chains, split_hashes
 from kvtrail.tracer.model.events import (
     UNFAMILIAR,
     Alloc,
@@ -51,84 +53,20 @@ SHADOW_NS = 60 * 10**9
 """How long after a loss a request may still compute a prompt of which nothing is known any more."""
 
 
-@dataclass(slots=True, eq=False)
-class Breakdown:
-    """An admission of a request, and the parts of its prompt.
-
-    Attributes:
-        event: the allocation.
-        lookup: the lookup that it answers; of a MultiConnector's children, that of the last one.
-        parts: in order; they make up the request's tokens at the lookup.
-        chain: the hashes of its full blocks; None where they are not known.
-        is_final: whether nothing changes any more: before that, what was promised may not be loaded.
-    """
-
-    event: Alloc
-    lookup: Lookup
-    parts: list[Part]
-    chain: Sequence[bytes] | None
-    is_final: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
-        event = self.event
-        return {
-            "epoch": event.epoch,
-            "total": self.lookup.total,
-            "at_ns": event.end_ns,
-            "span_id": event.span_id,
-            "connector": event.connector,
-            "final": self.is_final,
-            "parts": [part.as_dict() for part in self.parts],
-        }
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that has not ended.
-
-    Attributes:
-        chain: the hashes of its blocks.
-        untold: why they are not known, if they are not.
-        block_size: tokens of each; 0 where they are not known.
-        prompt: its tokens when it began; 0 where that was not told.
-        lookups, allocs: of the admission that is coming, by connector.
-        open: its latest admission, while what it was promised is still to come.
-        promised: the tokens that this load brings.
-        steps: how often it ran since then.
-        reached: up to where its steps have computed it, as far as they were told.
-        failed: what said that a load of the epoch had failed.
-        failed_from: where that load failed, while the request has not run since.
-        lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
-        computing: up to where, in blocks, it is to compute its prompt.
-    """
-
-    chain: Chain = field(default_factory=Chain)
-    untold: Untold = Untold.LOST
-    block_size: int = 0
-    prompt: int = 0
-    epoch: int = 0
-    lookups: dict[str, Lookup] = field(default_factory=dict)
-    allocs: dict[str, Alloc] = field(default_factory=dict)
-    open: Breakdown | None = None
-    promised: tuple[int, int] = (0, 0)
-    steps: int = 0
-    reached: int = 0
-    failed: Fact | None = None
-    failed_from: int | None = None
-    lost: tuple[int, int] = (0, 0)
-    computing: int = 0
-
-
 class Causes:
     """What is known of one engine's caches, as one recorder shows it.
 
     Attributes:
+        engine: its name.
         breakdowns: admissions whose parts are new or have changed, since the caller last cleared it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: Fleet | None = None) -> None:
+        """`fleet` has the other engines."""
         self.breakdowns: list[Breakdown] = []
+        self.engine = ""
+        self._fleet = fleet or Fleet()
+        self._identity: str | None = None
         self._vllm = Memory(GPU)
         self._number = 0
         """Counts facts: events may tell several."""
@@ -142,7 +80,7 @@ class Causes:
         """The number of the fact that told all of them last."""
         self._stores: dict[str, Memory] = {}
         self._chains = Chains()
-        self._requests: OrderedDict[str, _Request] = OrderedDict()
+        self._requests: OrderedDict[str, Followed] = OrderedDict()
         self._computing: dict[str, Fact] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
@@ -193,11 +131,11 @@ class Causes:
 
     # Requests.
 
-    def _of(self, event: Event) -> _Request:
+    def _of(self, event: Event) -> Followed:
         name = event.request or ""
         request = self._requests.get(name)
         if request is None:
-            request = self._requests[name] = _Request(untold=Untold.LOST if self._lost is None else self._lost[1])
+            request = self._requests[name] = Followed(untold=Untold.LOST if self._lost is None else self._lost[1])
             if len(self._requests) > MOST_OPEN:
                 self._drop(next(iter(self._requests)))
         if event.epoch > request.epoch:
@@ -222,6 +160,9 @@ class Causes:
             self._fresh.update(dict.fromkeys(request.chain.hashes[event.block_seen :]))
 
     def _enter_lookup(self, event: Lookup) -> None:
+        if event.cache_identity is not None and event.cache_identity != self._identity:
+            self.engine, self._identity = event.engine, event.cache_identity
+            self._fleet.join(event.cache_identity, self)
         request = self._of(event)
         if event.block_hashes:
             self._chains.add(request.chain, event)
@@ -243,7 +184,7 @@ class Causes:
         if len(request.allocs) == len(request.lookups):
             self._admit(request, event, lookup)
 
-    def _admit(self, request: _Request, event: Alloc, lookup: Lookup) -> None:
+    def _admit(self, request: Followed, event: Alloc, lookup: Lookup) -> None:
         """Split the prompt of a request that has been given blocks."""
         self._give_up(request)
         allocated = max(each.allocated for each in request.allocs.values())
@@ -269,6 +210,8 @@ class Causes:
         asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
         stores = [self._asked(each, size) for each in asked or request.lookups.values()]
         parts = Split(question, self._vllm, stores, self._is_fresh).parts()
+        if lookup.cache_identity is not None and chain:
+            parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
         if sum(part.tokens for part in parts) != lookup.total:  # more was given than there is
             parts = [Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))]
         split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
@@ -280,7 +223,26 @@ class Causes:
         if (lookup.computed + allocated) // size < full if size else False:
             self._computing[event.request or ""] = self._fact(Fate.STORING, event, by=event.request or "")
 
-    def _sources(self, request: _Request, allocated: int) -> list[tuple[str, int]]:
+    def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:
+        """The parts, with what another engine has computed among those that are new to this one."""
+        made: list[Part] = []
+        for part in parts:
+            known, engine = 0, ""
+            if part.cause is Cause.NEW:
+                known, engine = self._fleet.known(identity, self, chain[part.start // size : part.end // size])
+            if known:
+                tokens = (part.start // size + known) * size - part.start
+                made.append(Part(Cause.ELSEWHERE, "", part.start, tokens, Detail(engine=engine)))
+                part = replace(part, start=part.start + tokens, tokens=part.tokens - tokens)
+            if part.tokens:
+                made.append(part)
+        return made
+
+    def has_known(self, block: bytes) -> bool:
+        """Whether one of its caches ever held a block."""
+        return any(memory.last(block) is not None for memory in (self._vllm, *self._stores.values()))
+
+    def _sources(self, request: Followed, allocated: int) -> list[tuple[str, int]]:
         """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
         named: list[tuple[str, int]] = []
         left = allocated
@@ -311,7 +273,7 @@ class Causes:
             going = self._requests.get(other)
             if other == name or going is None or not chain or not going.chain.is_whole:
                 continue
-            same = _in_common(chain, going.chain.hashes, min(full, going.computing))
+            same = in_common(chain, going.chain.hashes, min(full, going.computing))
             if same > furthest:
                 furthest, by = same, fact
         return furthest, by
@@ -345,13 +307,13 @@ class Causes:
         elif request.steps > 1:
             self._settle(request)
 
-    def _shorten(self, request: _Request, computed: int) -> None:
+    def _shorten(self, request: Followed, computed: int) -> None:
         """A load has brought less than it promised: the rest is computed."""
         if request.open is not None:
             request.open.parts = shortened(request.open.parts, computed, request.failed)
             self._settle(request)
 
-    def _settle(self, request: _Request) -> None:
+    def _settle(self, request: Followed) -> None:
         """What was promised is there, or will never be."""
         if request.open is not None:
             if request.failed_from is not None:
@@ -360,7 +322,7 @@ class Causes:
             self.breakdowns.append(request.open)
             request.open = None
 
-    def _give_up(self, request: _Request) -> None:
+    def _give_up(self, request: Followed) -> None:
         """The request is admitted once more in its epoch: nothing of what it was promised has come."""
         if request.open is not None:
             request.lost, request.open = request.promised, None
@@ -391,7 +353,7 @@ class Causes:
         self._ran(event, request, event.computed or 0)
         self._drop(event.request or "")
 
-    def _ran(self, event: Event, request: _Request, computed: int) -> None:
+    def _ran(self, event: Event, request: Followed, computed: int) -> None:
         """A request has been computed up to there. Where it is not told what vLLM's cache gains, it may be in it from now
         on."""
         size = request.block_size
@@ -529,35 +491,6 @@ class Causes:
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
             self._store(event.connector_id).clear(self._fact(Fate.RESET, event))
-
-
-def shortened(parts: Iterable[Part], computed: int, explains: Fact | None) -> list[Part]:
-    """The parts of a prompt of whose load only what lies before `computed` was brought."""
-    detail = Detail() if explains is None else Detail(at_ns=explains.at_ns, span_id=explains.span_id)
-    made: list[Part] = []
-    for part in parts:
-        if part.cause is not Cause.LOADED or part.end <= computed:
-            made.append(part)
-            continue
-        if part.start < computed:
-            made.append(replace(part, tokens=computed - part.start))
-        begin = max(part.start, computed)
-        made.append(Part(Cause.FAILED_LOAD, part.tier, begin, part.end - begin, detail))
-    return made
-
-
-def _in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:
-    """How many blocks two prompts have in common: hashes that are equal stand for equal beginnings."""
-    low, high = 0, min(most, len(one), len(other))
-    if high == 0 or one[0] != other[0]:
-        return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _key(recorded: str) -> Key:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.model.events import (

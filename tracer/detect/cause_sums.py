@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.causes import Cause
 
 CAUSE = "cause:"

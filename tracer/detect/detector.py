@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Breakdown, Causes
+from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
+from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.engine_state import Engine
@@ -83,6 +85,7 @@ class Detector:
         self._recorders: dict[str, TrackedRecorder] = {}
         self._contents: dict[tuple[str | None, str], ChunkKey] = {}
         self._truth = Truth()
+        self._fleet = Fleet()
         self._rules = RuleSet(all_rules() if rules is None else rules)
         self._incomplete_request_rules, self._request_rules = self._rules.for_requests
         self._blind_engine_rules, self._engine_rules = self._rules.for_engines
@@ -377,7 +380,9 @@ class Detector:
     # Engines.
 
     def _new_recorder(self, name: str) -> TrackedRecorder:
-        held = self._recorders[name] = TrackedRecorder(Engine(contents=self._contents, truth=self._truth))
+        held = self._recorders[name] = TrackedRecorder(
+            Engine(contents=self._contents, truth=self._truth), Causes(self._fleet)
+        )
         return held
 
     def _receive_for_engine(self, event: Event, recorder: TrackedRecorder, at_ns: int) -> None:

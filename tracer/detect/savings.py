@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.detect.cause_sums import ages_of, causes_of, measures_of

@@ -23,7 +23,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from kvtrail import __version__
-from kvtrail.tracer.causes.causes import GPU, STORE, Breakdown
+from kvtrail.tracer.causes.causes import GPU, STORE
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.detect.savings import Fact, TransferTimer, Wait
 from kvtrail.tracer.model.events import (

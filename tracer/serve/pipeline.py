@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.lanes import lane_of

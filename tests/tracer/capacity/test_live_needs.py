@@ -17,7 +17,7 @@ from kvtrail.tracer.capacity.curve import Curve, curve_of
 from kvtrail.tracer.capacity.live_needs import SAMPLED, STEPS, WANTED, LiveNeeds, curve_of_measures
 from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
-from kvtrail.tracer.causes.causes import Breakdown
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.savings import SavingsRow
 from kvtrail.tracer.model.events import Alloc, Lookup, RequestEnd, Schedule, Store
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pytest
 from history import hash_of, history
 
-from kvtrail.tracer.causes.causes import Breakdown, Causes
+from kvtrail.tracer.causes.causes import Causes
+from kvtrail.tracer.causes.fleet import Fleet
+from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.capabilities import Capability, declaration
 from kvtrail.tracer.model.causes import Part, Untold
 from kvtrail.tracer.model.events import Event
@@ -320,6 +322,25 @@ def test_a_cache_that_was_heard_late_is_known_from_then_on() -> None:
 
 def test_what_cannot_be_true_is_unknown_and_the_parts_make_up_the_prompt() -> None:
     assert told("a: start 96 of a b c\na: L 96 c64 h96 -> 64\na: A 64") == ["unknown 96 (contradiction)"]
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [("one", "held:gpu 32, elsewhere 64, new 32"), ("other", "held:gpu 32, new 96"), (None, "held:gpu 32, new 96")],
+)
+def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
+    identity: str | None, said: str
+) -> None:
+    fleet = Fleet()
+    first, second = Causes(fleet), Causes(fleet)
+    for event in history(RAN, chunk=32, capabilities=TOLD, cache_identity="one", engine="first", recorder="first"):
+        first.enter(event)
+    text = "cache + a\nb: start 128 of a b c d\nb: L 128 c32 h0 -> 0\nb: A 0"
+    for event in history(text, capabilities=TOLD, cache_identity=identity, engine="second", recorder="second"):
+        second.enter(event)
+    (breakdown,) = second.breakdowns
+    assert ", ".join(map(_said, breakdown.parts)) == said
+    assert {part.detail.engine for part in breakdown.parts} - {""} == ({"first"} if identity == "one" else set())
 
 
 def test_names_of_blocks_have_eight_bytes() -> None:

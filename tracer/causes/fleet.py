@@ -1,0 +1,46 @@
+"""What the engines of a fleet have computed, as far as their hashes can be compared: the same tokens have the same hash only
+where algorithm and seed are the same, which recorders tell as the identity of their caches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Member(Protocol):
+    """An engine, as one recorder shows it."""
+
+    engine: str
+
+    def has_known(self, block: bytes) -> bool:
+        """Whether it ever held a block."""
+        ...
+
+
+class Fleet:
+    """The engines that are heard."""
+
+    def __init__(self) -> None:
+        self._members: defaultdict[str, WeakSet[Member]] = defaultdict(WeakSet)
+        """By the identity of their caches."""
+
+    def join(self, identity: str, member: Member) -> None:
+        """An engine tells the identity of its caches."""
+        self._members[identity].add(member)
+
+    def known(self, identity: str, member: Member, blocks: Sequence[bytes]) -> tuple[int, str]:
+        """How many of these blocks, from the first on, another engine ever held; and the one that held most."""
+        most, engine = 0, ""
+        for other in self._members.get(identity, ()):
+            if other.engine == member.engine or not other.has_known(blocks[most]):
+                continue
+            count = most + 1
+            while count < len(blocks) and other.has_known(blocks[count]):
+                count += 1
+            if all(map(other.has_known, blocks[:most])):
+                most, engine = count, other.engine
+                if most == len(blocks):
+                    break
+        return most, engine
