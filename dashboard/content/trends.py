@@ -20,6 +20,7 @@ AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart | alt.FacetChart)
 BRUSH, MOMENT = "drawn", "at"
 """The selection along the axis of time, and the field that it is made of."""
 HEIGHT = 160
+_CURVE_HEIGHT = 220
 _EPOCH_LABELS = 130
 _OUTCOME_LABELS = 70
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
@@ -106,12 +107,11 @@ def causes_over_time(answer: Row, *, dark: bool) -> Chart:
 
 def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerChart | alt.FacetChart:
     """The share that stores of other sizes would have given, and where today's is."""
-    unit = "GiB on each worker" if curve["chunk_bytes"] else "chunks"
-    rows = memory.rows(curve)
-    x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=6))
-    y = alt.Y(
-        "share:Q", title=None, scale=alt.Scale(domainMin=0), axis=alt.Axis(format=".0%", tickCount=4, minExtent=36)
-    )
+    (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
+    stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
+    shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
+    x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=stores)
+    y = alt.Y("share:Q", title=None, scale=alt.Scale(domainMin=0), axis=shares)
     base = alt.Chart(_data(rows, "capacities")).encode(x=x)
     colour = palette.GREEN.on(dark=dark)
     tooltip = [alt.Tooltip("held:N", title="store"), alt.Tooltip("given:N", title="given")]
@@ -121,16 +121,12 @@ def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerC
         base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=tooltip),
     ]
     if (held := memory.today(curve, limit)) is not None:
-        place = held * curve["chunk_bytes"] / memory.GIB
         grey = GREY.on(dark=dark)
-        here = alt.Chart(_data([{"store": place, "name": "today"}], "today")).encode(x="store:Q")
+        here = alt.Chart(_data([{"store": held * chunk, "name": "today"}], "today")).encode(x="store:Q")
         layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=_tooltip("name")))
-        layers.append(
-            here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom").encode(
-                text="name:N", y=alt.value(0)
-            )
-        )
-    return readable(alt.layer(*layers).properties(height=HEIGHT), dark=dark, above=_ABOVE)
+        words = here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom")
+        layers.append(words.encode(text="name:N", y=alt.value(0)))
+    return readable(alt.layer(*layers).properties(height=_CURVE_HEIGHT), dark=dark, above=_ABOVE)
 
 
 def by_outcome(counts: Mapping[str, int], *, dark: bool) -> alt.LayerChart | alt.FacetChart:

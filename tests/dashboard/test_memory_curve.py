@@ -68,5 +68,8 @@ def test_the_chart_shows_the_curve_its_error_and_today() -> None:
     assert [(row["store"], row["share"]) for row in data["capacities"]] == [(1, 0.1), (2, 0.2), (4, 0.4), (8, 0.5)]
     assert data["capacities"][1]["given"] == "20.0 % ± 2.0"
     assert data["today"] == [{"store": 2.0, "name": "today"}]
+    small = trends.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, dark=False).to_dict()
+    assert small["layer"][1]["encoding"]["x"]["title"] == "store (MiB on each worker)"
+    assert {layer["data"]["name"]: layer["data"]["values"][0]["store"] for layer in small["layer"]}["today"] == 2.0
     unknown = trends.what_memory_buys(CURVE, limit=None, dark=False).to_dict()
     assert len(unknown["layer"]) == len(spec["layer"]) - 2
