@@ -261,9 +261,9 @@ class Causes:
 
     def _asked(self, lookup: Lookup, block_size: int) -> Store:
         memory = self._store(lookup.connector_id)
-        memory.told = lookup.has(Capability.TELLS_CHUNKS) and lookup.connector not in self._unprobed
-        chunk = lookup.chunk_size or block_size
-        told = memory.told and bool(block_size) and chunk % block_size == 0
+        chunk = lookup.chunk_size or 0  # without it the probe does not see the store's chunks
+        believed = lookup.has(Capability.TELLS_CHUNKS) and lookup.connector not in self._unprobed
+        memory.told = told = believed and bool(chunk and block_size) and chunk % block_size == 0
         return Store(memory, told, chunk, lookup.matched, is_shared=False)
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, Fact | None]:
@@ -486,7 +486,7 @@ class Causes:
         memory = self._store(event.connector_id)
         if event.pool_tier:
             memory.name = event.pool_tier
-        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, by=event.request or ""))
+        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, by=event.pushed_by or ""))
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:

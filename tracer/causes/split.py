@@ -213,6 +213,8 @@ class Split:
         if fact is not None and fact.fate is Fate.HELD:
             add(Cause.LAST_TOKEN, self._vllm.name, begin, asked.total, fact)
             return True
+        if asked.is_last_open or (fact is not None and fact.fate in (Fate.COMPUTED, Fate.UNSURE)):
+            return False  # vLLM may hold it, too
         for view in self._views:
             chunk = view.fate(block)
             if chunk is not None and chunk.fate is Fate.HELD:
