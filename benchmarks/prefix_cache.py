@@ -64,6 +64,8 @@ def measure(folder: Path, count: int, at_a_time: int) -> None:
     for one, other in (("both", "hashes"), ("hashes", "neither"), ("both", "neither"), UNTRACED, ("both", "untraced")):
         more = statistics.median([a - b for a, b in zip(spent[one], spent[other], strict=True)])
         rounds.print_ratio(f"  {more:+.1f} us", spent[one], spent[other], "us/step", (one, other))
+    executed = {name: side.instructions(STEPS) for name, side in sides.items()}
+    print("  instructions of CPython's interpreter: " + ", ".join(f"{name} {n:,.0f}" for name, n in executed.items()))
     for name, each in zip(TRACED, exporters, strict=True):
         steps = count * STEPS
         print(

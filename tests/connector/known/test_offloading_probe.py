@@ -52,7 +52,9 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_is_told_is_what_it_holds_at_every_lookup(profile: str, per_chunk: int, held: list[set[str]]) -> None:
     extra = {"cpu_bytes_to_use": 600_000, "block_size": BLOCK * per_chunk}
-    events = play(scenario_of(profile, 1), {**CONNECTOR, "kv_connector_extra_config": extra}).events
+    played = play(scenario_of(profile, 1), {**CONNECTOR, "kv_connector_extra_config": extra})
+    assert (played.findings, played.unprobed) == ([], None)
+    events = played.events
     told: set[str] = set()
     moments = iter(held)
     chains, of_request = Chains(), dict[str, Chain]()
