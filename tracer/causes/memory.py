@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,6 +12,8 @@ from kvtrail.tracer.model.causes import Untold
 
 MOST_KEYS = 200_000
 """Keys of a cache that are remembered with the events that told of them; of older ones only what became of them."""
+MOST_RESETS = 1_000
+"""Times that a cache was emptied that are told apart."""
 Key = bytes | str
 """A block's hash, which is also the key of the chunk that it ends; or the name that a connector gives to a chunk."""
 
@@ -76,7 +79,8 @@ class Memory:
         self.told = False
         self.whole_from = 0
         self.why = Untold.LATE
-        self._cleared: Fact | None = None
+        self._cleared: list[Fact] = []
+        """When it was emptied, the latest `MOST_RESETS` times."""
         self._listed = -1
         """The number of the latest fact that told all that the cache holds."""
         self._young: dict[Key, Fact] = {}
@@ -99,7 +103,7 @@ class Memory:
 
     def clear(self, fact: Fact) -> None:
         """The cache was emptied."""
-        self._cleared = fact
+        self._cleared = [*self._cleared[1 - MOST_RESETS :], fact]
 
     def listed(self, keys: Sequence[Key], fact: Fact) -> None:
         """The cache holds these, and nothing else."""
@@ -120,7 +124,7 @@ class Memory:
         facts = list(map(self._young.get, keys))
         if self._old or self._past:
             facts = [fact or self.last(key) for fact, key in zip(facts, keys, strict=True)]
-        if not self.whole_from and self._cleared is None:
+        if not self.whole_from and not self._cleared:
             return facts
         known: dict[int, Fact | None] = {}
         sure: list[Fact | None] = []
@@ -140,13 +144,13 @@ class Memory:
         if fact.number < self.whole_from:
             return self._unsure()
         cleared = self._cleared
-        if fact.fate is Fate.HELD and cleared is not None and cleared.number > fact.number:
-            return cleared
+        if fact.fate is Fate.HELD and cleared and cleared[-1].number > fact.number:  # by the first one after it
+            return cleared[bisect_right(cleared, fact.number, key=lambda each: each.number)]
         return fact
 
     def _unsure(self) -> Fact:
         """What is known of a key of which nothing was told since something was missed."""
-        cleared = -1 if self._cleared is None else self._cleared.number
+        cleared = self._cleared[-1].number if self._cleared else -1
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
     def _remembered(self, key: Key) -> Fact | None:

@@ -51,6 +51,8 @@ def test_what_was_held_when_the_cache_was_emptied_was_lost_by_that() -> None:
     memory.clear(Fact(Fate.RESET, 3))
     memory.tell([key(3)], Fact(Fate.HELD, 4))
     assert fates(memory, range(5)) == [None, Fate.RESET, Fate.EVICTED, Fate.HELD, None]
+    memory.clear(Fact(Fate.RESET, 5))
+    assert [fact and fact.number for fact in memory.fates([key(1), key(3)], lambda _: False)] == [3, 5]
 
 
 def test_after_a_loss_an_emptied_cache_holds_nothing_old() -> None:
