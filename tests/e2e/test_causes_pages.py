@@ -8,34 +8,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from browser import needs_chromium, open_row, playwright, see, see_table, shoot
+from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, history
 from processes import dashboard, serve
 from test_dashboard_page import now
 from wire import encoded
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.capabilities import Capability, declaration
-
 pytest.importorskip("streamlit", reason="the dashboard needs Streamlit")
 pytestmark = needs_chromium
-STORY = """
-    cache
-    a: start 96 of x y z
-    a: L 96 c0 h0 -> 0
-    a: A 0
-    cache + x y z
-    a: S 0+96
-    a: plan store 0+96 keys =x,=y,=z
-    a: end computed 96
-    cache - z
-    evict =z
-    b: start 120 of x y z
-    b: L 120 c64 h64 -> 0
-    b: A 0
-    b: S 64+56
-    b: end computed 120
-"""
-TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +24,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("causes")
     tracer = serve(folder)
     try:
-        events = history(STORY, chunk=32)
+        events = history(STORY, chunk=CHUNK)
         told = [*events, *goodbyes(events)]
-        tracer.post(encoded(now(told), {semconv.CAPABILITIES.key: TOLD}))
+        tracer.post(encoded(now(told), ABOUT))
         with dashboard(folder, tracer.url) as url:
             yield url
     finally:

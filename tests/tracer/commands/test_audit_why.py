@@ -7,38 +7,18 @@ from pathlib import Path
 
 import pytest
 from command_line import run
+from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, history
 from wire import encoded
 
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.capabilities import Capability, declaration
-
-STORY = """
-    cache
-    a: start 96 of x y z
-    a: L 96 c0 h0 -> 0
-    a: A 0
-    cache + x y z
-    a: S 0+96
-    a: plan store 0+96 keys =x,=y,=z
-    a: end computed 96
-    cache - z
-    evict =z
-    b: start 120 of x y z
-    b: L 120 c64 h64 -> 0
-    b: A 0
-    b: S 64+56
-    b: end computed 120
-"""
-TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    events = history(STORY, chunk=32)
+    events = history(STORY, chunk=CHUNK)
     path = tmp_path / "t.jsonl"
-    payload = encoded([*events, *goodbyes(events)], {semconv.CAPABILITIES.key: TOLD})
+    payload = encoded([*events, *goodbyes(events)], ABOUT)
     path.write_text(otlp_json.to_json_line(payload) + "\n")
     return str(path)
 

@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from evicted_story import ABOUT, CHUNK, STORY
 from history import START_NS, history
 from processes import SLOW_S, Tracer, until
 from wire import encoded
 
-from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.capabilities import Capability, declaration
-
-STORY = """
-    cache
-    a: start 96 of x y z
-    a: L 96 c0 h0 -> 0
-    a: A 0
-    cache + x y z
-    a: S 0+96
-    a: plan store 0+96 keys =x,=y,=z
-    a: end computed 96
-    cache - z
-    evict =z
-    b: start 120 of x y z
-    b: L 120 c64 h64 -> 0
-    b: A 0
-    b: S 64+56
-    b: end computed 120
-"""
-TOLD = declaration({"C": [Capability.TELLS_CHUNKS]})
 WINDOW = {"since_ns": START_NS - 10**9, "until_ns": START_NS + 60 * 10**9}
 
 
 def feed(tracer: Tracer, engine: str, *, lost: str = "") -> None:
-    events = history(STORY, chunk=32, engine=engine, recorder=engine, connector="C")
-    payload = encoded([event for event in events if event.kind != lost], {semconv.CAPABILITIES.key: TOLD})
+    events = history(STORY, chunk=CHUNK, engine=engine, recorder=engine)
+    payload = encoded([event for event in events if event.kind != lost], ABOUT)
     headers = {"content-type": "application/x-protobuf"}
     assert httpx.post(f"{tracer.url}/v1/traces", content=payload, headers=headers, timeout=SLOW_S).status_code == 200
 
