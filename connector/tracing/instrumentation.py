@@ -109,7 +109,7 @@ class Instrumentation:
         self._steps = 0
         self._steps_told: Any = None if recorder is None else Steps(recorder, source)  # checked as the recorder is
         self._plans: Any = None if recorder is None else Plans(recorder, source, self._untold)
-        self._hashes: Any = None if recorder is None else BlockHashes(recorder, tells_hashes)
+        self._hashes: Any = None if recorder is None else BlockHashes.of(recorder, tells=tells_hashes)
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
         self._pool: Any = _NO_POOL
         self._cached: Any = None
@@ -171,9 +171,8 @@ class Instrumentation:
         if context.source is None:
             context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
-            identity = identity_of(request)
-            hashes = self._hashes.at_start(context, request)
-            values = (request.num_tokens, limit, self._steps, priority or None, *hashes, identity, None)
+            *told, seen = self._hashes.at_start(context, request)
+            values = (request.num_tokens, limit, self._steps, priority or None, *told, identity_of(request), seen)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 

@@ -17,8 +17,9 @@ from kvtrail.connector.simulate.check.profiles import NOT_FOR_ALL, PROFILES, sce
 from kvtrail.connector.simulate.recorded import recorded_requests, use
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.tracing import block_hashes
-from kvtrail.connector.tracing.block_hashes import BlockHashes
+from kvtrail.connector.tracing.block_hashes import UNTOLD, BlockHashes
 from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.connector.tracing.seen_blocks import SeenBlocks
 from kvtrail.tracer.model.chains import Chain, Chains, split_hashes
 from kvtrail.tracer.model.events import Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.model.semconv import HASH_BYTES, Level
@@ -104,7 +105,7 @@ def test_a_shared_prefix_is_referred_to() -> None:
     hashes = BlockHashes(recorder)
 
     def start(request: Any) -> tuple[bytes | None, int | None, bytes | None]:
-        return hashes.at_start(recorder.contexts.of(request), request)
+        return hashes.at_start(recorder.contexts.of(request), request)[:3]
 
     first = a_request("a", *range(77))
     assert start(first) == (b"".join(h[-8:] for h in first.block_hashes), None, None)
@@ -149,11 +150,52 @@ def test_at_level_basic_and_of_what_is_not_recorded_nothing_is_told() -> None:
     hashes, request = BlockHashes(recorder), a_request("a", 1, 2)
     context: RequestContext = recorder.contexts.of(request)
     context.recorded = False
-    assert hashes.at_start(context, request) == (None, None, None)
+    assert hashes.at_start(context, request) == UNTOLD
     context.recorded = True
     recorder.level.set(Level.BASIC, None)
-    assert hashes.at_start(context, request) == (None, None, None)
+    assert hashes.at_start(context, request) == UNTOLD
     assert hashes.since(context, request) == (None, None)
     recorder.level.set(Level.DETAILED, None)
     assert count(hashes.at_start(context, request)[0]) == 2, "what was not told is not referred to"
     recorder.close()
+
+
+def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> None:
+    recorder = detailed()
+    hashes = BlockHashes(recorder)
+
+    def seen(request: Any) -> int | None:
+        return hashes.at_start(recorder.contexts.of(request), request).seen
+
+    first = a_request("a", *range(40))
+    assert seen(first) == 0
+    first.block_hashes.append(bytes(24) + (999).to_bytes(8, "big"))
+    hashes.since(recorder.contexts.of(first), first)
+    recorder._given_up += 1  # all is told anew
+    assert seen(a_request("b", *range(40), 999, *range(500, 510))) == 41, "also what the first one has generated"
+    assert seen(a_request("c", *range(30), *range(600, 620))) == 30
+    assert seen(a_request("d", *range(30), *range(600, 610))) == 40
+    recorder.level.set(Level.BASIC, None)
+    hashes.at_start(recorder.contexts.of(unknown := a_request("e", 7000)), unknown)
+    recorder.level.set(Level.DETAILED, None)
+    assert seen(a_request("f", 8000)) is None, "what `e` had, nobody knows"
+    recorder.close()
+
+
+def test_the_connectors_of_one_engine_tell_each_hash_once() -> None:
+    recorder, other = detailed(), detailed()
+    assert BlockHashes.of(recorder, tells=True) is BlockHashes.of(recorder, tells=True)
+    assert BlockHashes.of(recorder, tells=True) is not BlockHashes.of(other, tells=True)
+    recorder.close()
+    other.close()
+
+
+def test_a_table_of_blocks_errs_to_may_have_been() -> None:
+    dice = random.Random(0)
+    chain = [dice.randbytes(32) for _ in range(200)]
+    blocks = SeenBlocks()
+    blocks.enter([dice.randbytes(32) for _ in range(1_000_000)])
+    blocks.enter(chain[:70])
+    assert blocks.first_of(chain) >= 70
+    others = [[dice.randbytes(32) for _ in range(4)] for _ in range(500)]
+    assert sum(blocks.first_of(each) == 0 for each in others) > 400, "most of what is new is known to be"
