@@ -22,7 +22,6 @@ from kvtrail.tracer.model.events import (
     LoadPlan,
     Lookup,
     Preempt,
-    PrefixCache,
     Received,
     RequestEnd,
     RequestStart,
@@ -137,13 +136,7 @@ def recorded_calls(history: History, *, request: str | None = None) -> RecordedC
     (((engine, recorder, connector_id), (first, *_)),) = lookups.items()
     recorded = [event for event in history.events if (event.engine, event.recorder) == (engine, recorder)]
     of_all = (RequestStart, RequestEnd)  # recorded once for all connectors of an engine
-    mine = [
-        event
-        for event in recorded
-        if event.role == "scheduler"
-        and (event.connector_id == connector_id or isinstance(event, of_all))
-        and not isinstance(event, PrefixCache)  # no call; it may stand between the events of one
-    ]
+    mine = [e for e in recorded if e.role == "scheduler" and (e.connector_id == connector_id or isinstance(e, of_all))]
     drafts = max((e.drafted or 0 for e in mine if isinstance(e, Schedule)), default=0)
     drafts = drafts or int(history.resource(recorder).get(semconv.DRAFTS.key) or 0)
     calls = tuple(_timed_calls(with_plain_steps(mine)) if leaves_out(mine) else _calls(mine, drafts=drafts > 0))

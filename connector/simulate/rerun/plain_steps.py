@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvtrail.tracer.model.events import Event, Evict, Flush, Plan, Preempt, RequestEnd, Schedule, Stats
+from kvtrail.tracer.model.events import Event, Evict, Flush, Plan, Preempt, PrefixCache, RequestEnd, Schedule, Stats
 
 STEP_EVENTS = (Preempt, Schedule, Stats, Plan, Evict, Flush)
 """What one step records, all at one time."""
@@ -31,7 +31,10 @@ def leaves_out(events: Sequence[Event]) -> bool:
 
 def with_plain_steps(events: Sequence[Event]) -> list[Event]:
     """The events of one connector, with a `Schedule` for each step of a request that the recording leaves out. A request that
-    did not run in all of the steps between two recorded ones ran in the first of them: its return is recorded."""
+    did not run in all of the steps between two recorded ones ran in the first of them: its return is recorded.
+
+    What vLLM's cache gains and loses is no call, and may stand between the events of a step: it is left out."""
+    events = [event for event in events if not isinstance(event, PrefixCache)]
     told = _Told()
     for step in _steps(events):
         told.enter(step)
