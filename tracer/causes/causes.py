@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown, Followed, in_common, shortened
-from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
+from kvtrail.tracer.causes.memory import UNSTORED, Fact, Fate, Key, Memory
 from kvtrail.tracer.causes.split import Question, Split, Store
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
@@ -190,7 +190,8 @@ class Causes:
         allocated = max(each.allocated for each in request.allocs.values())
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
-        chain = request.chain.hashes if request.chain.is_whole and request.chain.end >= full else None
+        is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
+        chain = request.chain.hashes if is_known else None
         pending, by = self._pending(event.request or "", chain, full)
         question = Question(
             total=lookup.total,
@@ -213,7 +214,8 @@ class Causes:
         if lookup.cache_identity is not None and chain:
             parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
         if sum(part.tokens for part in parts) != lookup.total:  # more was given than there is
-            parts = [Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))]
+            contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))
+            parts = [contradicted] if lookup.total else []
         split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
         self.breakdowns.append(split)
         if allocated:
@@ -455,6 +457,8 @@ class Causes:
         if request is None or event.start is None or not request.block_size or not request.chain.is_whole:
             return []
         chunk = event.chunk_size or request.block_size
+        if chunk % request.block_size:
+            return []
         per, first = chunk // request.block_size, event.start // chunk
         last = (event.start + event.count) // chunk if event.count else first + 1
         return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
@@ -466,9 +470,9 @@ class Causes:
     def _unstored(self, memory: Memory, keys: Sequence[Key], fate: Fate, event: Event) -> Fact:
         """A fact of a chunk that was not stored, after what became of it before."""
         before = memory.last(keys[0]) if keys else None
-        return replace(
-            self._fact(fate, event), before=before if before is None or before.before is None else before.before
-        )
+        while before is not None and before.fate in UNSTORED:
+            before = before.before
+        return replace(self._fact(fate, event), before=before)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         connector_id, keys = self._stored.pop(event.transfer_id, ("", []))

@@ -39,6 +39,8 @@ class Fate(IntEnum):
 
 
 LOST = (Fate.EVICTED, Fate.RESET)
+UNSTORED = (Fate.STORING, Fate.FULL, Fate.FAILED)
+"""What says nothing of whether the cache had held it before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -133,11 +135,11 @@ class Memory:
                 sure.append(None if not self.whole_from or is_fresh(key) else self._unsure())
             else:
                 if id(fact) not in known:
-                    known[id(fact)] = self._now(fact)
+                    known[id(fact)] = self.now(fact)
                 sure.append(known[id(fact)])
         return sure
 
-    def _now(self, fact: Fact) -> Fact:
+    def now(self, fact: Fact) -> Fact:
         """What a fact means by now."""
         if not self.told:
             return fact
@@ -164,7 +166,7 @@ class Memory:
             fact: Fact | None = self._old.pop(key)
             if key in self._young or not isinstance(key, bytes):
                 continue
-            while fact is not None and (fate := self._now(fact).fate) not in _FORGOTTEN:
+            while fact is not None and (fate := self.now(fact).fate) not in _FORGOTTEN:
                 fact = fact.before
             if fact is not None:
                 self._past.add(key, fate)

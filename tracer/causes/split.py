@@ -288,7 +288,8 @@ class Split:
             if chunk is None:
                 unstored = "partial" if view.is_partial(block) else "unasked"
             elif chunk.fate in _UNSTORED:
-                unstored, chunk = _UNSTORED[chunk.fate], chunk.before
+                unstored = _UNSTORED[chunk.fate]
+                chunk = None if chunk.before is None else view.store.memory.now(chunk.before)
             if chunk is not None:
                 losses.append((view.store.memory, chunk))
         for memory, loss in losses:
@@ -302,7 +303,9 @@ class Split:
             self._runs.add(Cause.NEW, "", start, end)
             return
         memory, loss = max(losses, key=lambda each: each[1].number)
-        if sum(other.number == loss.number for _, other in losses) > 1:
+        if loss.fate not in _CAUSES:  # a chunk that is held was not stored
+            self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CONTRADICTION)
+        elif sum(other.number == loss.number for _, other in losses) > 1:
             self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.ORDER)
         else:
             unstored = unstored if memory is self._vllm else ""

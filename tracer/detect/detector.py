@@ -59,14 +59,14 @@ class Detector:
         rules: Sequence[Rule] | None = None,
         max_requests: int = MOST_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
-        on_causes: Callable[[Breakdown], None] | None = None,
+        on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
         """
         Args:
             listener: gets each event of a request once, in the request's order, after it was entered into the account.
-            on_causes: gets each admission once, when the parts of its prompt are final.
+            on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What is not told again of the
                 numbers up to it is not known here, but not missing.
@@ -464,7 +464,7 @@ class Detector:
             if account is not None:
                 account.explain(breakdown)
             if breakdown.is_final and self._on_causes is not None:
-                self._on_causes(breakdown)
+                self._on_causes(event, breakdown)
         causes.breakdowns.clear()
 
     def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:

@@ -81,7 +81,9 @@ class Chains:
             chain.hashes[max(0, first - chain.first) :] = told
 
     def _up_to(self, block: bytes | None, count: int) -> Iterator[bytes]:
-        """A block's hash and those before it, `count` in all; as many as are known."""
+        """A block's hash and those before it, `count` in all; as many as are known. No more than are remembered: what was
+        told may go in a circle."""
+        count = min(count, 2 * self._most)
         while count and block:
             yield block
             block, count = self._of(block), count - 1

@@ -94,13 +94,15 @@ class Pipeline:
             Store: self._needs.stored,
         }
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
-        self._heard_before = self._arrivals.last()
+        heard_before = self._arrivals.last()
+        self._summed_before = dict(heard_before)
+        """By recorder, the highest number that is in the sums of an earlier tracer."""
         self.detector = Detector(
             max_requests=max_requests,
             listener=self._sum_up,
             on_causes=self._explained,
             on_error=metrics.internal_errors.count,
-            came_before=self._heard_before,
+            came_before=heard_before,
         )
         self.recorders = Recorders()
         self._launches = Launches(writer.launches(), writer.heard(), at_ns=time.monotonic_ns())
@@ -248,6 +250,9 @@ class Pipeline:
         with self._lock:
             if following is not None:
                 number, events = following
+                for event in events:
+                    if event.sequence <= self._summed_before.get(event.recorder, -1):
+                        self._summed_before[event.recorder] = event.sequence - 1
                 self._judge(Arrived(_of_this_time(events)))
                 self._judged = number
             self._is_behind = self._judged < self._last_number
@@ -413,11 +418,11 @@ class Pipeline:
         except Exception as error:
             self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
 
-    def _explained(self, breakdown: Breakdown) -> None:
-        """Sum up the parts of a prompt, unless an earlier tracer has done it."""
-        event = breakdown.event
-        if event.sequence <= self._heard_before.get(event.recorder, -1):
+    def _explained(self, by: Event, breakdown: Breakdown) -> None:
+        """Sum up the parts of a prompt, which an event has made final, unless an earlier tracer has done it."""
+        if by.sequence <= self._summed_before.get(by.recorder, -1):
             return
+        event = breakdown.event
         try:
             self.savings.explain(breakdown)
             self.savings.cells.add(event, self._needs.admitted(breakdown), stretch_s=STRETCH_S)

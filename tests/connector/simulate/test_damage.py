@@ -142,5 +142,5 @@ def test_no_damage_hides_a_loss(runs: tuple[Run, ...]) -> None:
             with naming(name):
                 if name == "sampled-only":
                     assert all(event.sampled_only for event in events)
-                elif name != "early-goodbye":
+                elif name not in ("early-goodbye", "last-words"):  # these have numbers that nothing else would have had
                     assert {event.sequence for event in events} <= numbers[recorder]

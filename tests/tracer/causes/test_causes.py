@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from history import hash_of, history
+from msgspec import structs
 
 from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.causes.fleet import Fleet
@@ -341,6 +344,72 @@ def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
     (breakdown,) = second.breakdowns
     assert ", ".join(map(_said, breakdown.parts)) == said
     assert {part.detail.engine for part in breakdown.parts} - {""} == ({"first"} if identity == "one" else set())
+
+
+STORY = (
+    RAN
+    + """
+    cache - c
+    evict =c
+    b: start 160 of a b c x y
+    b: L 160 c64 h96 -> 32
+    b: A 32 [1-5]
+    b: error [3]
+    cache + x
+    b: S 64+40
+    b: P
+    b: L 160 c64 h64 -> 0 cached
+    b: A 0
+    b: S 64+96
+    b: plan store 0+0 keys =c
+    b: plan store 96+64 #7
+    b: done #7 failed
+    cache 0
+    b: end computed 160
+    c: start 130 of a b c x
+    c: L 130 c0 h64 -> 64
+    c: A 64
+    c: S 64+66
+    """
+)
+ODD: dict[str, Sequence[Any]] = {
+    **dict.fromkeys(("block_size", "chunk_size"), (None, 0, 1, 7, 48, 2**50)),
+    **dict.fromkeys(("block_first", "matched", "count", "start", "block_seen"), (None, 0, 1, 5, 33, 2**50)),
+    **dict.fromkeys(("total", "computed", "allocated", "scheduled", "epoch"), (0, 1, 31, 2**50)),
+    "block_hashes": (None, b"", b"odd", hash_of("a") * 3, hash_of("x") + hash_of("a")),
+    "block_after": (None, b"", b"odd", hash_of("a"), hash_of("of none")),
+    "blocks_ids": ((), (2**50,), (3, 3)),
+    "chunk_keys": ((), ("",), ("é" * 16,), ("ab " * 5 + "a",)),
+    "chunk_key": (None, "", " " * 16),
+    "hit_sources": ((), ("",), (":",), ("host:-1",), ("host:\u0663",), (f"disk:{2**50}",)),
+    "cache_changes": ((), (0, 0), (2**50, -(2**50)), (-1, 1)),
+    "request": ("a", "b", "of none"),
+    "request_sequence": (0, 1),
+    "cache_whole": (True, False),
+    "transfer_id": (None, -1),
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_events_say_there_is_a_cause_for_each_token(seed: int) -> None:
+    dice = random.Random(seed)
+    whole = history(STORY, chunk=32, capabilities=TOLD, cache_identity="one")
+    for _ in range(400):
+        fleet = Fleet()
+        causes, other = Causes(fleet), Causes(fleet)
+        events = list(whole)
+        for at in dice.sample(range(len(events)), dice.randint(1, 4)):
+            names = sorted(ODD.keys() & set(events[at].__struct_fields__))
+            name = dice.choice(names)
+            events[at] = structs.replace(events[at], **{name: dice.choice(ODD[name])})
+        if dice.random() < 0.3:
+            dice.shuffle(events)
+        for event in events:
+            other.enter(structs.replace(event, engine="other"))
+            causes.enter(event)
+        for split in causes.breakdowns:
+            assert sum(part.tokens for part in split.parts) == split.lookup.total
+            assert all(part.tokens > 0 for part in split.parts)
 
 
 def test_names_of_blocks_have_eight_bytes() -> None:
