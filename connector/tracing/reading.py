@@ -28,7 +28,7 @@ def ids_of_step(output: Any) -> set[str] | None:
 def hit_sources(connector: Any, request: Any, external: int) -> tuple[str, ...] | None:
     """Where external tokens come from, by the connector's own account; None if it gives none."""
     try:
-        counted = connector.get_external_cachehit_sources(request, external)
+        counted = connector.get_external_cache_hit_sources(request, external)
         return tuple(f"{source.value}:{int(tokens)}" for source, tokens in counted.items())
     except Exception:  # it is asked for this one span only: what fails here must not end the recording
         return None

@@ -342,16 +342,6 @@ def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.
     assert set(kinds) == {"early"}
 
 
-def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[..., Engine], expected: Tokens) -> None:
-    engine = built({"fingerprints": 0.3, "fingerprint_held": "all"}, chunk_size=64)
-    for number in range(2):
-        assert engine.round(prefix=str(number)) == expected
-    counts = engine.counted()
-    assert not [each for each in engine.told if each.wrong]
-    assert 0 < counts["held"] < 20_000
-    assert counts["unknown"] == 0
-
-
 def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(engine: Engine) -> None:
     """vLLM resets the connector then, as it does before it sleeps."""
     engine.round(JOBS[:1], prefix="0")
@@ -385,6 +375,16 @@ def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypat
         engine.round(JOBS[:1], prefix=str(number))
     assert seen["store"] == {"bind_connector_metadata", "register_kv_caches", "shutdown"}
     assert seen["load"] > seen["store"]
+
+
+def test_a_share_of_the_hashes_is_looked_at_and_accuses_nobody(built: Callable[..., Engine], expected: Tokens) -> None:
+    engine = built({"fingerprints": 0.3, "fingerprint_held": "all"}, chunk_size=64)
+    for number in range(2):
+        assert engine.round(prefix=str(number)) == expected
+    counts = engine.counted()
+    assert not [each for each in engine.told if each.wrong]
+    assert 0 < counts["held"] < 20_000
+    assert counts["unknown"] == 0
 
 
 def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
