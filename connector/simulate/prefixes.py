@@ -120,11 +120,10 @@ class Prefixes:
 
     def _recorded_hash(self, request: str, block: int) -> bytes | None:
         chunk, within = divmod(block, self._per_chunk)
-        key: str | None = None
-        if block < len(blocks := self._blocks.get(request, ())):
+        # A kvtrail that recorded less of a block's hash has more of it in the key of the chunk that the block ends.
+        key = self._keys.get(request, {}).get(chunk) if within == self._per_chunk - 1 else None
+        if key is None and block < len(blocks := self._blocks.get(request, ())):
             key = blocks[block]
-        elif within == self._per_chunk - 1:
-            key = self._keys.get(request, {}).get(chunk)
         if key is None:
             return None
         try:
