@@ -48,9 +48,10 @@ def drawn(page: playwright.Page) -> None:
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def shoot(page: playwright.Page, name: str) -> None:
-    """Leave a picture of the page, once all of it is drawn."""
-    drawn(page)
+def shoot(page: playwright.Page, name: str, *, at_rest: bool = True) -> None:
+    """Leave a picture of the page, once all of it is drawn. A page whose tracer does not answer is never `at_rest`."""
+    if at_rest:
+        drawn(page)
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=ARTIFACTS / f"dashboard-{name}.png")
 

@@ -181,8 +181,8 @@ def test_the_tracer_goes_away_and_comes_back(page: playwright.Page, live: Demo) 
         see(page, re.compile(r"The tracer does not answer, since \d\d:\d\d:\d\d UTC"))
         see(findings, "does not answer")
         see(findings, "findings, latest first")  # what was known stays
-        shoot(page, "live-away")
-        shoot(findings, "findings-away")
+        shoot(page, "live-away", at_rest=False)
+        shoot(findings, "findings-away", at_rest=False)
     finally:
         live.tracer().send_signal(signal.SIGCONT)
     playwright.expect(page.locator(".state")).to_have_text("Live")

@@ -63,9 +63,9 @@ NOT_FOLLOWED = {
     ("OffloadConnector", "load-failure"), ("OffloadConnector", "ranks"), ("OffloadConnector", "groups"),
     ("TracedOffloadingConnector", "same-id"), ("TracedOffloadingConnector", "groups"), ("TracedOffloadingConnector", "ranks"),
 }  # fmt: skip
-"""Ours forgets what was stored of a failed load (`ranks` has some, too), and a re-run does not know all that it had stored until then; it refuses
-several KV cache groups. vLLM's own raises where an id is used again while a store of it is open, and of its groups and ranks
-not enough is recorded."""
+"""Ours forgets what was stored of a failed load, of which `ranks` has some, too, and a re-run does not know all that it had
+stored until then; it refuses several KV cache groups. vLLM's own raises where an id is used again while a store of it is open,
+and of its groups and ranks not enough is recorded."""
 
 
 @pytest.mark.parametrize("profile", PROFILES)
