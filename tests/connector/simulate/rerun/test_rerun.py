@@ -64,8 +64,8 @@ NOT_FOLLOWED = {
     ("TracedOffloadingConnector", "same-id"), ("TracedOffloadingConnector", "groups"), ("TracedOffloadingConnector", "ranks"),
 }  # fmt: skip
 """Ours forgets what was stored of a failed load, of which `ranks` has some, too, and a re-run does not know all that it had
-stored until then; it refuses several KV cache groups. vLLM's own raises where an id is used again while a store of it is open,
-and of its groups and ranks not enough is recorded."""
+stored until then; it refuses several KV cache groups. vLLM's own raises where an id is used again while a store of it is
+open, and of its groups and ranks not enough is recorded."""
 
 
 @pytest.mark.parametrize("profile", PROFILES)
