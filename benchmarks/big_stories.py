@@ -75,12 +75,14 @@ class Told:
 
     Attributes:
         sequences: the numbers with which the events of its steps begin.
+        scheduler_steps: the scheduler's numbers of its steps.
     """
 
     request: Request
     story: Story
     engine: str
     sequences: list[int] = field(default_factory=list)
+    scheduler_steps: list[int] = field(default_factory=list)
 
     @property
     def next_ns(self) -> int | None:
@@ -124,6 +126,8 @@ class Told:
         for witness, (step, place) in zip(finding.witness, seen.places, strict=True):
             at_ns, numbers = witness.at_ns + later_ns, witness.numbers
             clocks[clock(witness.at_ns)] = clock(at_ns)
+            if numbers.get("scheduler_step") is not None:
+                numbers = {**numbers, "scheduler_step": self.scheduler_steps[step]}
             chunk = request.shape.steps[step][place].chunk
             if chunk is not None:
                 numbers = {**numbers, "chunk_keys": (request.keys[chunk][-_KEY:].decode(),)}

@@ -131,6 +131,7 @@ class Traffic:
         recorder, request = engine.recorder, told.request
         told.sequences.append(recorder.sequence)
         recorder.advance(request, engine.spans, at_ns)
+        told.scheduler_steps.append(recorder.step)
         self._spans += recorder.sequence - told.sequences[-1]
         self._requests.add((engine.name, request.id))
         self._traces.add(request.trace_id.hex())

@@ -49,7 +49,7 @@ class Detector:
         finished: the accounts whose request has ended, in the order of their ends.
         findings: by request and id, for the requests whose account is held.
         changed: requests whose account changed without an event of theirs, because their engine shut down or their gaps were
-            given up. The caller reads and clears it.
+            given up, or whose prompt was explained, maybe long after its event came. The caller reads and clears it.
         lost: events that were declared missing, by engine.
     """
 
@@ -460,9 +460,10 @@ class Detector:
             self._judgements.failed("causes", error)
             causes.lose(Untold.LOST, before=event)
         for breakdown in causes.breakdowns:
-            account = self.accounts.get((event.engine, breakdown.event.request or ""))
-            if account is not None:
+            key = (event.engine, breakdown.event.request or "")
+            if (account := self.accounts.get(key)) is not None:
                 account.explain(breakdown)
+                self.changed.append(key)
             if breakdown.is_final and self._on_causes is not None:
                 self._on_causes(event, breakdown)
         causes.breakdowns.clear()

@@ -204,7 +204,6 @@ class OfflineDetector:
     def _tidy(self, before_ns: int) -> None:
         detector = self._detector
         self._take(detector.settle(before_ns=before_ns))
-        detector.changed.clear()
         for key in detector.over(before_ns=before_ns):
             self._count(detector.accounts[key])
             detector.forget(key)
@@ -213,6 +212,7 @@ class OfflineDetector:
                 del self._forgotten[next(iter(self._forgotten))]
 
     def _take(self, findings: Sequence[Finding]) -> None:
+        self._detector.changed.clear()  # nobody writes rows
         for finding in findings:
             if hash((finding.engine, finding.request)) in self._forgotten:
                 raise TooLate

@@ -223,6 +223,9 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     at_once.ingest(encoded(history(FINE, request="new-0123abcd", recorder="new")), transport="grpc")
     ever = {"since_ns": 0, "until_ns": 2**62}
     assert SqliteReader(path).savings(**ever) == SqliteReader(whole).savings(**ever)
+    at_once.tidy()
+    causes = [[row["causes"] for row in SqliteReader(each).requests()] for each in (path, whole)]
+    assert causes[0] == causes[1]
     hear(pipeline, "later")
     assert len(SqliteReader(path).requests()) == 3
     pipeline.close()
