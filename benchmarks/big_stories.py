@@ -36,11 +36,13 @@ class State:
     """What is known after a step. Times count from the request's begin.
 
     Attributes:
+        admissions: where the causes of the account's prompts were told: the step and the place in it of each.
         sums: what the step adds to the savings, by epoch.
         findings: those that it has brought.
     """
 
     account: Mapping[str, Any]
+    admissions: Sequence[tuple[int, int]]
     lane: Lane
     sums: Mapping[int, Mapping[str, int]]
     findings: Sequence[_Seen]
@@ -95,12 +97,18 @@ class Told:
         """What is known of it now."""
         return self.story.states[self.request.step - 1]
 
-    def account(self) -> dict[str, Any]:
+    def account(self, recorder: Recorder) -> dict[str, Any]:
         """Its row, as a sidecar would write it now."""
         known, request = self.state.account, self.request
         ended_ns = known["ended_ns"]
+        causes = [
+            {**split, "at_ns": request.began_ns + split["at_ns"],
+             "span_id": recorder.span_id(self.sequences[step] + place).hex()}
+            for split, (step, place) in zip(known["causes"], self.state.admissions, strict=True)
+        ]  # fmt: skip
         return {
-            **known, "request": request.id, "external": request.external, "trace_id": request.trace_id.hex(),
+            **known, "causes": causes,
+            "request": request.id, "external": request.external, "trace_id": request.trace_id.hex(),
             "started_ns": request.began_ns, "last_ns": request.began_ns + known["last_ns"],
             "ended_ns": None if ended_ns is None else request.began_ns + ended_ns,
         }  # fmt: skip
@@ -193,19 +201,22 @@ class Stories:
             sums.setdefault(cell.epoch, {})[cell.measure] = value
         self._savings.cells.clear()
         self._savings.facts.clear()
+        places = self._places(request.shape, first)
+        known = account.as_dict()
+        causes = [{**split, "at_ns": split["at_ns"] - request.began_ns} for split in known["causes"]]
         row = {
-            **account.as_dict(), "verdict": verdict, "findings": len(held), "last_ns": account.last_ns - request.began_ns,
+            **known, "causes": causes, "verdict": verdict, "findings": len(held),
+            "last_ns": account.last_ns - request.began_ns,
             "ended_ns": None if account.ended_ns is None else account.ended_ns - request.began_ns,
             "unknown": None if why is None else why.name.lower(),
         }  # fmt: skip
         lane = structs.replace(
             lane_of(account, verdict=verdict, findings=len(held)), last_ns=row["last_ns"], ended_ns=row["ended_ns"]
         )
-        places = self._places(request.shape, first)
         seen = [
             _Seen(each, request.began_ns, [places[witness.span_id] for witness in each.witness]) for each in findings
         ]
-        return State(row, lane, sums, seen)
+        return State(row, [places[split["span_id"]] for split in known["causes"]], lane, sums, seen)
 
     def _places(self, shape: Shape, first: int) -> dict[str, tuple[int, int]]:
         """By span: its step, and its place in it."""

@@ -119,8 +119,8 @@ class Traffic:
         """The rows of what has changed."""
         savings = {Cell(*where, name): sum_ for where, sums in self._savings.items() for name, sum_ in sums.items()}
         batch = Batch(findings=self._findings, savings=savings, settled=self._written)
-        for told in self._touched.values():
-            batch.accounts.append(told.account())
+        for number, told in self._touched.items():
+            batch.accounts.append(told.account(self._engines[number % ENGINES].recorder))
             batch.lanes.append(told.lane())
         self._touched, self._findings = {}, []
         self._savings.clear()

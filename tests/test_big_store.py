@@ -51,6 +51,8 @@ def test_its_rows_are_what_the_detector_makes_of_its_spans(path: Path) -> None:
         assert {name: row[name] for name in alone} == alone
         assert row["causes"] or not row["lookups"]
         for split in row["causes"]:
+            (admission,) = (event for event in events if event.span_id == split["span_id"])
+            assert (admission.kind, admission.end_ns) == ("kv.alloc", split["at_ns"])
             assert sum(part["tokens"] for part in split["parts"]) == split["total"]
         (lane,) = store.lanes(Window(from_ns=0, to_ns=2**62, search=row["request"]), live=()).lanes
         assert lane == lane_of(account, verdict=row["verdict"], findings=len(found))

@@ -232,6 +232,22 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     assert Pipeline(SqliteWriter(path), Metrics()).detector.accounts.keys() == set(), "nothing is left to read back"
 
 
+def test_what_explains_a_prompt_only_after_a_gap_was_given_up_is_in_its_row(tmp_path: Path) -> None:
+    """After a restart, the events of requests that had ended are a gap in their recorder's numbers."""
+    text = "a: L 100 c0 h0 -> 0\na: A 0\na: end\nb: L 749 c0 h256 -> 256\nb: A 256\nb: S 256+80\nb: S 336+413"
+    events = history(text)
+    first = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics())
+    first.ingest(encoded(events[:-1]), transport="grpc")
+    first.close()
+    again = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
+    again.ingest(encoded(events[-1:]), transport="grpc")
+    again.tidy()
+    (row,) = (row for row in SqliteReader(tmp_path / "s.db").requests() if row["request"].startswith("b-"))
+    (split,) = row["causes"]
+    parts = [(part["cause"], part["tokens"]) for part in split["parts"]]
+    assert parts == [("loaded", 256), ("unknown", 480), ("unaligned", 13)]
+
+
 def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtrail.tracer.serve.pipeline.RESUME_S", 0)
     writer = SqliteWriter(tmp_path / "s.db")
