@@ -5,7 +5,8 @@ An `entry` is what the api tells of one admission: its epoch, its tokens, when i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
@@ -27,14 +28,18 @@ def name(cause: str) -> str:
     return cause.replace("-", " ")
 
 
+def colour(cause: str, *, dark: bool) -> str:
+    """The colour of a cause; grey for one that only a newer tracer knows."""
+    return (palette.CAUSE[cause].colour if cause in palette.CAUSE else palette.GREY).on(dark=dark)
+
+
 def strip(entry: Row, *, dark: bool) -> tuple[list[Entry], list[int]]:
     """The prompt as a bar: its parts in their order, and how long each is."""
-    colours = palette.colours(palette.CAUSE, dark=dark)
     entries = [
         Entry(
             f"tokens {count(part['start'])} to {count(part['start'] + part['tokens'])}:"
             f" {sentence(part, at_ns=entry['at_ns'])}",
-            colours.get(part["cause"], palette.GREY.on(dark=dark)),
+            colour(part["cause"], dark=dark),
         )
         for part in entry["parts"]
     ]
@@ -43,19 +48,14 @@ def strip(entry: Row, *, dark: bool) -> tuple[list[Entry], list[int]]:
 
 def names(entry: Row, *, dark: bool) -> list[Entry]:
     """The causes of the bar, with their tokens."""
-    sums: dict[str, int] = {}
-    for part in entry["parts"]:
-        sums[part["cause"]] = sums.get(part["cause"], 0) + part["tokens"]
-    colours = palette.colours(palette.CAUSE, dark=dark)
-    ordered = sorted(sums, key=lambda cause: [*palette.CAUSE, cause].index(cause))
     return [
         Entry(
             name(cause),
-            colours.get(cause, palette.GREY.on(dark=dark)),
-            value=count(sums[cause]),
+            colour(cause, dark=dark),
+            value=count(tokens),
             help=palette.CAUSE[cause].means if cause in palette.CAUSE else "",
         )
-        for cause in ordered
+        for cause, tokens in _summed((part["cause"], part["tokens"]) for part in entry["parts"]).items()
     ]
 
 
@@ -95,13 +95,10 @@ def _link(part: Row, steps: Mapping[str, int], own: Mapping[str, str]) -> Link |
 
 def headline(entry: Row) -> str:
     """What was computed, and the largest reasons for it, in a sentence."""
-    computed = [part for part in entry["parts"] if part["cause"] not in REUSED]
-    tokens = sum(part["tokens"] for part in computed)
+    sums = _summed((part["cause"], part["tokens"]) for part in entry["parts"] if part["cause"] not in REUSED)
+    tokens = sum(sums.values())
     if not tokens:
         return "Nothing of it was computed."
-    sums: dict[str, int] = {}
-    for part in computed:
-        sums[part["cause"]] = sums.get(part["cause"], 0) + part["tokens"]
     largest = sorted(sums.items(), key=lambda each: -each[1])[:2]
     means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in largest]
     return f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
@@ -112,11 +109,15 @@ def headline(entry: Row) -> str:
 
 def computed(sums: Row) -> dict[str, int]:
     """The tokens that were computed, by cause, in the order of the causes."""
-    found: dict[str, int] = {}
-    for measure, tokens in (sums.get("causes") or {}).items():
-        cause = measure.partition(":")[0]
-        if cause not in REUSED and tokens:
-            found[cause] = found.get(cause, 0) + tokens
+    tokens_of = ((measure.partition(":")[0], tokens) for measure, tokens in (sums.get("causes") or {}).items())
+    return _summed((cause, tokens) for cause, tokens in tokens_of if cause not in REUSED and tokens)
+
+
+def _summed(tokens_of: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Tokens by cause, in the order of the causes; what only a newer tracer knows comes last."""
+    found: Counter[str] = Counter()
+    for cause, tokens in tokens_of:
+        found[cause] += tokens
     return {cause: found[cause] for cause in sorted(found, key=lambda each: [*palette.CAUSE, each].index(each))}
 
 

@@ -53,18 +53,8 @@ def findings_over_time(trend: Row, *, dark: bool) -> Chart:
 
 def sources_over_time(answer: Row, *, dark: bool) -> Chart:
     """Where the tokens of admitted requests came from."""
-    return _over_time(
-        efficiency.time_rows(answer),
-        (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
-        _color("source:N", source_colours(answer, dark=dark), legend=_LEGEND),
-        alt.Y(
-            "tokens:Q",
-            stack="zero",
-            title=None,
-            axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
-        ),
-        [*_tooltip("time", "source"), alt.Tooltip("share:N", title="tokens")],
-        dark=dark,
+    return _tokens_over_time(
+        answer, efficiency.time_rows(answer), "source", source_colours(answer, dark=dark), dark=dark
     )
 
 
@@ -88,21 +78,8 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
     """Why tokens of admitted requests were computed."""
     present = list(causes.computed(answer["worth"]))
-    colours = palette.colours(palette.CAUSE, dark=dark)
-    shown = {causes.name(cause): colours.get(cause, GREY.on(dark=dark)) for cause in present}
-    return _over_time(
-        causes.time_rows(answer),
-        (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
-        _color("cause:N", shown, legend=_LEGEND),
-        alt.Y(
-            "tokens:Q",
-            stack="zero",
-            title=None,
-            axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
-        ),
-        [*_tooltip("time", "cause"), alt.Tooltip("share:N", title="tokens")],
-        dark=dark,
-    )
+    shown = {causes.name(cause): causes.colour(cause, dark=dark) for cause in present}
+    return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown, dark=dark)
 
 
 def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerChart | alt.FacetChart:
@@ -164,6 +141,23 @@ def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
     """A chart's description and its rows."""
     spec = chart.to_dict()
     return spec, spec.pop("data")["values"]
+
+
+def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Mapping[str, str], *, dark: bool) -> Chart:
+    """Tokens over the range of an answer, stacked by a field of the rows."""
+    return _over_time(
+        rows,
+        (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
+        _color(f"{field}:N", colours, legend=_LEGEND),
+        alt.Y(
+            "tokens:Q",
+            stack="zero",
+            title=None,
+            axis=alt.Axis(minExtent=36, format=".3~s", tickCount=3, labelPadding=6),
+        ),
+        [*_tooltip("time", field), alt.Tooltip("share:N", title="tokens")],
+        dark=dark,
+    )
 
 
 def _over_time(

@@ -14,7 +14,7 @@ from math import ceil, inf, log2
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
 from kvtrail.tracer.capacity.estimate import HEADS_FIRST
-from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.chains import split_hashes
 from kvtrail.tracer.model.events import Alloc, RequestEnd, Schedule, Store
@@ -61,12 +61,8 @@ class _Running:
     done: int
 
     def keys(self, tokens: int) -> list[str]:
-        """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
-        step = self.chunk_size // self.block_size
-        if self.chunk_size % self.block_size:
-            return []
-        end = min(len(self.chain), tokens // self.chunk_size * step)
-        return [each.hex() for each in self.chain[step - 1 : end : step]]
+        """The keys of the full chunks among its first tokens, as far as they are known."""
+        return keys_of(self.chain, tokens, chunk_size=self.chunk_size, block_size=self.block_size)
 
 
 class LiveNeeds:

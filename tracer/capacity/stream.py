@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.capacity.touches import Touch, wanted_of
+from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.detect.savings import PrefillTimer
 from kvtrail.tracer.model.chains import Chain, Chains
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
@@ -71,12 +71,9 @@ class _Request:
     touched: dict[Owner, int] = field(default_factory=dict)
 
     def keys(self, tokens: int, chunk_size: int) -> list[str]:
-        """The keys of the full chunks among its first tokens: the hash of each chunk's last block, as far as it is known."""
-        step = chunk_size // self.block_size if self.block_size else 0
-        if not step or chunk_size % self.block_size or not self.chain.is_whole:
-            return []
-        end = min(len(self.chain.hashes), tokens // chunk_size * step)
-        return [each.hex() for each in self.chain.hashes[step - 1 : end : step]]
+        """The keys of the full chunks among its first tokens, as far as they are known."""
+        chain = self.chain.hashes if self.chain.is_whole else ()
+        return keys_of(chain, tokens, chunk_size=chunk_size, block_size=self.block_size)
 
 
 class Streams:

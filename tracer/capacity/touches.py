@@ -30,3 +30,13 @@ def wanted_of(chunks: int, chunk_size: int, *, computed: int, total: int) -> lis
     return [
         max(0, min((n + 1) * chunk_size, end) - max(n * chunk_size, computed)) for n in range(chunks)
     ]  # fmt: skip
+
+
+def keys_of(chain: Sequence[bytes], tokens: int, *, chunk_size: int, block_size: int) -> list[str]:
+    """The keys of the full chunks among the first tokens of a chain of blocks: the hash of each chunk's last block, as far as
+    the chain is known."""
+    if not block_size or chunk_size % block_size:
+        return []
+    step = chunk_size // block_size
+    end = min(len(chain), tokens // chunk_size * step)
+    return [each.hex() for each in chain[step - 1 : end : step]]
