@@ -1,67 +1,112 @@
 """Causes of prompt tokens against a reference that sees every block of vLLM's pool and of the connector's store, and what
 they cost the detector.
 
-    python benchmarks/causes.py [--seeds 8] [--profile mixed] [--untold cache_events,probe,events]
+    python benchmarks/causes.py [--seeds 8] [--profile mixed] [--untold "no probe"] [--connector OffloadConnector]
 
 Each profile of `kvtrail check` is played on the bare scheduler; tokens are counted by the reference's cause and by what
-kvtrail said: right, unknown, or another cause.
+kvtrail said: right, unknown, or another cause. A real LMCache runs in a whole engine, with random prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import logging
 import statistics
 import sys
+import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from causes_reference import CONNECTORS, UNTOLD, Tally, admissions_of, compare, missed, run, untold_of
+import real_lmcache
+from causes_reference import CONNECTORS, REFUSED, Admission, Tally, compare, missed, run
+from causes_untold import EVERYTHING, UNTOLD, heard
 
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
-from kvtrail.tracer.detect import detector as detecting
+from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.events import Event
 
-LEFT_OUT = ("crowd", "ranks", "groups", "multi")
-"""Profiles that the connectors here refuse, or that say nothing of causes."""
+LEFT_OUT = ("crowd", "multi")
+"""Profiles that say nothing of causes."""
+TOGGLED = "level changed"
+LMCACHE = "0.5.6"
+ROOM = (40, 20, 80, 150)
+"""Chunks that LMCache has room for, in turn."""
 ROUNDS = 7
+Played = Sequence[tuple[Sequence[Admission], Sequence[Event]]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--profile", action="append", choices=sorted(PROFILES))
-    parser.add_argument("--untold", default=",".join(UNTOLD), help="what is left out of the recordings, in turn")
+    parser.add_argument("--connector", action="append", choices=[*CONNECTORS, "LMCache"])
+    parser.add_argument("--untold", action="append", choices=[*UNTOLD, TOGGLED], help="what is left out")
     options = parser.parse_args()
     profiles = options.profile or [name for name in PROFILES if name not in LEFT_OUT]
-    for connector in CONNECTORS:
-        played = [
-            run(scenario_of(profile, seed), connector, seed=seed)
-            for profile in profiles
-            for seed in range(options.seeds)
-        ]
-        for untold in options.untold.split(","):
-            tally: Tally = Counter()
-            for number, (admissions, events) in enumerate(played):
-                told = untold_of(events, untold, random.Random(number))
-                tally += compare(admissions, admissions_of(told))
-            show(connector, untold, tally)
-        cost(connector, [events for _, events in played])
+    chosen = options.untold or [*UNTOLD, TOGGLED]
+    print("| connector | profile | told | missed tokens | right | unknown | wrong |")
+    print("| --- | --- | --- | ---: | ---: | ---: | ---: |")
+    for connector in options.connector or (*CONNECTORS, "LMCache"):
+        if connector == "LMCache":
+            with_lmcache(options.seeds, "random prompts")
+            with_lmcache(options.seeds, "random prompts, asynchronous", **real_lmcache.ASYNCHRONOUS)
+            continue
+        by_profile = {name: play(name, connector, options.seeds) for name in profiles}
+        played = [each for some in by_profile.values() for each in some]
+        if not options.untold:
+            for name, some in by_profile.items():
+                show(connector, name, EVERYTHING, some)
+        for untold in chosen:
+            if untold == TOGGLED:
+                toggled = [each for name in profiles for each in play(name, connector, options.seeds, toggled=True)]
+                show(connector, "all", untold, toggled)
+            else:
+                show(connector, "all", untold, played)
+        if not options.untold:
+            cost(connector, [events for _, events in played])
 
 
-def show(connector: str, untold: str, tally: Tally) -> None:
+def play(profile: str, connector: str, seeds: int, *, toggled: bool = False) -> Played:
+    """A profile's runs; of one that the connector refuses, none."""
+    if (connector, profile) in REFUSED:
+        return []
+    return [run(scenario_of(profile, seed), connector, seed=seed, toggled=toggled) for seed in range(seeds)]
+
+
+def show(connector: str, profile: str, untold: str, played: Played) -> None:
     """Print the shares of what was missed, and what was wrong."""
-    shares_of, wrong = missed(tally)
-    total = shares_of.total()
-    shares = ", ".join(f"{name} {shares_of[name] / total:.3%}" for name in ("right", "unknown", "wrong"))
-    print(f"{connector}, not told: {untold}. {tally.total():,} tokens, {total:,} missed: {shares}")
+    tally: Tally = Counter()
+    for number, (admissions, events) in enumerate(played):
+        tally += compare(admissions, heard(events, EVERYTHING if untold == TOGGLED else untold, seed=number))
+    row(connector, profile, untold, tally)
+
+
+def with_lmcache(seeds: int, prompts: str, **extra: bool) -> None:
+    """Print the same of a real LMCache in a whole engine, with stores of several sizes."""
+    tallies: defaultdict[str, Tally] = defaultdict(Counter)
+    for seed in range(seeds):
+        room = ROOM[seed % len(ROOM)]
+        with tempfile.TemporaryDirectory() as folder:
+            said = real_lmcache.causes(Path(folder), LMCACHE, chunks=room, requests=150, blocks=48, seed=seed, **extra)
+        for untold, tally in said.items():
+            tallies[untold] += tally
+    for untold, tally in tallies.items():
+        row(f"LMCache {LMCACHE}", prompts, untold, tally)
+
+
+def row(connector: str, profile: str, untold: str, tally: Tally) -> None:
+    """Print a row of the table."""
+    shares, wrong = missed(tally)
+    total = max(shares.total(), 1)
+    figures = " | ".join(f"{shares[name] / total:.3%}" for name in ("right", "unknown", "wrong"))
+    print(f"| {connector} | {profile} | {untold} | {shares.total():,} | {figures} |", flush=True)
     for (cause, said), tokens in wrong.most_common(5):
-        print(f"    {cause} taken for {said}: {tokens:,}")
+        print(f"    {cause} taken for {said}: {tokens:,}", file=sys.stderr)
 
 
 def cost(connector: str, histories: Sequence[Sequence[Event]]) -> None:
@@ -81,17 +126,18 @@ def cost(connector: str, histories: Sequence[Sequence[Event]]) -> None:
 
 def _detect(histories: Sequence[Sequence[Event]], *, causes: bool) -> float:
     """How long the detector takes, in seconds."""
-    kept = detecting.Detector._enter_causes
+    kept = Causes.enter
     if not causes:
-        detecting.Detector._enter_causes = lambda *_: None  # type: ignore[method-assign]  # for this comparison only
+        Causes.enter = lambda *_: None  # type: ignore[method-assign]  # for this comparison only
     try:
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         for events in histories:
             Detector().feed(events)
-        return time.perf_counter() - started_s
+        return time.process_time() - started_s
     finally:
-        detecting.Detector._enter_causes = kept  # type: ignore[method-assign]
+        Causes.enter = kept  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)
     main()

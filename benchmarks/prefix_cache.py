@@ -1,17 +1,21 @@
-"""What block hashes and the changes of vLLM's own prefix cache cost, beside vLLM's own KV events.
+"""What the causes of misses cost: recording, taking in and storing block hashes and the changes of vLLM's own prefix cache.
 
-CPU of the scheduler's thread for a step of the bare scheduler with so many requests, in turns: level `detailed` with both,
-with block hashes alone, and with neither; and untraced, with vLLM's KV events on and off (nobody is subscribed to them).
+For each number of requests at a time, in turns in one process: CPU of the scheduler's thread for a step of the bare
+scheduler, at level `detailed` with both, with block hashes alone and with neither, and untraced with vLLM's own KV events on
+and off (nobody is subscribed to them). Then a sidecar takes in what the three have recorded of the same requests, in turns
+again: its CPU, and the bytes of its file.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import rounds
@@ -23,16 +27,31 @@ TRACED = {
     "neither": {"cache_events": "off", "block_hashes": "off"},
 }
 UNTRACED = ("KV events", "untraced")
+PAIRS = (("both", "hashes"), ("hashes", "neither"), ("both", "neither"))
 
 
-def measure(folder: Path, count: int, at_a_time: int) -> None:
-    """Run the sides in turns of `STEPS`, and print the ratios."""
+class KeepingExporter(MeasuringExporter):
+    """Keeps the payloads of what is measured."""
+
+    payloads: list[bytes]
+
+    def measure(self) -> None:
+        made = list(self.encoder.requests(self.waiting, 512))
+        self.events += len(self.waiting)
+        self.bytes += sum(map(len, made))
+        self.waiting.clear()
+        vars(self).setdefault("payloads", []).extend(made)
+
+
+def record(folder: Path, count: int, at_a_time: int) -> dict[str, list[bytes]]:
+    """Run the sides in turns of `STEPS`, print the ratios, and return what each of the traced ones recorded, from its first
+    step on."""
     from kvtrail.connector.recording.recorder import exporting_to, recorders
 
-    exporters: list[MeasuringExporter] = []
+    exporters: list[KeepingExporter] = []
 
-    def exporter() -> MeasuringExporter:
-        exporters.append(MeasuringExporter())
+    def exporter() -> KeepingExporter:
+        exporters.append(KeepingExporter())
         return exporters[-1]
 
     with exporting_to(exporter):
@@ -60,28 +79,72 @@ def measure(folder: Path, count: int, at_a_time: int) -> None:
                 for each in exporters:
                     each.events = each.bytes = 0
         gc.enable()
-    print(f"{at_a_time} requests at a time, us/step")
-    for one, other in (("both", "hashes"), ("hashes", "neither"), ("both", "neither"), UNTRACED, ("both", "untraced")):
+    for one, other in (*PAIRS, UNTRACED, ("both", "untraced")):
         more = statistics.median([a - b for a, b in zip(spent[one], spent[other], strict=True)])
-        rounds.print_ratio(f"  {more:+.1f} us", spent[one], spent[other], "us/step", (one, other))
-    executed = {name: side.instructions(STEPS) for name, side in sides.items()}
-    print("  instructions of CPython's interpreter: " + ", ".join(f"{name} {n:,.0f}" for name, n in executed.items()))
+        rounds.print_ratio(f"  recording, {more:+.1f} us", spent[one], spent[other], "us/step", (one, other))
+    kept = {name: list(each.payloads) for name, each in zip(TRACED, exporters, strict=True)}
     for name, each in zip(TRACED, exporters, strict=True):
         steps = count * STEPS
         print(
             f"  {name}: {each.events / steps:.2f} events and {each.bytes / steps:,.0f} bytes a step,"
             f" {each.bytes / requests[name]:,.0f} bytes a request"
         )
+    executed = {name: side.instructions(STEPS) for name, side in sides.items()}
+    print("  instructions of CPython's interpreter: " + ", ".join(f"{name} {n:,.0f}" for name, n in executed.items()))
+    return kept
+
+
+def take_in(recorded: Mapping[str, Sequence[bytes]], count: int) -> None:
+    """Have a new sidecar take in what each side has recorded, in turns, and print the ratios."""
+    spent = {name: list[float]() for name in recorded}
+    size = dict.fromkeys(recorded, 0)
+    spans = dict.fromkeys(recorded, 0)
+    for number in range(count + 1):
+        for name in sorted(recorded, reverse=number % 2 == 1):
+            took_s, size[name], spans[name], requests = ingested(recorded[name])
+            if number:  # the first round warms up
+                spent[name].append(took_s / requests * 1e6)
+    for one, other in PAIRS:
+        more = statistics.median([a - b for a, b in zip(spent[one], spent[other], strict=True)])
+        rounds.print_ratio(f"  taking in, {more:+.0f} us", spent[one], spent[other], "us/request", (one, other))
+    for name in recorded:
+        print(
+            f"  {name}: {spans[name] / requests:.1f} spans a request,"
+            f" {statistics.median(spent[name]) * requests / spans[name]:.1f} us a span; in the store"
+            f" {size[name] / requests:,.0f} bytes a request, {size[name] / spans[name]:,.0f} a span"
+        )
+
+
+def ingested(payloads: Sequence[bytes]) -> tuple[float, int, int, int]:
+    """Seconds of processor, bytes of the store, spans and requests of a sidecar that takes these in."""
+    from kvtrail.tracer.serve.metrics import Metrics
+    from kvtrail.tracer.serve.pipeline import Pipeline
+    from kvtrail.tracer.store.sqlite.store import SqliteWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "bench.db"
+        pipeline = Pipeline(SqliteWriter(file), Metrics())
+        gc.collect()
+        began = time.process_time()
+        for payload in payloads:
+            pipeline.ingest(payload, transport="grpc")
+        took_s = time.process_time() - began
+        spans, requests = pipeline.spans_stored, len(pipeline.detector.accounts)
+        pipeline.close()
+        return took_s, file.stat().st_size, spans, requests
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=100, help="of the scheduler, of thirty steps each")
+    parser.add_argument("--takings", type=int, default=11, help="rounds of the sidecar")
     parser.add_argument("--at-a-time", type=int, nargs="+", default=[16, 64, 256])
     arguments = parser.parse_args()
+    logging.disable()
     with tempfile.TemporaryDirectory() as folder:
         for at_a_time in arguments.at_a_time:
-            measure(Path(folder), arguments.rounds, at_a_time)
+            print(f"{at_a_time} requests at a time")
+            take_in(record(Path(folder), arguments.rounds, at_a_time), arguments.takings)
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ class Settings:
         0.01 at level `detailed`, and `off` at `basic`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
     block_hashes: whether requests' block hashes are recorded, at level `detailed`: `on` (default) or `off`.
-    cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes: `on` (default)
-        or `off`.
+    cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes, and a
+        connector's store where its probe follows it: `on` (default) or `off`.
     fingerprint_held: which held blocks are looked at in each step: `one` of a request (default) or `all`.
     """
 

@@ -3,27 +3,23 @@ recording does not tell is seen here. Nothing of it is shared with `kvtrail.trac
 
 from __future__ import annotations
 
-import random
 import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from msgspec import structs
 
 from kvtrail.connector.simulate import in_memory
 from kvtrail.connector.simulate.run import drive
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.stages import BareScheduler
-from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect.account import SCHEDULER
-from kvtrail.tracer.model.causes import Untold
-from kvtrail.tracer.model.events import Event, Heartbeat, PrefixCache
+from kvtrail.tracer.model.events import Alloc, Event, Lookup
+from kvtrail.tracer.model.semconv import Level
 
 Span = tuple[str, str, int, int]
 """A cause, its tier (`gpu` or `store`), and tokens from the first to before the last."""
@@ -56,21 +52,26 @@ class _Cache:
     """A cache as it is, and when it lost what.
 
     Attributes:
-        held: what it holds.
+        held: what it holds, in all of its groups.
+        some: what at least one group holds.
         lost: of what it lost, when, and whether by a reset.
         ever: all that it ever held.
     """
 
     held: set[bytes] = field(default_factory=set)
+    some: set[bytes] = field(default_factory=set)
     lost: dict[bytes, tuple[int, str]] = field(default_factory=dict)
     ever: set[bytes] = field(default_factory=set)
 
-    def see(self, now: set[bytes], moment: int, how: str) -> None:
-        self.lost.update(dict.fromkeys(self.held - now, (moment, how)))
-        self.held, self.ever = now, self.ever | now
+    def see(self, groups: Sequence[set[bytes]], moment: int, how: str) -> None:
+        """A block is lost when the first group has lost it, and none holds it whole any more."""
+        held, some = set.intersection(*groups), set.union(*groups)
+        incomplete = {key for key in self.some - held if key in self.held or (key not in some and key not in self.lost)}
+        self.lost.update(dict.fromkeys(incomplete, (moment, how)))
+        self.held, self.some, self.ever = held, some, self.ever | some
 
     def copy(self) -> _Cache:
-        return _Cache(self.held, dict(self.lost), self.ever)
+        return _Cache(self.held, self.some, dict(self.lost), self.ever)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,9 @@ class StoreView:
     def storing(self) -> set[bytes]:
         """Chunks whose store is under way."""
         return set()
+
+    def asked(self, request: Any) -> None:
+        """A lookup for this request comes."""
 
 
 class OffloadView(StoreView):
@@ -127,17 +131,18 @@ class Reference:
         admissions: in their order.
     """
 
-    def __init__(self, stage: BareScheduler, view: StoreView) -> None:
-        self._scheduler, self._view = stage.scheduler, view
-        self._size: int = stage.config.cache_config.block_size
-        self._pool = stage.scheduler.kv_cache_manager.block_pool
+    def __init__(self, scheduler: Any, block_size: int, view: StoreView) -> None:
+        self._scheduler, self._view = scheduler, view
+        self._size = block_size
+        self._groups = len(scheduler.kv_cache_config.kv_cache_groups)
+        self._pool = scheduler.kv_cache_manager.block_pool
         self._map = self._pool.cached_block_hash_to_block
         self._vllm, self._store = _Cache(), _Cache()
         self._moment = 0
         self._is_reset = False
         self._asked: dict[str, _Asked] = {}
         self.admissions: list[Admission] = []
-        connector = stage.scheduler.connector
+        connector = scheduler.connector
         for name, after in (
             ("get_num_new_matched_tokens", self._looked_up),
             ("update_state_after_alloc", self._allocated),
@@ -145,7 +150,6 @@ class Reference:
             setattr(connector, name, self._around(getattr(connector, name), after))
         for name in ("build_connector_meta", "update_connector_output", "reset_cache"):
             setattr(connector, name, self._around(getattr(connector, name), self._changed))
-        stage.observers.append(lambda output, report: self._stepped())
 
     def _around(self, call: Callable[..., Any], after: Callable[..., None]) -> Callable[..., Any]:
         def watched(*arguments: Any) -> Any:
@@ -164,16 +168,19 @@ class Reference:
 
     def _see(self) -> None:
         """Look at both caches."""
-        from vllm.v1.core.kv_cache_utils import get_block_hash
+        from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 
         self._moment += 1
         now = self._pool.cached_block_hash_to_block
-        held = {bytes(get_block_hash(key)) for key in now._cache}
-        self._vllm.see(held, self._moment, "evicted" if now is self._map else "reset")
+        groups: list[set[bytes]] = [set() for _ in range(self._groups)]
+        for key in now._cache:
+            groups[get_group_id(key)].add(bytes(get_block_hash(key)))
+        self._vllm.see(groups, self._moment, "evicted" if now is self._map else "reset")
         self._map = now
-        self._store.see(self._view.held(), self._moment, "reset" if self._is_reset else "evicted")
+        self._store.see([self._view.held()], self._moment, "reset" if self._is_reset else "evicted")
 
-    def _stepped(self) -> None:
+    def stepped(self) -> None:
+        """A step has ended."""
         self._see()
         for each in self.admissions[-64:]:
             request, (begin, end) = each.request, each.promised
@@ -197,6 +204,7 @@ class Reference:
         admission.promised = (computed, computed)
 
     def _looked_up(self, answer: Any, request: Any, computed: int) -> None:
+        self._view.asked(request)
         self._asked[request.request_id] = _Asked(computed, self._vllm.copy(), self._store.copy(), self._view.storing())
 
     def _allocated(self, answer: Any, request: Any, blocks: Any, external: int) -> None:
@@ -253,8 +261,8 @@ class Reference:
             elif losses:
                 _, cause, tier = max(losses)
             else:
-                assert key not in asked.vllm.ever, "what was held is held, or was lost"
-                cause, tier = "new", ""
+                assert key not in asked.vllm.ever or key in asked.vllm.some, "what was held is held, or was lost"
+                cause, tier = ("new", "") if key not in asked.vllm.ever else ("incomplete", "gpu")
             spans.append((cause, tier, start, end))
         spans.append(("unaligned", "", max(reused, full * size), total))
         return [span for span in spans if span[3] > span[2]]
@@ -277,6 +285,8 @@ def compare(admissions: Sequence[Admission], splits: Sequence[Breakdown]) -> Tal
             said = (part.cause.value, "store" if part.tier not in ("", "gpu") else part.tier)
             for cause, tier, start, end in admission.spans:
                 if (tokens := min(end, part.end) - max(start, part.start)) > 0:
+                    if said[0] == "loaded" and not split.is_final:
+                        said = ("unknown", "")  # it is only promised
                     is_right = said == (cause, tier) or (cause == said[0] == "failed-load")
                     verdict = "right" if is_right else "unknown" if said[0] == "unknown" else " ".join(said).strip()
                     tally[f"{cause} {tier}".strip(), verdict] += tokens
@@ -288,11 +298,20 @@ CHUNKS = (32, 64, 128)
 CPU_BYTES = (400_000, 2_000_000, 50_000_000)
 """Stores that hold a few prompts, some, and all."""
 CONNECTORS = ("OffloadConnector", "OffloadingConnector")
+REFUSED = (("OffloadConnector", "groups"),)
+"""Profiles that a connector refuses."""
 
 
-def run(scenario: Scenario, name: str, *, seed: int) -> tuple[list[Admission], list[Event]]:
+TOGGLE_STEPS = 40
+"""After so many steps each the level of a run changes whose level does."""
+
+
+def run(
+    scenario: Scenario, name: str, *, seed: int, toggled: bool = False, folder: Path | None = None
+) -> tuple[list[Admission], list[Event]]:
     """Play a scenario with a connector; the reference's admissions, and the events that were recorded. The seed chooses the
-    chunk size and the size of the store."""
+    chunk size and the size of the store. `toggled`: the level is `basic` and `detailed` by turns. `folder`: the model's,
+    by default one of its own."""
     chunk, room = CHUNKS[seed % len(CHUNKS)], CPU_BYTES[seed // len(CHUNKS) % len(CPU_BYTES)]
     extra: dict[str, Any] = {"cpu_bytes_to_use": room, "kvtrail": {"level": "detailed", "fingerprints": "off"}}
     if name == "OffloadConnector":
@@ -305,29 +324,53 @@ def run(scenario: Scenario, name: str, *, seed: int) -> tuple[list[Admission], l
         "kv_connector_module_path": "kvtrail.connector", "engine_id": f"causes-{secrets.token_hex(4)}",
         "kv_connector_extra_config": extra,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, in_memory.exporters() as exporters:
+    with nullcontext(folder) if folder else tempfile.TemporaryDirectory() as home, in_memory.exporters() as exporters:
         settings: dict[str, Any] = {"num_blocks": scenario.num_blocks, "block_size": scenario.block_size}
         stage = BareScheduler(
-            Path(folder),
+            Path(home),
             connector,
             drafts=scenario.drafts,
             workers=scenario.workers,
             seed=scenario.seed,
+            window=scenario.window,
             **settings,
             **scenario.settings,
         )
-        reference = Reference(stage, _view(name, stage.connectors[0], chunk))
+        view = _view(name, stage.connectors[0], chunk)
+        reference = Reference(stage.scheduler, stage.config.cache_config.block_size, view)
+        stage.observers.append(lambda output, report: reference.stepped())
         with suppress(
             AssertionError
         ):  # vLLM's OffloadingConnector may end an engine; what was told until then is judged
-            drive(scenario, stage)
+            drive(scenario, stage, partial(_toggle, stage.connectors[0]) if toggled else lambda steps: None)
         in_memory.flush()
         stage.close()
         in_memory.flush()
     events = [event for each in exporters for event in each.events()]
-    for admission, split in zip(reference.admissions, admissions_of(events), strict=False):
-        admission.number = split.event.sequence
+    number_them(reference.admissions, events)
     return reference.admissions, events
+
+
+def _toggle(connector: Any, steps: int) -> None:
+    """Change the level of recording, as an operator may while the engine runs."""
+    if steps % TOGGLE_STEPS == 0:
+        level = Level.DETAILED if steps // TOGGLE_STEPS % 2 else Level.BASIC
+        connector._kvtrail.recorder.level.set(level, None)
+
+
+def number_them(admissions: Sequence[Admission], events: Iterable[Event]) -> None:
+    """Tell the admissions the numbers of their allocations: the first after each lookup that did not put it off."""
+    awaited: set[str] = set()
+    numbers: list[int] = []
+    for event in events:
+        if isinstance(event, Lookup) and event.error is None and event.returned is not None:
+            awaited.add(event.request or "")
+        elif isinstance(event, Alloc) and event.request in awaited and event.error is None:
+            awaited.discard(event.request)
+            numbers.append(event.sequence)
+    assert len(admissions) - 1 <= len(numbers) <= len(admissions)
+    for admission, number in zip(admissions, numbers, strict=False):
+        admission.number = number
 
 
 def _view(name: str, connector: Any, chunk: int) -> StoreView:
@@ -336,42 +379,7 @@ def _view(name: str, connector: Any, chunk: int) -> StoreView:
     return OffloadingView(connector, chunk, from_start=False)
 
 
-def admissions_of(events: Iterable[Event]) -> list[Breakdown]:
-    """What the causes of a history say of its admissions, the latest of each, in their order. Numbers that are missing were
-    lost."""
-    causes = Causes()
-    expected = 0
-    for event in events:
-        if event.sequence != expected:
-            causes.lose(Untold.LOST, before=event)
-        expected = event.sequence + 1
-        if event.role == SCHEDULER:
-            causes.enter(event)
-    return list(dict.fromkeys(causes.breakdowns))
-
-
-UNTOLD = ("nothing", "cache_events", "probe", "events")
-"""What may be left out of a recording."""
-LOST = 0.01
-"""The share of events that are lost where events are."""
 REUSED = ("held gpu", "loaded store")
-
-
-def untold_of(events: Sequence[Event], what: str, rng: random.Random) -> list[Event]:
-    """The events of a recording that tells less."""
-    if what == "cache_events":  # a number without an event would be a loss
-        return [_emptied(event) if isinstance(event, PrefixCache) else event for event in events]
-    if what == "probe":
-        return [structs.replace(event, capabilities="{}") for event in events]
-    if what == "events":
-        return [event for event in events if rng.random() >= LOST]
-    return list(events)
-
-
-def _emptied(event: PrefixCache) -> Event:
-    """An event in its place that says nothing."""
-    common = {name: getattr(event, name) for name in ("engine", "recorder", "sequence", "role", "start_ns", "end_ns")}
-    return Heartbeat(**common)
 
 
 def missed(tally: Tally) -> tuple[Counter[str], Counter[tuple[str, str]]]:

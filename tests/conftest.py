@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from kvtrail.tracer.model.events import Event
 
 prepare_environment()
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would the commands that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # An example may take as long as a slow machine needs; pytest-timeout ends what hangs.
 hypothesis.settings.register_profile("kvtrail", deadline=None)
 hypothesis.settings.load_profile("kvtrail")

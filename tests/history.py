@@ -44,7 +44,8 @@
     start 749 as lora-a                the adapter and salt that its KV depends on
     start 96 of a b c                  its full blocks, whose hashes are told: each once, as recorders do
     cache + a b - c                    vLLM's own cache stored blocks, and removed one; `cache 0`: it was emptied; `cache
-                                       late`: what came before was not told
+                                       late`: what came before was not told; `cache` again: it is not told any more
+    cache of cpu by a + a b            the connector's store, which tells its contents the same way
     evict =a, keys =a,=b               a key that is the hash of a block
     end, end delayed, sent             the request ends; its blocks are kept; they are given back
     end [1 2]                          the blocks that it held at its end
@@ -137,7 +138,8 @@ def _cache(m: re.Match[str]) -> Fields:
         some = blocks.split()
         names += some
         changes.append(0 if sign == "0" else len(some) if sign == "+" else -len(some))
-    return {"cache_changes": tuple(changes), "block_hashes": _hashes(" ".join(names)), "cache_whole": not m["late"]}
+    told = {"cache_changes": tuple(changes), "block_hashes": _hashes(" ".join(names)), "cache_whole": not m["late"]}
+    return told | {"pool_tier": m["tier"], "pushed_by": m["by"]}
 
 
 def _lookup(m: re.Match[str]) -> Fields:
@@ -329,7 +331,11 @@ LINES: list[Line] = [
         lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
     ),
     (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": _key(m["key"])}),
-    (r"cache(?P<late> late)?(?P<changes>(?: [-+](?: \w+)+| 0)*)", e.PrefixCache, _cache),
+    (
+        r"cache(?: of (?P<tier>\w+))?(?: by (?P<by>\S+))?(?P<late> late)?(?P<changes>(?: [-+](?: \w+)+| 0)*)",
+        e.PrefixCache,
+        _cache,
+    ),
     (
         r"reset(?: (?P<answer>refused|silent))?",
         e.Reset,
@@ -376,7 +382,7 @@ def history(
     now_ns = START_NS
     heard: dict[str, Event] = {}
     told: set[bytes] = set()
-    caches: set[str] = set()
+    caches: set[tuple[str, str | None]] = set()
 
     def add(cls: type[Event], about: str | None, where: str, child: str, **fields: Any) -> None:
         nonlocal now_ns
@@ -418,8 +424,9 @@ def history(
         if cls is e.RequestStart and fields["block_hashes"]:
             fields |= _referring(fields["block_hashes"], told)
         elif cls is e.PrefixCache:
-            fields["cache_whole"] = fields["cache_whole"] and where not in caches
-            caches.add(where)
+            cache = (where, fields["pool_tier"])
+            fields["cache_whole"] = fields["cache_whole"] and cache not in caches
+            caches.add(cache)
         if cls is e.Preempt:
             epochs[about] += 1
         elif cls in (e.RequestEnd, e.Alloc):

@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,6 +38,11 @@ SETTINGS = {
     "LMCACHE_LOG_LEVEL": "INFO",
     "PYTHONHASHSEED": "0",
 }
+ASYNCHRONOUS = {"lmcache.enable_async_loading": True}
+"""The extra configuration of a connector that looks up and loads in threads of its own."""
+
+
+Tally = Counter[tuple[str, str]]
 
 
 @dataclass
@@ -171,3 +177,33 @@ def run(
         stored=sum(map(int, re.findall(r"Stored (\d+) out of", said))),
         loaded=sum(map(int, re.findall(r"Retrieved (\d+) out of", said))),
     )
+
+
+def causes(
+    folder: Path, version: str, *, chunks: int, requests: int, blocks: int, seed: int, **extra: Any
+) -> dict[str, Tally]:
+    """Random prompts with an LMCache that has room for so many chunks, and a vLLM of so many blocks: tokens by the
+    reference's cause and by what was said of them, for each thing that may be left out of a recording."""
+    task = {"folder": str(folder / "model"), "chunks": chunks, "requests": requests, "blocks": blocks, "seed": seed}
+    said = _ran("random_prompts.py", task | {"extra": extra, "sizes": [], "at_a_time": 64, "generate": 12}, version)[
+        "said"
+    ]
+    return {untold: Counter({(cause, verdict): n for cause, verdict, n in told}) for untold, told in said.items()}
+
+
+def capacity(folder: Path, version: str, *, chunks: int, sizes: Sequence[int], seed: int) -> dict[str, Any]:
+    """The same prompts, few at a time, so that none is preempted: the tokens that were `asked` for and `taken`, and for
+    each of these sizes, in chunks, what it would have given and what it could have given at most (`points`)."""
+    task = {"folder": str(folder / "model"), "chunks": chunks, "sizes": list(sizes), "seed": seed, "extra": {}}
+    return _ran("random_prompts.py", task | {"requests": 200, "blocks": 64, "at_a_time": 2, "generate": 3}, version)
+
+
+def _ran(program: str, task: dict[str, Any], version: str) -> dict[str, Any]:
+    """What a program prints at its end, as JSON, with this LMCache."""
+    places = [*map(str, folders(version)), str(ROOT / "tests")]
+    environment = os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(places), "LMCACHE_LOG_LEVEL": "ERROR"}
+    process = forks.run([PROGRAMS / program, json.dumps(task)], environment=environment)
+    results = [line for line in process.stdout.splitlines() if line.startswith("{")]
+    assert results, (process.stdout + process.stderr)[-8000:]
+    ran: dict[str, Any] = json.loads(results[-1])
+    return ran

@@ -27,13 +27,13 @@ def is_own(transfer: Any, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def identity_of(vllm_config: Any, kv_cache_config: Any) -> str:
-    """A digest of all that KV and its hashes depend on besides the tokens: 16 hexadecimal digits."""
+    """What KV and its hashes depend on besides the tokens: 8 hexadecimal digits of the model, and 8 of all of it."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     layers = [(type(group.kv_cache_spec).__name__, *group.layer_names) for group in kv_cache_config.kv_cache_groups]
     algorithm = str(getattr(cache, "prefix_caching_hash_algo", ""))
+    weights = (getattr(model, "model", ""), str(getattr(model, "revision", None)))
     depends = (
-        getattr(model, "model", ""),
-        str(getattr(model, "revision", None)),
+        *weights,
         str(getattr(model, "dtype", "")),
         str(getattr(cache, "cache_dtype", "")),
         getattr(cache, "block_size", None),
@@ -43,7 +43,11 @@ def identity_of(vllm_config: Any, kv_cache_config: Any) -> str:
         algorithm,
         os.environ.get("PYTHONHASHSEED") or _seed_of(algorithm, vllm_config),
     )
-    return hashlib.blake2b(repr(depends).encode(), digest_size=8).hexdigest()
+    return _digest(weights) + _digest(depends)
+
+
+def _digest(values: tuple[Any, ...]) -> str:
+    return hashlib.blake2b(repr(values).encode(), digest_size=4).hexdigest()
 
 
 def _seed_of(algorithm: str, vllm_config: Any) -> str:

@@ -1,7 +1,8 @@
 """What is known of particular connectors: one folder each, found by the class names that it declares (docs/connectors.md).
 
-In comes a connector's class or name; out come its declaration and its parts: `probe` (the only one that an engine imports),
-`fake` for the bare scheduler, `environment` for a re-run. A connector without a folder is traced all the same.
+In comes a connector's class or name; out come its declaration and its parts: `probe` (the only one that an engine imports;
+`contents` beside it follows what the connector's store holds), `fake` for the bare scheduler, `environment` for a re-run. A
+connector without a folder is traced all the same.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kvtrail.connector.known import part_of
 from kvtrail.tracer.model.semconv import Kind
@@ -74,6 +74,34 @@ class Seen(NamedTuple):
     events: Sequence[ProbeEvent] = ()
 
 
+CLEARED = None
+Change = bytes | tuple[bytes] | None
+"""A key that a cache holds now, one that it does not hold any more, in a tuple, or `CLEARED`."""
+
+
+class StoreContents(Protocol):
+    """All that a connector's store gains and loses, by the hashes of its chunks' last blocks.
+
+    Attributes:
+        tier: the store's name.
+    """
+
+    tier: str
+
+    def changed(self) -> Sequence[tuple[Change, str | None]]:
+        """What has changed since the last call, in order, each with the request whose store did it. Of chunks with one hash
+        the first that comes and the last that leaves are changes.
+
+        Raises:
+            Exception: something of it is not known.
+        """
+        ...
+
+    def held(self) -> Sequence[bytes]:
+        """All that it holds, with these changes."""
+        ...
+
+
 class Probe:
     """Sees nothing. Subclasses read the connector's own state and must not change it; each connector object has a probe of
     its own. A method that raises costs that answer, which is logged and counted; after a hundred failures in a row the probe
@@ -88,6 +116,9 @@ class Probe:
     load_call: str | None = None
     store_call: str | None = None
     sees_ends = False
+
+    def made(self, connector: Any) -> None:
+        """On each side, once, when the connector has been made."""
 
     def knows_plans(self) -> bool:
         """Whether the plans of the connector that is installed here have a form that `stepped` can read."""
@@ -113,6 +144,11 @@ class Probe:
     def still_held(self, connector: Any, keys: Sequence[Any]) -> tuple[str, ...]:
         """Of a part of these keys, those that the store still holds, as other events name them."""
         return ()
+
+    def contents(self, connector: Any) -> StoreContents | None:
+        """On the scheduler's side, at lookups until there is an answer: what follows the store's contents, where that tells
+        all of them and no other engine writes to it. Plans of such a probe say nothing of what the store holds."""
+        return None
 
     def held_bytes(self, connector: Any) -> int | None:
         """With each sign of life, on the recorder's own thread: the bytes of KV that the connector holds in host memory, on

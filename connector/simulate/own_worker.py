@@ -116,7 +116,7 @@ class OwnWorker(ModelWorker):
             outputs = [SimpleNamespace(kv_connector_output=own) for own in self._reports]
             whole = self._aggregator.aggregate(outputs).kv_connector_output
         for name in ("finished_sending", "finished_recving", "failed_recving", "kv_connector_worker_meta"):
-            setattr(report, name, getattr(whole, name))
+            setattr(report, name, getattr(whole, name, None))  # an aggregated report of an older vLLM lacks some
         report.invalid_block_ids |= whole.invalid_block_ids
 
 

@@ -35,6 +35,7 @@ from kvtrail.connector.tracing.plans import PLACES, Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
 from kvtrail.connector.tracing.steps import Steps, first_group
+from kvtrail.connector.tracing.store_changes import StoreChanges
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
 
@@ -116,6 +117,7 @@ class Instrumentation:
         """The pool's map of cached blocks when it was last looked at."""
         self._has_groups, self._tells_cache = has_groups, tells_cache
         self._prefix_cache: PrefixCache | None = None
+        self._store: StoreChanges | None = None
         self._failing: dict[str, int] = {}
         """Questions to the probe that failed the last time they were asked, and how often in a row."""
         self._log_again_s: dict[str, float] = {}
@@ -196,8 +198,9 @@ class Instrumentation:
             matched = None
             self._probe_failed("lookup", gap=False)
         keys = self._keys(connector, request) if self._level.detailed else None
-        if self._prefix_cache is not None:
-            self._tell_cache(end_ns)
+        if self._store is None and self._tells_cache:
+            self._follow_store(connector)
+        self._tell_caches(end_ns)
         try:
             total, (returned, is_async) = request.num_tokens, answer
             if returned is not None and returned.__class__ is not int:
@@ -235,8 +238,7 @@ class Instrumentation:
     ) -> None:
         """After `update_state_after_alloc`, which may have raised; with the block table if the request's epoch is recorded
         in detail. What the allocation has pushed out of vLLM's prefix cache is told before it."""
-        if self._prefix_cache is not None:
-            self._tell_cache(monotonic_ns())
+        self._tell_caches(monotonic_ns())
         context: RequestContext = self._recorder.contexts.of(request)
         if context.detailed_epoch != context.epoch:
             context.detailed_epoch, context.detailed = context.epoch, self._level.detailed and context.recorded
@@ -295,8 +297,7 @@ class Instrumentation:
                 self._steps_told.record(connector, output, self._pool, self._steps, at_ns)
         except Exception:
             self._untold(Kind.SCHEDULE, ids_of_step(output))
-        if self._prefix_cache is not None:
-            self._tell_cache(at_ns, can_wait=True)
+        self._tell_caches(at_ns, can_wait=True)
         self._steps_told.previous = output
         self._steps += 1
         self._recorder.steps = self._steps
@@ -308,8 +309,7 @@ class Instrumentation:
             self._probe_failed("stepped", ids_of_step(output))
             return
         if seen is not None:
-            if self._prefix_cache is not None:  # whichever cache loses a block last is told last
-                self._tell_cache(at_ns)
+            self._tell_caches(at_ns)  # whichever cache loses a block last is told last
             self._seen(seen, metadata, output, at_ns)
         if self._level.detailed and at_ns >= self._holdings.due_ns:
             try:
@@ -394,8 +394,7 @@ class Instrumentation:
     @_never_breaks(Kind.RESET)
     def cache_reset(self, succeeded: bool | None) -> None:
         """After `reset_cache`."""
-        if self._prefix_cache is not None:
-            self._tell_cache(monotonic_ns())
+        self._tell_caches(monotonic_ns())
         self._record(Kind.RESET, None, monotonic_ns(), (succeeded, self._steps))
 
     def shutting_down(self, connector: Any) -> None:
@@ -412,6 +411,10 @@ class Instrumentation:
     def follow(self, connector: Any) -> None:
         """Ask the probe with each sign of life what this connector holds, until the connector is shut down or gone."""
         if self._recorder is not None:
+            try:
+                self._probe.made(connector)
+            except Exception:
+                self._probe_failed("made", gap=False)
             there = weakref.ref(connector)
             self._recorder.holders.append(lambda: self._held_bytes(there()))
 
@@ -487,8 +490,17 @@ class Instrumentation:
         """Something that takes no time."""
         self._recorder.record(_NAMES[kind], self._source, context, at_ns, at_ns, values)
 
-    def _tell_cache(self, at_ns: int, *, can_wait: bool = False) -> None:
-        """Tell what vLLM's prefix cache has gained and lost. If that fails, nothing more is told of it."""
+    def _tell_caches(self, at_ns: int, *, can_wait: bool = False) -> None:
+        """Tell what the connector's store has gained and lost, by the step before, and then vLLM's prefix cache, which
+        `can_wait`. If that fails, nothing more is told of it."""
+        if (store := self._store) is not None:
+            try:
+                store.tell(self._source, self._steps, at_ns)
+            except Exception:
+                self._store, self._tells_cache = None, False
+                self._probe_failed("contents")
+                with suppress(Exception):
+                    store.let_go(self._source, self._steps, at_ns)
         if (cache := self._prefix_cache) is not None:
             try:
                 cache.tell(self._source, self._steps, at_ns, can_wait=can_wait)
@@ -496,7 +508,17 @@ class Instrumentation:
                 self._prefix_cache = None
                 self._untold(Kind.PREFIX_CACHE, ())
                 with suppress(Exception):
-                    cache.let_go()
+                    cache.let_go(self._source, self._steps, at_ns)
+
+    def _follow_store(self, connector: Any) -> None:
+        """Follow what the connector's store gains and loses, if its probe can."""
+        try:
+            contents = self._probe.contents(connector)
+            if contents is not None and self._recorder is not None:
+                self._store = StoreChanges(self._recorder, contents)
+        except Exception:
+            self._tells_cache = False
+            self._probe_failed("contents", gap=False)
 
     def _keys(self, connector: Any, request: Any) -> tuple[str, ...] | None:
         """The keys that a lookup claims, if the probe knows them."""

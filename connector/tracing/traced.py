@@ -250,9 +250,10 @@ def _instrumentation(
         resource[semconv.LACKS.key] = declaration(lacking)
     if settings.unsampled is Unsampled.DROP:
         resource[semconv.SAMPLED_ONLY.key] = True
-    if settings.rate and kv_cache_config is not None:
+    if kv_cache_config is not None:
         resource[semconv.CACHE_IDENTITY.key] = identity_of(vllm_config, kv_cache_config)
-        resource[semconv.FINGERPRINTS.key] = settings.rate
+        if settings.rate:
+            resource[semconv.FINGERPRINTS.key] = settings.rate
     if settings.heartbeats is not Heartbeats.AUTO:
         resource[semconv.HEARTBEATS.key] = settings.heartbeats.value
     recorder = of_process(str(transfer.engine_id), resource)

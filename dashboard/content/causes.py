@@ -1,4 +1,4 @@
-"""Why the tokens of a request were reused or computed: the parts of its prompt, and what explains each.
+"""Why the tokens of requests were reused or computed: the parts of a prompt with what explains each, and sums.
 
 An `entry` is what the api tells of one admission: its epoch, its tokens, when it was, and its parts in their order.
 """
@@ -7,25 +7,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
+from html import escape
+from urllib.parse import urlencode
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import palette, text
 from kvtrail.dashboard.content.legend import Entry
 from kvtrail.dashboard.content.time_range import TimeRange
-from kvtrail.tracer.model.cause_words import sentence
+from kvtrail.tracer.model.cause_runs import runs
+from kvtrail.tracer.model.cause_words import cache, name, named_sentence, untold
+from kvtrail.tracer.model.causes import REUSED
 from kvtrail.tracer.model.words import count, percent, some
 
-REUSED = ("held", "loaded")
-"""The causes of tokens that are not computed."""
+MOST_ROWS = 100
+"""Runs of a prompt that have a row: the longest."""
+DENSE = 40
+"""Runs from which on the bar has no gaps between them: else it would be made of gaps."""
+TENANT = "tenant"
+BY = ("engine", "connector", "model", TENANT)
+"""By what sums are told apart."""
+MOST_GROUPS = 12
+"""Engines, connectors, models or tenants that have a bar of their own."""
+LEAST_SHARE = 0.005
+"""What rounds to 0 % is not said."""
 AROUND_NS = 5 * 10**9
 """How much of *Live* is shown before and after an event."""
 Link = tuple[str, Mapping[str, str]]
 """A page, and the query of its address."""
-
-
-def name(cause: str) -> str:
-    """A cause in words."""
-    return cause.replace("-", " ")
 
 
 def colour(cause: str, *, dark: bool) -> str:
@@ -33,78 +42,87 @@ def colour(cause: str, *, dark: bool) -> str:
     return (palette.CAUSE[cause].colour if cause in palette.CAUSE else palette.GREY).on(dark=dark)
 
 
-def strip(entry: Row, *, dark: bool) -> tuple[list[Entry], list[int]]:
-    """The prompt as a bar: its parts in their order, and how long each is."""
-    entries = [
-        Entry(
-            f"tokens {count(part['start'])} to {count(part['start'] + part['tokens'])}:"
-            f" {sentence(part, at_ns=entry['at_ns'])}",
-            colour(part["cause"], dark=dark),
-        )
-        for part in entry["parts"]
-    ]
-    return entries, [part["tokens"] for part in entry["parts"]]
-
-
 def names(entry: Row, *, dark: bool) -> list[Entry]:
-    """The causes of the bar, with their tokens."""
-    return [
-        Entry(
-            name(cause),
-            colour(cause, dark=dark),
-            value=count(tokens),
-            help=palette.CAUSE[cause].means if cause in palette.CAUSE else "",
-        )
-        for cause, tokens in _summed((part["cause"], part["tokens"]) for part in entry["parts"]).items()
-    ]
+    """The causes of the prompt, with their tokens."""
+    tokens_of = _summed((part["cause"], part["tokens"]) for part in entry["parts"])
+    return [_entry(cause, count(tokens), dark=dark) for cause, tokens in tokens_of.items()]
 
 
-def rows(entry: Row) -> list[Row]:
-    """A row for each part."""
-    return [
-        {
-            "From token": part["start"],
-            "Tokens": part["tokens"],
-            "Cause": name(part["cause"]),
-            "Why": sentence(part, at_ns=entry["at_ns"]),
-        }
-        for part in entry["parts"]
-    ]
+def _entry(cause: str, value: str, *, dark: bool) -> Entry:
+    means = palette.CAUSE[cause].means if cause in palette.CAUSE else ""
+    return Entry(name(cause), colour(cause, dark=dark), value=value, help=means)
 
 
-def links(entry: Row, timeline: Row) -> list[Link]:
-    """What explains each part: the step of this request that shows it, the other request that did it, or what happened at
+def waterfall(entry: Row, timeline: Row, *, dark: bool) -> str:
+    """The prompt as HTML: a bar of its runs in their order, as long as they are, and a list that says why of each. Both
+    lead to what explains it; style.css draws them."""
+    found = runs(entry["parts"])
+    told = [_told(run, entry) for run in found]
+    hrefs = [escape(_address(link)) for link in links(found, entry, timeline)]
+    colours = [escape(colour(run["cause"], dark=dark)) for run in found]
+    bar = "".join(
+        f'<a href="{href}" title="{escape(said)}" aria-label="{escape(said)}"'
+        f' style="flex-grow: {run["tokens"]}; --colour: {shown}"></a>'
+        for run, said, href, shown in zip(found, told, hrefs, colours, strict=True)
+        if run["tokens"]
+    )
+    with_row = set(nlargest(MOST_ROWS, range(len(found)), key=lambda number: found[number]["tokens"]))
+    items = "".join(
+        f'<li><a href="{hrefs[number]}"><i style="--colour: {colours[number]}"></i>'
+        f"<b>{escape(_range(run))}</b><span>{escape(named_sentence(run, at_ns=entry['at_ns']))}</span></a></li>"
+        for number, run in enumerate(found)
+        if number in with_row
+    )
+    left_out = [run["tokens"] for number, run in enumerate(found) if number not in with_row]
+    rest = ""
+    if left_out:
+        shorter = f"and {some(len(left_out), 'shorter part')}, {some(sum(left_out), 'token')} in all"
+        rest = f'<li class="rest"><span>{shorter}</span></li>'
+    dense = " dense" if len(found) > DENSE else ""
+    label = f"The {some(entry['total'], 'token')} by cause, in their order"
+    return (
+        f'<nav class="waterfall" aria-label="{label}"><div class="parts{dense}">{bar}</div><ol>{items}{rest}</ol></nav>'
+    )
+
+
+def _told(run: Row, entry: Row) -> str:
+    return f"tokens {_range(run)}: {named_sentence(run, at_ns=entry['at_ns'])}"
+
+
+def _range(run: Row) -> str:
+    return f"{count(run['start'])} to {count(run['start'] + run['tokens'])}"
+
+
+def _address(link: Link) -> str:
+    """A link as the address of another page beside this one."""
+    page, query = link
+    return f"{page}?{urlencode(query)}"
+
+
+def links(found: Iterable[Row], entry: Row, timeline: Row) -> list[Link]:
+    """What explains each run: the step of this request that shows it, the other request that did it, or what happened at
     that moment; else the admission itself."""
     steps = {step["span_id"]: number for number, step in enumerate(timeline["steps"], 1)}
     engine = timeline["request"]["engine"]
     own = {"id": timeline["request"]["request"], "engine": engine}
     admission: Link = ("replay", {**own, "step": str(steps.get(entry["span_id"], 1))})
-    return [_link(part, steps, own) or admission for part in entry["parts"]]
+    return [_link(run, steps, own) or admission for run in found]
 
 
-def _link(part: Row, steps: Mapping[str, int], own: Mapping[str, str]) -> Link | None:
-    if number := steps.get(part.get("span_id", "")):
+def _link(run: Row, steps: Mapping[str, int], own: Mapping[str, str]) -> Link | None:
+    if number := steps.get(run.get("span_id", "")):
         return "replay", {**own, "step": str(number)}
-    if part.get("request"):
-        return "request", {"id": part["request"], "engine": own["engine"]}
-    if at_ns := part.get("at_ns"):
-        around = TimeRange(at_ns - AROUND_NS, at_ns + AROUND_NS)
-        return "live", {**around.address, "engine": own["engine"]}
+    engine = run.get("engine") or own["engine"]
+    if run.get("request") and not run.get("others"):
+        return "request", {"id": run["request"], "engine": engine}
+    if at_ns := run.get("at_ns"):
+        around = TimeRange(at_ns - AROUND_NS, (run.get("to_ns") or at_ns) + AROUND_NS)
+        return "live", {**around.address, "engine": engine}
     return None
 
 
-def headline(entry: Row) -> str:
-    """What was computed, and the largest reasons for it, in a sentence."""
-    sums = _summed((part["cause"], part["tokens"]) for part in entry["parts"] if part["cause"] not in REUSED)
-    tokens = sum(sums.values())
-    if not tokens:
-        return "Nothing of it was computed."
-    largest = sorted(sums.items(), key=lambda each: -each[1])[:2]
-    means = [f"{percent(part / tokens)} {name(cause)}" for cause, part in largest]
-    return f"{some(tokens, 'token')} of {count(entry['total'])} were computed: {', '.join(means)}."
-
-
-# Sums over a range of time, as `/api/efficiency` has them under `causes`: tokens by `cause:tier`.
+# Sums over a range of time, as `/api/efficiency` has them under `causes`: tokens by `cause:tier`, or, of what is unknown, by
+# what would tell it.
 
 
 def computed(sums: Row) -> dict[str, int]:
@@ -125,23 +143,94 @@ def time_rows(efficiency: Row) -> list[Row]:
     """The computed tokens of each interval by cause."""
     names = list(computed(efficiency["worth"]))
     return [
-        {"cause": name(cause), "order": order, "tokens": tokens, "share": f"{count(tokens)} ({percent(tokens / whole)})",
+        {"cause": name(cause), "order": order, "tokens": tokens, "share": _share(tokens, sums),
          "at": interval["at_ns"] // 10**6, "to": interval["at_ns"] // 10**6 + efficiency["step_s"] * 1000,
          "time": text.clock(interval["at_ns"]).rpartition(".")[0]}
         for interval in efficiency["trend"]
-        if (sums := computed(interval["worth"])) and (whole := sum(sums.values()))
+        if (sums := computed(interval["worth"]))
         for order, cause in enumerate(names)
         if (tokens := sums.get(cause, 0))
     ]  # fmt: skip
 
 
+def groups(savings: Row, models: Mapping[str, str]) -> dict[str, dict[str, dict[str, int]]]:
+    """The computed tokens by cause, for each engine, connector, model and tenant: by what they are told apart, and name.
+    `models` are those of the engines."""
+    found: dict[str, dict[str, Counter[str]]] = {by: {} for by in BY}
+    for place in savings["by_place"]:
+        engine = place["engine"]
+        sums = computed(place["worth"])
+        named = (savings["engine_names"].get(engine, engine), place["connector"], models.get(engine) or "not known")
+        for by, each in zip(BY, named, strict=False):
+            found[by].setdefault(each, Counter()).update(sums)
+    for tenant, tokens in (savings.get("by_tenant") or {}).items():
+        found[TENANT][tenant_name(tenant)] = Counter(computed({"causes": tokens}))
+    return {
+        by: {each: dict(sums) for each, sums in _most_first(of) if sums} for by, of in found.items() if any(of.values())
+    }
+
+
+def _most_first(of: Mapping[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
+    """Those with the most tokens; what is beyond `MOST_GROUPS` is one."""
+    order = sorted(of.items(), key=lambda each: (-each[1].total(), each[0]))
+    shown, rest = order[:MOST_GROUPS], order[MOST_GROUPS:]
+    return [*shown, (some(len(rest), "other"), sum((sums for _, sums in rest), Counter()))] if rest else shown
+
+
+def tenant_name(tenant: str) -> str:
+    """A tenant as people read it: the beginning of its digest, or that it has none."""
+    return {"plain": "without salt", "other": "other tenants"}.get(tenant, tenant[:8])
+
+
+def group_rows(sums_of: Mapping[str, Mapping[str, int]]) -> list[Row]:
+    """The computed tokens of each group by cause."""
+    return [
+        {"group": group, "cause": name(cause), "order": order, "tokens": tokens, "share": _share(tokens, sums)}
+        for group, sums in sums_of.items()
+        for order, cause in enumerate(palette.CAUSE)
+        if (tokens := sums.get(cause, 0))
+    ]
+
+
+def _share(tokens: int, sums: Mapping[str, int]) -> str:
+    return f"{count(tokens)} ({percent(tokens / sum(sums.values()))})"
+
+
+def sum_names(sums: Row, *, dark: bool) -> list[Entry]:
+    """The causes of the computed tokens, with their shares."""
+    causes = computed(sums)
+    return [_entry(cause, percent(tokens / sum(causes.values())), dark=dark) for cause, tokens in causes.items()]
+
+
+def reasons(sums: Row) -> str:
+    """Why most of what was computed was computed, and of what that is not known, in sentences; empty where nothing was
+    computed or recorded."""
+    return " ".join(filter(None, (largest(sums), unknown(sums))))
+
+
+def unknown(sums: Row) -> str:
+    """What is not known of the computed tokens, and what would tell it, in sentences; empty where all is known."""
+    causes = sums.get("causes") or {}
+    whole = sum(computed(sums).values())
+    found = {
+        name.partition(":")[2]: tokens for name, tokens in causes.items() if name.startswith("unknown:") and tokens
+    }
+    return " ".join(
+        f"Of {percent(tokens / whole)} the cause is not known: {untold(why)}."
+        for why, tokens in sorted(found.items(), key=lambda each: -each[1])
+        if tokens / whole >= LEAST_SHARE
+    )
+
+
 def largest(sums: Row) -> str:
-    """Why most of what was computed was computed, in a sentence; empty where nothing was recorded."""
+    """Why most of what was computed was computed, in a sentence; empty where that is not known."""
     causes = computed(sums)
     tokens = sum(causes.values())
     if not tokens:
         return ""
     cause, part = max(causes.items(), key=lambda each: each[1])
+    if cause == "unknown":
+        return ""
     means = {
         "evicted": "had been held and evicted",
         "reset": "had been held until a cache was emptied",
@@ -152,9 +241,20 @@ def largest(sums: Row) -> str:
         "pending": "was still being computed or stored",
         "refused": "was held, and not given or not taken",
         "failed-load": "was promised, and its load failed",
-        "elsewhere": "another engine had computed",
-        "unknown": "has no known cause",
+        "elsewhere": "had been computed by another engine only",
     }
     age_s = sums.get("causes_age_s", {}).get(cause)
     before = f" {text.seconds(age_s)} before, on average" if age_s else ""
-    return f"{percent(part / tokens)} of what was computed {means.get(cause, cause)}{before}."
+    return f"{percent(part / tokens)} of what was computed {means.get(cause, cause)}{before}{_by_tier(sums, cause)}."
+
+
+def _by_tier(sums: Row, cause: str) -> str:
+    """Which cache lost what had this cause, and of several how much each."""
+    if cause not in ("evicted", "reset"):
+        return ""
+    of = {name.partition(":")[2]: tokens for name, tokens in sums["causes"].items() if name.partition(":")[0] == cause}
+    lost = {tier: share for tier, tokens in of.items() if (share := tokens / sum(of.values())) >= LEAST_SHARE}
+    if len(lost) == 1:
+        return f", from {cache(next(iter(lost)))}"
+    shares = sorted(lost.items(), key=lambda each: -each[1])
+    return f": {', '.join(f'{percent(share)} from {cache(tier)}' for tier, share in shares)}"

@@ -180,6 +180,33 @@ def reconciled(sums: Row) -> str:
     )
 
 
+def counter_rows(sums: Row) -> list[Row]:
+    """The engine's own counters beside ours, of the same requests; a row each."""
+    rows = (("hits of its prefix cache", "local"), ("hits of the connector", "external"))
+    return [
+        {
+            "": name,
+            "vLLM counts": count(theirs := sums[f"counted_{where}"]),
+            "kvtrail counts": count(ours := sums[f"compared_{where}"]),
+            "Difference": f"{theirs - ours:+,}" if theirs != ours else "none",
+        }
+        for name, where in rows
+    ]
+
+
+def accounted(sums: Row) -> str:
+    """Whether all tokens of admitted requests have a cause, in a sentence; empty where no cause was recorded."""
+    having = sum(sums["causes"].values())
+    if not having:
+        return ""
+    if having == sums["asked"]:
+        return f"Each of the {some(having, 'token')} that were asked for is counted under one cause."
+    return (
+        f"Of {some(sums['asked'], 'token')} that were asked for, {count(having)} have a cause. The others'"
+        " loads have not ended, or they were admitted while the tracer was away."
+    )
+
+
 def copy_rows(sums: Row) -> list[Row]:
     """Loads and stores, a row each."""
     return [

@@ -13,6 +13,7 @@ TERMS = {
     "loaded of the sum": "Tokens of the sum whose KV the connector loaded, so that they need not be computed.",
     "computed of the sum": "The rest of the sum: what vLLM computes itself.",
     "cause": "Why a token was reused or computed. Of several that are true of a block, the first in docs/causes.md counts.",
+    "tenant": "Whose prompts may share KV: requests with one cache salt and adapter. kvtrail knows only a digest of these.",
     "output tokens": "Tokens that the request has generated so far, as far as is recorded.",
     "recomputed tokens": "Tokens that had been computed before a preemption, and were computed again after it.",
     "total": "Tokens of the request: its prompt, and its output so far.",

@@ -15,6 +15,8 @@ from kvtrail.tracer.model.words import count, percent, size, some
 MIB, GIB = 1 << 20, 1 << 30
 LARGER = (1.5, 2, 4)
 """Stores that are compared with today's in a sentence."""
+NEXT_TO_NOTHING, ROOM = 0.02, 2
+"""What a store gives that is next to nothing, as a share of the most; by which factor the axis begins below the others."""
 LEAST_GAIN = 0.002
 """A gain below this share is none."""
 
@@ -47,8 +49,16 @@ def unit(curve: Row) -> tuple[str, float]:
     return f"{name} on each worker", curve["chunk_bytes"] / size_
 
 
-def rows(curve: Row) -> list[Row]:
-    """The points of the curve."""
+def given(sums: Row) -> float | None:
+    """The share of full blocks beyond vLLM's own cache that the store has given, whatever it evicts first."""
+    causes = sums["causes"]
+    unaligned = sum(tokens for name, tokens in causes.items() if name.startswith(("unaligned:", "last-token:")))
+    wanted = sums["asked"] - sums["local"] - unaligned
+    return min(1.0, sums["taken"] / wanted) if wanted > 0 else None
+
+
+def rows(curve: Row, *, held: float | None = None) -> list[Row]:
+    """The points of the curve, without those of small stores that give next to nothing; `held` are the chunks of today's."""
     _, chunk = unit(curve)
     return [
         {
@@ -59,8 +69,17 @@ def rows(curve: Row) -> list[Row]:
             "held": stored(curve, point["chunks"]),
             "given": text.percent(point["share"]) + (f" ± {200 * point['error']:.1f}" if point["error"] else ""),
         }
-        for point in curve["points"]
+        for point in curve["points"][_first(curve, held) :]
     ]
+
+
+def _first(curve: Row, held: float | None) -> int:
+    """The number of the first point to show."""
+    points = curve["points"]
+    least = points[-1]["share"] * NEXT_TO_NOTHING
+    begin = min(point["chunks"] for point in points if point["share"] >= least) / ROOM
+    begin = min(begin, held / ROOM) if held else begin
+    return sum(1 for point in points if point["chunks"] < begin)
 
 
 def stored(curve: Row, chunks: float) -> str:
@@ -68,26 +87,28 @@ def stored(curve: Row, chunks: float) -> str:
     return size(chunks * curve["chunk_bytes"]) if curve["chunk_bytes"] else some(round(chunks), "chunk")
 
 
-def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float) -> str:
+def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float, given: float | None = None) -> str:
     """What today's store gives, what larger ones would have given, and from where on nothing is gained.
 
     Args:
         rate: the engine's prefill, in tokens a second; None where it is not known.
         hours: that the curve is of.
+        given: the share that today's store has given, as measured.
     """
     if not curve["points"]:
         return "No prefix was asked for twice, so no memory would have given anything."
     held, enough = today(curve, limit), curve["points"][-1]
     most = f"Beyond {stored(curve, enough['chunks'])} nothing is gained: what is asked for is new then."
+    measured = "" if given is None else f" As measured, it gave {percent(given)}."
     if held is None:
         return (
             f"At most {percent(enough['share'])} of what vLLM's own cache did not hold could have been given. {most} How much"
-            " the store holds today is not known."
+            f" the store may hold is not known: {_unsized(curve, limit)}.{measured}"
         )
     now = share_at(curve, held)
     if held >= enough["chunks"]:
-        return f"Today's {stored(curve, held)} are enough: nothing is evicted that is asked for again. {most}"
-    given = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold."
+        return f"Today's {stored(curve, held)} are enough: nothing is evicted that is asked for again.{measured} {most}"
+    today_gives = f"Today's {stored(curve, held)} give {percent(now)} of what vLLM's own cache does not hold.{measured}"
     gains = [((times - 1) * held, share_at(curve, times * held) - now) for times in LARGER]
     told = [
         (stored(curve, more), _worth(gain * curve["wanted"] / hours if hours else 0.0, rate))
@@ -95,11 +116,25 @@ def sentences(curve: Row, *, limit: int | None, rate: float | None, hours: float
         if gain > LEAST_GAIN
     ]
     if not told:
-        return f"{given} Up to {stored(curve, LARGER[-1] * held)}, nothing more is gained. {most}"
+        return f"{today_gives} Up to {stored(curve, LARGER[-1] * held)}, nothing more is gained. {most}"
     (more, worth), *rest = told
-    others = "".join(f", {more} {worth}" for more, worth in rest)
+    others = "".join(f", {more} more {worth}" for more, worth in rest)
     would = f"saved {worth} of prefill an hour" if rate else f"given {worth} an hour"
-    return f"{given} {more} more would have {would}{others}. {most}"
+    return f"{today_gives} {more} more would have {would}{others}. {most}"
+
+
+def counted_since(curve: Row) -> str:
+    """From when on chunks are followed, where that is within the time that is looked at; else nothing."""
+    if curve["since_s"] is None:
+        return ""
+    return f" It counts from {text.clock(curve['since_s'] * 10**9)} on: what was stored before then is taken for new."
+
+
+def _unsized(curve: Row, limit: int | None) -> str:
+    """Why today's chunks are not known."""
+    if limit is None:
+        return "its settings name no limit, or its engine is gone"
+    return "no worker reports the bytes of its copies"
 
 
 def _worth(tokens: float, rate: float | None) -> str:

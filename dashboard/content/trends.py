@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 import altair as alt
 
 from kvtrail.dashboard.client import Row
-from kvtrail.dashboard.content import causes, efficiency, findings, memory, palette
+from kvtrail.dashboard.content import causes, efficiency, findings, memory, palette, text
 from kvtrail.dashboard.content.palette import GREY, SEVERITY, SOURCE, TIERS
+from kvtrail.tracer.model.cause_words import name
 from kvtrail.tracer.model.words import count
 
 Chart = alt.Chart
@@ -21,7 +22,7 @@ BRUSH, MOMENT = "drawn", "at"
 """The selection along the axis of time, and the field that it is made of."""
 HEIGHT = 160
 _CURVE_HEIGHT = 220
-_EPOCH_LABELS = 130
+_GROUP_LABELS = 130
 _OUTCOME_LABELS = 70
 _TWO_DAYS_MS = 2 * 24 * 3600 * 1000
 _LEGEND = alt.Legend(
@@ -63,28 +64,31 @@ def by_epoch(answer: Row, *, dark: bool) -> Chart:
     rows = efficiency.epoch_rows(answer)
     present = {row["epoch"] for row in rows}
     epochs = [name for name in efficiency.EPOCHS.values() if name in present]
-    axis = _labels(_EPOCH_LABELS, labelLimit=_EPOCH_LABELS)
-    bars = alt.Chart(_data(rows, "epochs")).mark_bar(height=18)
-    drawn: Chart = bars.encode(
-        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)),
-        y=alt.Y("epoch:N", sort=epochs, title=None, axis=axis),
-        color=_color("source:N", source_colours(answer, dark=dark), legend=None),
-        order="order:Q",
-        tooltip=[*_tooltip("epoch", "source"), alt.Tooltip("share:N", title="tokens")],
-    ).properties(height=30 * max(1, len(epochs)) + 34)
-    return readable(drawn, dark=dark)
+    colour = _color("source:N", source_colours(answer, dark=dark), legend=None)
+    return _shares(rows, "epoch", epochs, colour, "source", dark=dark)
 
 
 def causes_over_time(answer: Row, *, dark: bool) -> Chart:
     """Why tokens of admitted requests were computed."""
     present = list(causes.computed(answer["worth"]))
-    shown = {causes.name(cause): causes.colour(cause, dark=dark) for cause in present}
-    return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown, dark=dark)
+    shown = {name(cause): causes.colour(cause, dark=dark) for cause in present}
+    return _tokens_over_time(answer, causes.time_rows(answer), "cause", shown, dark=dark, legend=None)
 
 
-def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerChart | alt.FacetChart:
-    """The share that stores of other sizes would have given, and where today's is."""
-    (unit, chunk), rows = memory.unit(curve), memory.rows(curve)
+def causes_by(sums_of: Mapping[str, Mapping[str, int]], *, dark: bool) -> Chart:
+    """The shares of the causes of computed tokens by group, a bar each."""
+    rows = causes.group_rows(sums_of)
+    present = {row["cause"] for row in rows}
+    shown = {name(cause): causes.colour(cause, dark=dark) for cause in palette.CAUSE if name(cause) in present}
+    return _shares(rows, "group", list(sums_of), _color("cause:N", shown, legend=None), "cause", dark=dark)
+
+
+def what_memory_buys(
+    curve: Row, *, limit: int | None, given: float | None, dark: bool
+) -> alt.LayerChart | alt.FacetChart:
+    """The share that stores of other sizes would have given, where today's is, and what it has `given`."""
+    held = memory.today(curve, limit)
+    (unit, chunk), rows = memory.unit(curve), memory.rows(curve, held=held)
     stores = alt.Axis(tickCount=6, grid=False, format="~g", labelOverlap=True)
     shares = alt.Axis(format=".0%", tickCount=4, minExtent=36)
     x = alt.X("store:Q", title=f"store ({unit})", scale=alt.Scale(type="log", nice=False), axis=stores)
@@ -97,12 +101,17 @@ def what_memory_buys(curve: Row, *, limit: int | None, dark: bool) -> alt.LayerC
         base.mark_line(color=colour, interpolate="step-after", strokeWidth=2.5).encode(y=y),
         base.mark_point(color=colour, filled=True, size=20).encode(y=y, tooltip=tooltip),
     ]
-    if (held := memory.today(curve, limit)) is not None:
+    if held is not None:
         grey = GREY.on(dark=dark)
-        here = alt.Chart(_data([{"store": held * chunk, "name": "today"}], "today")).encode(x="store:Q")
+        row = {"store": held * chunk, "name": "you are here", "share": given, "given": text.percent(given)}
+        here = alt.Chart(_data([row], "today")).encode(x="store:Q")
         layers.append(here.mark_rule(strokeDash=[4, 4], color=grey).encode(tooltip=_tooltip("name")))
         words = here.mark_text(align="left", dx=4, dy=-6, color=grey, baseline="bottom")
         layers.append(words.encode(text="name:N", y=alt.value(0)))
+        if given is not None:
+            measured = [alt.Tooltip("name:N", title="store"), alt.Tooltip("given:N", title="given, as measured")]
+            dot = here.mark_point(color=palette.ORANGE.on(dark=dark), filled=True, size=80, opacity=1)
+            layers.append(dot.encode(y="share:Q", tooltip=measured))
     return readable(alt.layer(*layers).properties(height=_CURVE_HEIGHT), dark=dark, above=_ABOVE)
 
 
@@ -143,12 +152,36 @@ def apart(chart: Chart) -> tuple[dict[str, Any], list[Row]]:
     return spec, spec.pop("data")["values"]
 
 
-def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Mapping[str, str], *, dark: bool) -> Chart:
+def _shares(
+    rows: Sequence[Row], group: str, groups: Sequence[str], colour: alt.Color, part: str, *, dark: bool
+) -> Chart:
+    """A bar for each group, of the shares of its parts."""
+    bars = alt.Chart(_data(rows, f"by {group}")).mark_bar(height=18)
+    axis = _labels(_GROUP_LABELS, labelLimit=_GROUP_LABELS)
+    drawn: Chart = bars.encode(
+        x=alt.X("tokens:Q", stack="normalize", title=None, axis=alt.Axis(format=".0%", tickCount=5, labelPadding=4)),
+        y=alt.Y(f"{group}:N", sort=list(groups), title=None, axis=axis),
+        color=colour,
+        order="order:Q",
+        tooltip=[*_tooltip(group, part), alt.Tooltip("share:N", title="tokens")],
+    ).properties(height=30 * max(1, len(groups)) + 34)
+    return readable(drawn, dark=dark)
+
+
+def _tokens_over_time(
+    answer: Row,
+    rows: Sequence[Row],
+    field: str,
+    colours: Mapping[str, str],
+    *,
+    dark: bool,
+    legend: alt.Legend | None = _LEGEND,
+) -> Chart:
     """Tokens over the range of an answer, stacked by a field of the rows."""
     return _over_time(
         rows,
         (answer["since_ns"], answer["until_ns"], answer["step_s"] * 10**9),
-        _color(f"{field}:N", colours, legend=_LEGEND),
+        _color(f"{field}:N", colours, legend=legend),
         alt.Y(
             "tokens:Q",
             stack="zero",
@@ -157,6 +190,7 @@ def _tokens_over_time(answer: Row, rows: Sequence[Row], field: str, colours: Map
         ),
         [*_tooltip("time", field), alt.Tooltip("share:N", title="tokens")],
         dark=dark,
+        above=_ABOVE if legend else 0,
     )
 
 
@@ -168,6 +202,7 @@ def _over_time(
     tooltip: list[alt.Tooltip],
     *,
     dark: bool,
+    above: int = _ABOVE,
 ) -> Chart:
     """Stacked bars over a range of whole steps: while the clock goes on within a step, the axis stays. `extent` has the
     range's ends and the length of a step, in nanoseconds."""
@@ -179,7 +214,7 @@ def _over_time(
     bars = alt.Chart(_data(rows, "over time")).mark_bar(orient="vertical", clip=True, cursor="crosshair")
     brush = alt.selection_interval(name=BRUSH, encodings=["x"])
     drawn: Chart = bars.encode(x=x, x2="to:T", y=y, color=color, order="order:Q", tooltip=tooltip)
-    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark, above=_ABOVE)
+    return readable(drawn.add_params(brush).properties(height=HEIGHT), dark=dark, above=above)
 
 
 def _labels(width: int, **options: Any) -> alt.Axis:

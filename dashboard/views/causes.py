@@ -1,4 +1,4 @@
-"""Why the tokens of a request were reused or computed: a bar of its prompt for each admission, and a table of its parts."""
+"""Why the tokens of a request were reused or computed: for each admission a bar of its prompt, and its parts in words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import streamlit as st
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import causes, tokens
 from kvtrail.dashboard.content.glossary import TERMS
-from kvtrail.dashboard.content.legend import bar, legend
-from kvtrail.dashboard.views import tables
+from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.tracer.model.cause_words import headline
 
 MOST = 3
 """Admissions that are shown without being asked for."""
@@ -21,6 +21,7 @@ def of_request(timeline: Row) -> None:
     if not entries:
         return
     st.subheader("Why each token was a hit or none", anchor=False, help=TERMS["cause"])
+    st.caption("Each part leads to what explains it: the step, the other request, or that moment in *Live*.")
     for entry in entries[:MOST]:
         _admission(entry, timeline, is_alone=len(entries) == 1)
     if rest := entries[MOST:]:
@@ -31,18 +32,7 @@ def of_request(timeline: Row) -> None:
 
 def _admission(entry: Row, timeline: Row, *, is_alone: bool) -> None:
     epoch = "" if is_alone else f"{tokens.run_name(entry['epoch']).capitalize()}: "
-    st.markdown(f"{epoch}{causes.headline(entry)}")
+    st.markdown(f"{epoch}{headline(entry)}")
     dark = is_dark()
     st.html(legend(causes.names(entry, dark=dark)))
-    st.html(bar(*causes.strip(entry, dark=dark)))
-    tables.table(
-        causes.rows(entry),
-        key=f"causes_{entry['epoch']}",
-        links=causes.links(entry, timeline),
-        ids=[part["start"] for part in entry["parts"]],
-        note="The parts of the prompt in their order. Click one to see what explains it.",
-        appends=True,
-        most_rows=8,
-        numbers=("From token", "Tokens"),
-        widths={"From token": 90, "Tokens": 80, "Cause": 100, "Why": 640},
-    )
+    st.html(causes.waterfall(entry, timeline, dark=dark))

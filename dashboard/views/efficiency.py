@@ -9,39 +9,42 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import causes, efficiency, fleet, memory, text, trends
 from kvtrail.dashboard.content.glossary import TERMS
+from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.time_range import of_query
 from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import number
-from kvtrail.dashboard.views.filters import choose, filter_bar
+from kvtrail.dashboard.views.filters import choose, filter_bar, follow, on_this_page, write
 from kvtrail.dashboard.views.tables import table
 from kvtrail.dashboard.views.theme import is_dark
 
 
-def filters() -> tuple[str, str]:
-    """The engine and the connector; the choices are those of a week."""
+def filters() -> dict[str, str]:
+    """The engine, the connector and the model, as the api has them; the choices are those of a week."""
     try:
         week = tracer().efficiency(**of_query({"from": "now-7d"}, now_ns=time.time_ns()).query)
     except TracerAway:
-        week = {"choices": {"engines": [], "connectors": []}, "engine_names": {}}  # the page below says so
+        week = {"choices": {}, "engine_names": {}}  # the page below says so
     choices = week["choices"]
     with filter_bar():
-        engine = choose("Engine", choices["engines"], name="engine", shown=week["engine_names"])
-        connector = choose("Connector", choices["connectors"], name="connector")
-    return engine, connector
+        return {
+            "engine": choose("Engine", choices.get("engines", []), name="engine", shown=week["engine_names"]),
+            "connector": choose("Connector", choices.get("connectors", []), name="connector"),
+            "model": choose("Model", choices.get("models", []), name="model"),
+        }
 
 
 @st.fragment(run_every=SLOW_S)
-def page(engine: str, connector: str) -> None:
+def page(filters: dict[str, str]) -> None:
     """Draw the page, again at each refresh."""
     shown = picker.current()
 
     def ask() -> tuple[Row, list[Row]]:
         source = tracer()
-        return source.efficiency(engine=engine, connector=connector, **shown.query), source.fleet()["engines"]
+        return source.efficiency(**filters, **shown.query), source.fleet()["engines"]
 
-    answer = read(ask, key=f"efficiency {shown.field()} {engine} {connector}")
+    answer = read(ask, key=f"efficiency {shown.field()} {filters}")
     if answer is None:
         return
     savings, engines = answer
@@ -56,10 +59,12 @@ def page(engine: str, connector: str) -> None:
     if sentence := fleet.missing_spans([recorder for each in engines for recorder in each["recorders"]]):
         st.warning(f"{sentence} The sums below lack what those spans would have added.")
     token_sources(savings)
-    reasons(savings)
+    models = {each["engine"]: each["model"] for each in engines}
+    reasons(savings, models)
     more_memory(savings, engines)
+    counters(sums)
     copies(sums)
-    places(savings, {each["engine"]: each["model"] for each in engines})
+    places(savings, models)
 
 
 def summary(savings: Row, engines: list[Row]) -> None:
@@ -71,11 +76,7 @@ def summary(savings: Row, engines: list[Row]) -> None:
     with cards("small"):
         for each in efficiency.cards(sums):
             card(*each)
-    st.caption(
-        " ".join(
-            filter(None, (efficiency.source_of_savings(sums), efficiency.reconciled(sums), efficiency.limits(sums)))
-        )
-    )
+    st.caption(" ".join(filter(None, (efficiency.source_of_savings(sums), efficiency.limits(sums)))))
 
 
 def token_sources(savings: Row) -> None:
@@ -90,25 +91,47 @@ def token_sources(savings: Row) -> None:
         st.caption("vLLM's own metrics count external hits of the first run only.")
 
 
-def reasons(savings: Row) -> None:
-    """Why the other tokens were computed."""
+def reasons(savings: Row, models: dict[str, str]) -> None:
+    """Why the other tokens were computed: over time, and by engine, connector, model and tenant."""
     st.subheader("Why the others were computed", anchor=False, help=TERMS["cause"])
-    sentence = causes.largest(savings["worth"])
+    sentence = causes.reasons(savings["worth"])
     if not sentence:
         st.caption(
-            "Not recorded: it needs block hashes and vLLM's cache events, which are recorded at level `detailed`"
+            "Nothing was computed, as far as is recorded."
+            if savings["worth"]["causes"]
+            else "Not recorded: it needs block hashes and vLLM's cache events, which are recorded at level `detailed`"
             " (docs/causes.md)."
         )
         return
     st.markdown(sentence)
-    picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
+    st.html(legend(causes.sum_names(savings["worth"], dark=is_dark())))
+    left, right = st.columns([2, 1], gap="medium")
+    with left:
+        picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
+    with right:
+        groups = causes.groups(savings, models)
+        key = follow("causes_by", list(groups), default=next(iter(groups)))
+        st.selectbox(
+            "Told apart by",
+            list(groups),
+            key=key,
+            on_change=on_this_page(write),
+            args=("causes_by", key, next(iter(groups))),
+            format_func="by {}".format,
+            label_visibility="collapsed",
+        )
+        st.altair_chart(trends.causes_by(groups[st.session_state[key]], dark=is_dark()), key="causes_by")
 
 
 def more_memory(savings: Row, engines: list[Row]) -> None:
     """What other sizes of the store would have been worth, for the connector that wanted most."""
-    if not savings["memory"]:
-        return
     st.subheader("What more memory would buy", anchor=False, help=TERMS["more memory"])
+    if not savings["memory"]:
+        st.caption(
+            "Not reckoned: it needs the hashes of prompts' blocks, which are recorded at level `detailed` with"
+            " `block_hashes: on`."
+        )
+        return
     curve, *others = savings["memory"]
     limit = memory.limit_of(curve, engines)
     rates = {place["engine"]: place["worth"]["prefill_tokens_per_s"] for place in savings["by_place"]}
@@ -118,12 +141,20 @@ def more_memory(savings: Row, engines: list[Row]) -> None:
         st.caption(
             f"Of {text.plain(curve['connector'])} in {text.plain(name)}. Choose an engine above to see another one."
         )
-    st.markdown(memory.sentences(curve, limit=limit, rate=rates.get(curve["engine"]), hours=hours))
+    sums = [
+        p["worth"]
+        for p in savings["by_place"]
+        if (p["engine"], p["connector"]) == (curve["engine"], curve["connector"])
+    ]
+    given = memory.given(sums[0]) if sums else None
+    st.markdown(memory.sentences(curve, limit=limit, rate=rates.get(curve["engine"]), hours=hours, given=given))
     if curve["points"]:
-        st.altair_chart(trends.what_memory_buys(curve, limit=limit, dark=is_dark()), key="memory")
+        st.altair_chart(trends.what_memory_buys(curve, limit=limit, given=given, dark=is_dark()), key="memory")
+        dot = ", the dot is what this one gave" if memory.today(curve, limit) else ""
         st.caption(
-            "Reckoned for a store that evicts what was used least recently. From a recorded trace, `kvtrail savings` compares"
-            " other orders, and tells what none could exceed."
+            f"The line is reckoned for a store that evicts what was used least recently (LRU){dot}."
+            " From a recorded trace, `kvtrail savings` compares other orders, and tells what none could exceed."
+            f"{memory.counted_since(curve)}"
         )
 
 
@@ -137,6 +168,19 @@ def copies(sums: Row) -> None:
         return
     st.table(efficiency.copy_rows(sums), border="horizontal", hide_index=True)
     st.caption("Bandwidth is that of one rank while it copies; it is unknown where no bytes are reported.")
+
+
+def counters(sums: Row) -> None:
+    """The engine's own counters beside ours."""
+    st.subheader("Against vLLM's own counters", anchor=False)
+    sentence = efficiency.reconciled(sums)
+    if sentence:
+        st.table(efficiency.counter_rows(sums), border="horizontal", hide_index=True)
+    else:
+        sentence = (
+            "Not compared: this vLLM does not tell what it counts of single requests, or no request has begun to run."
+        )
+    st.caption(f"{sentence} {efficiency.accounted(sums)}")
 
 
 def places(savings: Row, models: dict[str, str]) -> None:
@@ -160,4 +204,4 @@ def places(savings: Row, models: dict[str, str]) -> None:
 
 
 picker.heading("Efficiency")
-page(*filters())
+page(filters())

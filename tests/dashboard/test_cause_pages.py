@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from typing import Any
 
 from kvtrail.dashboard.content import causes, palette, trends
+from kvtrail.tracer.model.cause_words import headline
 from kvtrail.tracer.model.causes import Cause
 
 S = 10**9
@@ -33,17 +36,23 @@ def test_every_cause_has_a_colour_and_a_meaning_and_is_in_order() -> None:
     assert list(palette.CAUSE) == [cause.value for cause in Cause]
 
 
-def test_the_bar_has_every_part_in_its_place() -> None:
-    entries, amounts = causes.strip(ENTRY, dark=False)
-    assert amounts == [128, 128, 256, 64, 32, 32]
-    assert entries[2].name == "tokens 256 to 512: evicted from cpu 12.00 s before, to make room for chat-9"
+def hrefs(html: str) -> list[str]:
+    """The addresses of the parts of the bar, and of the lines below."""
+    return [unescape(each) for each in re.findall('href="([^"]*)"', html)]
+
+
+def test_every_part_has_its_place_in_the_bar_and_its_line() -> None:
+    html = causes.waterfall(ENTRY, TIMELINE, dark=False)
+    assert re.findall(r"flex-grow: (\d+)", html) == ["128", "128", "256", "64", "32", "32"]
+    assert html.count("evicted from cpu 12.00 s before, to make room for chat-9") == 3, "title, name and line"
     assert [(each.name, each.value) for each in causes.names(ENTRY, dark=False)] == [
         ("held", "128"), ("loaded", "128"), ("unaligned", "32"), ("failed load", "32"), ("evicted", "256"), ("reset", "64"),
     ]  # fmt: skip
 
 
 def test_a_part_leads_to_what_explains_it() -> None:
-    _, loaded, evicted, reset, failed, unaligned = causes.links(ENTRY, TIMELINE)
+    links = causes.links(ENTRY["parts"], ENTRY, TIMELINE)
+    _, loaded, evicted, reset, failed, unaligned = links
     own = {"id": "chat-7", "engine": "e"}
     assert loaded == unaligned == ("replay", {**own, "step": "2"}), "the admission, where nothing else explains it"
     assert failed == ("replay", {**own, "step": "3"})
@@ -51,19 +60,53 @@ def test_a_part_leads_to_what_explains_it() -> None:
     page, query = reset
     assert (page, query["engine"]) == ("live", "e")
     assert query["from"] < "1970-01-01T00:01:30" < query["to"]
+    addresses = hrefs(causes.waterfall(ENTRY, TIMELINE, dark=False))
+    assert addresses[:6] == addresses[6:]
+    assert addresses[2] == "request?id=chat-9&engine=e"
+
+
+def test_what_many_did_leads_to_the_time_in_which_they_did_it() -> None:
+    run = {"cause": "evicted", "tier": "cpu", "start": 0, "tokens": 64, "request": "chat-9", "others": 2,
+           "at_ns": 50 * S, "to_ns": 80 * S}  # fmt: skip
+    ((page, query),) = causes.links([run], ENTRY, TIMELINE)
+    assert (page, query["from"] < "1970-01-01T00:00:50", query["to"] > "1970-01-01T00:01:20") == ("live", True, True)
+
+
+def test_what_another_engine_computed_leads_there() -> None:
+    run = {"cause": "elsewhere", "tier": "", "start": 0, "tokens": 64, "engine": "other", "at_ns": 50 * S}
+    ((_, query),) = causes.links([run], ENTRY, TIMELINE)
+    assert query["engine"] == "other"
+
+
+def test_of_very_many_parts_the_longest_have_a_line() -> None:
+    parts = [
+        {"cause": ("stranded", "new")[number % 2], "tier": "", "start": 16 * number, "tokens": 16 + number % 3}
+        for number in range(500)
+    ]
+    html = causes.waterfall({**ENTRY, "parts": parts, "total": 8_499}, TIMELINE, dark=False)
+    assert html.count("flex-grow") == 500
+    assert len(hrefs(html)) == 500 + causes.MOST_ROWS
+    assert "and 400 shorter parts" in html
+
+
+def test_names_from_outside_are_text() -> None:
+    parts = [{"cause": "evicted", "tier": "<b>", "start": 0, "tokens": 16, "request": 'x"><script>'}]
+    html = causes.waterfall({**ENTRY, "parts": parts}, TIMELINE, dark=False)
+    assert "<script" not in html
+    assert "<b>," not in html
 
 
 def test_the_headline_names_the_largest_reasons() -> None:
-    assert causes.headline(ENTRY) == "384 tokens of 640 were computed: 67 % evicted, 17 % reset."
+    assert headline(ENTRY) == "384 tokens of 640 were computed: 67 % evicted, 17 % reset."
     held = {**ENTRY, "parts": ENTRY["parts"][:2]}
-    assert causes.headline(held) == "Nothing of it was computed."
+    assert headline(held) == "Nothing of it was computed."
 
 
 def test_a_cause_of_tomorrow_is_shown_all_the_same() -> None:
     parts = [{"cause": "of-tomorrow", "tier": "", "start": 0, "tokens": 640}]
     entry = {**ENTRY, "parts": parts}
     assert [each.name for each in causes.names(entry, dark=True)] == ["of tomorrow"]
-    assert causes.rows(entry)[0]["Why"] == "of-tomorrow"
+    assert "<span>of tomorrow</span>" in causes.waterfall(entry, TIMELINE, dark=False)
 
 
 def test_sums_say_why_most_was_computed() -> None:
@@ -73,7 +116,8 @@ def test_sums_say_why_most_was_computed() -> None:
     }
     assert causes.computed(sums) == {"evicted": 61, "new": 39}
     assert causes.largest(sums) == (
-        "61 % of what was computed had been held and evicted 4 min 00 s before, on average."
+        "61 % of what was computed had been held and evicted 4 min 00 s before, on average: 98 % from cpu, 2 % from vLLM's"
+        " cache."
     )
     assert causes.largest({"causes": {"held:gpu": 900}}) == ""
 
@@ -90,3 +134,70 @@ def test_the_chart_has_the_causes_of_each_interval() -> None:
     spec, rows = trends.apart(trends.causes_over_time(answer, dark=False))
     assert [(row["cause"], row["tokens"], row["at"]) for row in rows] == [("new", 40, 0), ("evicted", 60, 60_000)]
     assert spec["encoding"]["color"]["scale"]["domain"] == ["evicted", "new"]
+
+
+SAVINGS: dict[str, Any] = {
+    "engine_names": {"e1": "pod-1"},
+    "by_place": [
+        {"engine": "e1", "connector": "C", "worth": {"causes": {"held:gpu": 900, "evicted:cpu": 60, "new:": 40}}},
+        {"engine": "e2", "connector": "C", "worth": {"causes": {"new:": 400}}},
+        {"engine": "e3", "connector": "D", "worth": {"causes": {}}},
+    ],
+    "by_tenant": {"5a17c0ffee5a17c0": {"evicted": 60, "held": 900}, "plain": {"new": 440}},
+}
+
+
+def test_causes_are_told_apart_by_engine_connector_model_and_tenant() -> None:
+    assert causes.groups(SAVINGS, {"e1": "m", "e2": "m"}) == {
+        "engine": {"e2": {"new": 400}, "pod-1": {"evicted": 60, "new": 40}},
+        "connector": {"C": {"evicted": 60, "new": 440}},
+        "model": {"m": {"evicted": 60, "new": 440}},
+        "tenant": {"without salt": {"new": 440}, "5a17c0ff": {"evicted": 60}},
+    }
+    assert "tenant" not in causes.groups({**SAVINGS, "by_tenant": {}}, {})
+
+
+def test_of_many_groups_the_smallest_share_a_bar() -> None:
+    places = [
+        {"engine": f"e{n:02}", "connector": "C", "worth": {"causes": {"new:": 100 - n}}}
+        for n in range(causes.MOST_GROUPS + 3)
+    ]
+    engines = causes.groups({**SAVINGS, "by_place": places}, {})["engine"]
+    assert next(iter(engines)) == "e00"
+    assert list(engines)[-1] == "3 others"
+    assert sum(sum(sums.values()) for sums in engines.values()) == sum(100 - n for n in range(len(places)))
+
+
+def test_the_bars_have_the_shares_of_each_group() -> None:
+    spec, rows = trends.apart(trends.causes_by({"pod-1": {"evicted": 60, "failed-load": 40}}, dark=True))
+    assert [(row["group"], row["cause"], row["share"]) for row in rows] == [
+        ("pod-1", "failed load", "40 (40 %)"),
+        ("pod-1", "evicted", "60 (60 %)"),
+    ]
+    assert spec["encoding"]["color"]["scale"]["domain"] == ["failed load", "evicted"]
+
+
+def test_what_is_unknown_names_what_would_tell() -> None:
+    sums = {"causes": {"held:gpu": 900, "unknown:probe": 40, "unknown:block_hashes": 10, "new:": 50}}
+    assert causes.unknown(sums) == (
+        "Of 40 % the cause is not known: no probe shows what the connector's store gains and loses. Of 10 % the cause is not"
+        " known: the hashes of its blocks were not recorded: `block_hashes` is off, or the level is `basic`."
+    )
+    assert causes.unknown({"causes": {"new:": 50}}) == ""
+    assert causes.reasons({"causes": {"unknown:late": 90, "new:": 10}}) == (
+        "Of 90 % the cause is not known: it may have happened before kvtrail listened."
+    )
+    assert (
+        causes.reasons({"causes": {"unknown:late": 1, "new:": 999}})
+        == "100 % of what was computed was never computed before."
+    )
+
+
+def test_what_several_caches_lost_is_told_by_cache() -> None:
+    sums = {"causes": {"evicted:cpu": 60, "evicted:gpu": 20, "new:": 20}}
+    assert causes.largest({"causes": {"evicted:cpu": 999, "evicted:gpu": 1}}) == (
+        "100 % of what was computed had been held and evicted, from cpu."
+    )
+    assert causes.largest(sums) == (
+        "80 % of what was computed had been held and evicted: 75 % from cpu, 25 % from vLLM's cache."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.dashboard.content import memory, trends
+from kvtrail.dashboard.content import memory, text, trends
 
 MIB = 1 << 20
 CURVE: dict[str, Any] = {
@@ -13,6 +13,7 @@ CURVE: dict[str, Any] = {
     "wanted": 3_600_000,
     "chunk_size": 256,
     "chunk_bytes": 8 * MIB,
+    "since_s": None,
     "points": [
         {"chunks": 128, "share": 0.1, "error": 0.0},
         {"chunks": 256, "share": 0.2, "error": 0.01},
@@ -27,13 +28,13 @@ def test_more_memory_is_worth_prefill() -> None:
     said = memory.sentences(CURVE, limit=2 * GIB, rate=10_000.0, hours=2.0)
     assert said == (
         "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. 2 GiB more would have saved 36.00 s of prefill an"
-        " hour, 6 GiB 54.00 s. Beyond 8 GiB nothing is gained: what is asked for is new then."
+        " hour, 6 GiB more 54.00 s. Beyond 8 GiB nothing is gained: what is asked for is new then."
     )
 
 
 def test_without_a_rate_it_is_worth_tokens() -> None:
     said = memory.sentences(CURVE, limit=2 * GIB, rate=None, hours=2.0)
-    assert "2 GiB more would have given 360,000 tokens an hour, 6 GiB 540,000 tokens." in said
+    assert "2 GiB more would have given 360,000 tokens an hour, 6 GiB more 540,000 tokens." in said
 
 
 def test_enough_is_enough() -> None:
@@ -45,7 +46,26 @@ def test_where_todays_store_is_not_known_it_says_so() -> None:
     assert said.startswith(
         "At most 50 % of what vLLM's own cache did not hold could have been given. Beyond 1,024 chunks"
     )
-    assert said.endswith("How much the store holds today is not known.")
+    assert said.endswith("How much the store may hold is not known: no worker reports the bytes of its copies.")
+    said = memory.sentences(CURVE, limit=None, rate=None, hours=1.0, given=0.18)
+    assert said.endswith("its settings name no limit, or its engine is gone. As measured, it gave 18 %.")
+
+
+def test_what_the_store_gave_is_measured_beside_what_is_reckoned() -> None:
+    sums = {"asked": 1_000, "local": 400, "taken": 100, "causes": {"unaligned:": 90, "last-token:gpu": 10, "new:": 400}}
+    assert memory.given(sums) == 0.2
+    assert memory.given({**sums, "asked": 500}) is None
+    said = memory.sentences(CURVE, limit=2 * GIB, rate=None, hours=1.0, given=0.2)
+    assert said.startswith(
+        "Today's 2 GiB give 20 % of what vLLM's own cache does not hold. As measured, it gave 20 %. "
+    )
+
+
+def test_small_stores_that_give_next_to_nothing_are_left_out() -> None:
+    small = [{"chunks": 2.0**n, "share": 0.0, "error": 0.0} for n in range(7)]
+    curve = {**CURVE, "points": [*small, *CURVE["points"]]}
+    assert [row["store"] for row in memory.rows(curve)] == [0.5, 1, 2, 4, 8]
+    assert memory.rows(curve, held=8)[0]["store"] == 4 / 128, "today's store is among them"
 
 
 def test_nothing_asked_for_twice() -> None:
@@ -63,13 +83,20 @@ def test_the_limit_is_that_of_the_engine() -> None:
 
 
 def test_the_chart_shows_the_curve_its_error_and_today() -> None:
-    spec = trends.what_memory_buys(CURVE, limit=2 * GIB, dark=False).to_dict()
+    spec = trends.what_memory_buys(CURVE, limit=2 * GIB, given=0.2, dark=False).to_dict()
     data = {layer["data"]["name"]: layer["data"]["values"] for layer in spec["layer"]}
     assert [(row["store"], row["share"]) for row in data["capacities"]] == [(1, 0.1), (2, 0.2), (4, 0.4), (8, 0.5)]
     assert data["capacities"][1]["given"] == "20.0 % ± 2.0"
-    assert data["today"] == [{"store": 2.0, "name": "today"}]
-    small = trends.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, dark=False).to_dict()
+    assert data["today"] == [{"store": 2.0, "name": "you are here", "share": 0.2, "given": "20.0 %"}]
+    small = trends.what_memory_buys({**CURVE, "chunk_bytes": 8 << 10}, limit=2 * MIB, given=None, dark=False).to_dict()
     assert small["layer"][1]["encoding"]["x"]["title"] == "store (MiB on each worker)"
     assert {layer["data"]["name"]: layer["data"]["values"][0]["store"] for layer in small["layer"]}["today"] == 2.0
-    unknown = trends.what_memory_buys(CURVE, limit=None, dark=False).to_dict()
-    assert len(unknown["layer"]) == len(spec["layer"]) - 2
+    unknown = trends.what_memory_buys(CURVE, limit=None, given=None, dark=False).to_dict()
+    assert len(unknown["layer"]) == len(spec["layer"]) - 3
+
+
+def test_it_says_since_when_it_counts() -> None:
+    assert memory.counted_since(CURVE) == ""
+    said = memory.counted_since({**CURVE, "since_s": 1_763_900_400})
+    assert text.clock(1_763_900_400 * 10**9) in said
+    assert "taken for new" in said

@@ -149,6 +149,24 @@ def test_it_says_whether_vllm_counts_the_same(
     assert savings.reconciled(sums) == sentence
 
 
+def test_the_counters_stand_beside_ours() -> None:
+    sums = {"counted_local": 64, "compared_local": 64, "counted_external": 500, "compared_external": 1_512}
+    assert [list(row.values()) for row in savings.counter_rows(sums)] == [
+        ["hits of its prefix cache", "64", "64", "none"],
+        ["hits of the connector", "500", "1,512", "-1,012"],
+    ]
+
+
+def test_it_says_whether_every_token_has_a_cause() -> None:
+    assert savings.accounted({"asked": 640, "causes": {}}) == ""
+    assert savings.accounted({"asked": 640, "causes": {"held:gpu": 600, "new:": 40}}) == (
+        "Each of the 640 tokens that were asked for is counted under one cause."
+    )
+    assert savings.accounted({"asked": 640, "causes": {"held:gpu": 600}}).startswith(
+        "Of 640 tokens that were asked for, 600 have a cause."
+    )
+
+
 def test_copies_that_took_longer_than_they_saved_are_a_net_below_zero() -> None:
     assert gauge({**efficiency(PREEMPTED)["worth"], "store_s": 100.0}, "Net time") == "-1 min 39 s"
 

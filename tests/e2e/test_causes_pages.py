@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import needs_chromium, open_row, playwright, see, see_table, shoot
+from browser import needs_chromium, playwright, see, shoot
 from evicted_story import ABOUT, CHUNK, STORY
 from history import goodbyes, history
 from processes import dashboard, serve
@@ -36,13 +36,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_the_request_tells_each_part_and_leads_to_what_explains_it(page: playwright.Page, site: str) -> None:
     page.goto(f"{site}/request?id=b-cmpl-1-0-0123abcd")
     see(page, "56 tokens of 120 were computed: 57 % evicted, 43 % unaligned.")
-    table = see_table(page, "causes_0")
-    assert [cells[:3] for cells in table] == [["0", "64", "held"], ["64", "32", "evicted"], ["96", "24", "unaligned"]]
-    assert "evicted from the connector's store" in table[1][3]
-    widths = page.locator(".parts").last.locator("i").evaluate_all("all => all.map(each => each.style.flexGrow)")
-    assert widths == ["64", "32", "24"]
+    bar = page.get_by_role("navigation", name="The 120 tokens by cause, in their order")
+    lines = bar.get_by_role("listitem")
+    playwright.expect(lines).to_have_text(
+        [
+            re.compile("0 to 64held by vLLM's own cache"),
+            re.compile("64 to 96evicted from the connector's store"),
+            re.compile("96 to 120unaligned"),
+        ]
+    )
+    widths = bar.locator(".parts a").evaluate_all("all => all.map(each => each.getBoundingClientRect().width)")
+    assert widths[0] / widths[1] == pytest.approx(2, abs=0.05)
     shoot(page, "causes-request")
-    open_row(page, "causes_0", 1)
+    bar.get_by_role("link", name=re.compile("^tokens 64 to 96: evicted from the connector's store")).focus()
+    page.keyboard.press("Enter")
     page.wait_for_url(re.compile(r"/live\?"))
     assert {"from", "to"} <= parse_qs(urlsplit(page.url).query).keys()
 
@@ -53,4 +60,7 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     see(page, re.compile("of what was computed was never computed before"))
     see(page, "What more memory would buy")
     see(page, re.compile("could have been given. Beyond 3 chunks nothing is gained"))
+    page.get_by_role("combobox", name="Told apart by").click()
+    page.get_by_role("option", name="by connector").click()
+    page.wait_for_url(re.compile("causes_by=connector"))
     shoot(page, "causes-efficiency")

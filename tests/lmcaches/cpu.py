@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -104,7 +105,7 @@ def _take_kv_caches(self: Any, forward_context: Any) -> None:
 
 
 def prepare_late(*, mended: bool) -> None:
-    """`prepare`, and perhaps `own_block_lists`, but only when vLLM makes its first LMCache connector.
+    """`prepare`, and perhaps mend LMCache, but only when vLLM makes its first LMCache connector.
 
     LMCache brings numba in, and vLLM's search for a CPU's libraries, at its start, stumbles over numba.
     """
@@ -119,6 +120,7 @@ def prepare_late(*, mended: bool) -> None:
             prepare()
             if mended:
                 own_block_lists()
+                own_prefetched()
             done.append(True)
         begin(self, *arguments, **named)
 
@@ -144,3 +146,27 @@ def own_block_lists() -> None:
         plain(self, new_token_ids, copy.deepcopy(new_block_ids), *arguments, **named)
 
     adapter.RequestTracker.update = update
+
+
+def own_prefetched() -> None:
+    """Mend LMCache 0.5.6: let a load take references and pins of its own to the chunks that were prefetched for it.
+
+    `retrieve` gives up those of the prefetch, and `lookup_unpin`, at the step's end, gives them up once more: then they are
+    the store's, and the memory of a chunk that it holds is free.
+    """
+    engine: Any = importlib.import_module("lmcache.v1.cache_engine").LMCacheEngine
+    events: Any = importlib.import_module("lmcache.v1.event_manager")
+    if not hasattr(events.EventManager, "get_event_future"):
+        return  # 0.3 takes the prefetch away when it loads
+    plain: Callable[..., Any] = engine._async_process_tokens_internal
+
+    def process(self: Any, *arguments: Any, **named: Any) -> Any:
+        prefetched = self.event_manager.get_event_future(events.EventType.LOADING, named["req_id"]).result()
+        for _, chunk in itertools.chain.from_iterable(prefetched):
+            chunk.ref_count_up()
+        chunks, size = plain(self, *arguments, **named)
+        for _, chunk, _, _ in chunks:
+            chunk.pin()
+        return chunks, size
+
+    engine._async_process_tokens_internal = process

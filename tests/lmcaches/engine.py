@@ -1,7 +1,7 @@
 """One run of a real vLLM engine with a real LMCache, for a process of its own: LMCache's threads would keep a test alive.
 
 Takes one argument, JSON: `connector` (the KV transfer configuration, or null), `passes` over the workload of LMCache #2158,
-its `seed`, `mended` (whether LMCache is kept from sharing vLLM's lists), `probed` (whether kvtrail's probe of it is used),
+its `seed`, `mended` (whether LMCache's mistakes in `cpu.py` are mended), `probed` (whether kvtrail's probe of it is used),
 `server` (whether LMCache is in a process of its own, and as it comes), and `folder` for the model. Prints one line of JSON at
 the end: the tokens of each pass, or the error that the engine died of.
 """

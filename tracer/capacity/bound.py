@@ -31,7 +31,7 @@ def intervals(touches: Iterable[Touch | None]) -> list[Interval]:
             tokens = touch.wanted[n] if n < len(touch.wanted) else 0
             if tokens and key in last:
                 found.append((last[key], now, tokens))
-            if touch.used is None or n < touch.used:
+            if key in last or touch.used is None or n < touch.used:  # who has kept it has it still
                 last[key] = now
     return sorted(found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf, sqrt
-from statistics import fmean
+from statistics import stdev
 from typing import NamedTuple
 
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
@@ -58,27 +58,20 @@ class Curve:
         by_group = [_up_to(needs, capacities) for needs in groups]
         shares = []
         for n in range(len(capacities)):
-            hits, error = self._estimate([each[n] for each in by_group], followed)
+            hits, error = self._estimate([all_ - each[n] for all_, each in zip(followed, by_group, strict=True)])
             shares.append(Share((whole[n] + hits) / self.wanted, error / self.wanted))
         return shares
 
-    def _estimate(self, hits: Sequence[float], followed: Sequence[float]) -> tuple[float, float]:
+    def _estimate(self, misses: Sequence[float]) -> tuple[float, float]:
         """The hits of all that the groups stand for, and the standard error.
 
-        A sample that holds more of the chunks that are wanted often has more hits as well: the groups show how much more, and
-        that is taken off (a regression estimate: Cochran, Sampling Techniques, chapter 7)."""
+        What a sample says of its hits hangs on whether the few chunks that are wanted most are in it. It says more of its
+        misses, as no chunk has many of them, and how much was wanted is known: the rest are hits (SHARDS-adj). Groups that
+        miss more or less than others show the error."""
         if not self.sampled:
             return 0.0, 0.0
-        expected = self.sampled / self._groups
-        mean, mean_followed = fmean(hits), fmean(followed)
-        spread = sum((each - mean_followed) ** 2 for each in followed)
-        both = sum((h - mean) * (f - mean_followed) for h, f in zip(hits, followed, strict=True))
-        slope = min(max(both / spread if spread else 0.0, 0.0), 1.0)
-        value = mean + slope * (expected - mean_followed)
-        apart = [h - mean - slope * (f - mean_followed) for h, f in zip(hits, followed, strict=True)]
-        variance = sum(each**2 for each in apart) / (self._groups - 2)
-        error = sqrt(variance * (1 / self._groups + ((expected - mean_followed) ** 2 / spread if spread else 0.0)))
-        return min(max(value, 0.0), expected) * self._groups, error * self._groups
+        hits = self.sampled - sum(misses)
+        return min(max(hits, 0.0), self.sampled), sqrt(len(misses)) * stdev(misses)
 
     def saturates_at(self) -> float:
         """The capacity, in chunks, beyond which nothing more would be a hit; 0 if nothing was touched again."""

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from kvtrail.tracer.capacity.bound import intervals, most_hits
 from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.found_and_stored import given_by
 from kvtrail.tracer.capacity.stream import Stream
 
 STEPS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8)
@@ -16,7 +18,14 @@ STEPS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8)
 POINTS = 8
 """As many where today's is not known, up to where nothing more is gained."""
 HEADS_FIRST = frozenset({"LMCacheConnectorV1"})
-"""Connectors that count the last chunk of a prefix as used last, and so evict prefixes from their heads."""
+"""Connectors that store a prefix in the order of its tokens, and so evict it from its head (`found_and_stored`)."""
+
+
+class Hits(NamedTuple):
+    """Tokens that a store would have given, and their standard error."""
+
+    tokens: int
+    error: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +92,20 @@ def estimate(
     around = [step * capacity for step in STEPS] if capacity else [enough * n / POINTS for n in range(1, POINTS + 1)]
     asked = sorted({each for each in (*(sizes or map(ceil, around)), capacity or 0) if each > 0})
     kept = intervals(stream.touches)
+    given = [Hits(round(each.value * own.wanted), round(each.error * own.wanted)) for each in own.hits(asked)]
+    if stream.connector in HEADS_FIRST and most_chunks is None:  # the one pass above only comes near it
+        given = [Hits(given_by(stream.touches, chunks), 0) for chunks in asked]
     points = [
         Point(
             chunks=chunks,
             bytes=None if chunk_bytes is None else round(chunks * chunk_bytes),
-            hits=round(hits.value * own.wanted),
-            error=round(hits.error * own.wanted),
+            hits=hits.tokens,
+            error=hits.error,
             least_recent=round(least.value * own.wanted),
             bound=most_hits(kept, chunks),
-            seconds=None if stream.prefill_rate is None else hits.value * own.wanted / stream.prefill_rate,
+            seconds=None if stream.prefill_rate is None else hits.tokens / stream.prefill_rate,
         )
-        for chunks, hits, least in zip(asked, own.hits(asked), tails.hits(asked), strict=True)
+        for chunks, hits, least in zip(asked, given, tails.hits(asked), strict=True)
     ]
     return Estimate(stream=stream, wanted=own.wanted, capacity=capacity, points=points, enough=enough)
 

@@ -1,7 +1,8 @@
 """The curve as requests come: bounded, and kept as sums of minutes like everything else that the offload did.
 
 What a touch needs is rounded up to an eighth of an octave of chunks, and each such capacity is a measure. So the curve of any
-stretch of time, and of any engines, is the sum of theirs. That a store was emptied is left out: a larger one is, too.
+stretch of time, and of any engines, is the sum of theirs. A store that is emptied begins anew, as one of any size would. So
+does all that is remembered when this process does: `memory:begun` says when.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvtrail.tracer.capacity.estimate import HEADS_FIRST
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.chains import split_hashes
-from kvtrail.tracer.model.events import Alloc, RequestEnd, Schedule, Store
+from kvtrail.tracer.model.events import Alloc, RequestEnd, Reset, Schedule, Store
 
 MOST_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; some 300 bytes each."""
@@ -33,6 +34,8 @@ of 2 ** (step / STEPS) chunks on. The group is empty where all chunks are follow
 WANTED, SAMPLED = f"{PREFIX}wanted", f"{PREFIX}sampled"
 CHUNKS, CHUNK_TOKENS = f"{PREFIX}chunks", f"{PREFIX}chunk_tokens"
 """Chunks that were touched, and their tokens: what a chunk is."""
+BEGUN = f"{PREFIX}begun"
+"""That a connector is followed from now on: what it was asked for before counts as never used."""
 STORED_TOKENS, STORED_BYTES = f"{PREFIX}stored_tokens", f"{PREFIX}stored_bytes"
 """What the first worker has stored, where it tells bytes: what a chunk takes."""
 MOST_RUNNING = 100_000
@@ -109,6 +112,12 @@ class LiveNeeds:
         running.done = len(keys)
         return self._touched(running, Touch(keys))
 
+    def reset(self, event: Reset) -> None:
+        """A connector was told to forget what it holds."""
+        distances = self._distances.get((event.engine, event.connector_id))
+        if distances is not None and event.succeeded is not False:
+            distances.reset()
+
     def stored(self, event: Store) -> Counter[str]:
         """A worker has stored: what a chunk takes."""
         if event.bytes is None or event.rank != 0:
@@ -119,15 +128,16 @@ class LiveNeeds:
         """Use the chunks of a touch."""
         event = running.admission
         owner = (event.engine, event.connector_id)
+        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * running.chunk_size})
         distances = self._distances.get(owner)
         if distances is None:
+            measures[BEGUN] = 1
             distances = self._distances[owner] = Distances(
                 heads_stay=event.connector not in HEADS_FIRST, most_chunks=self._most_followed, groups=GROUPS
             )
             if len(self._distances) > MOST_CONNECTORS:
                 self._distances.popitem(last=False)
         self._distances.move_to_end(owner)
-        measures = Counter({CHUNKS: len(touch.keys), CHUNK_TOKENS: len(touch.keys) * running.chunk_size})
         for need in distances.enter(touch):
             measures[_measure(need)] += round(need.tokens)
         if wanted := sum(touch.wanted):

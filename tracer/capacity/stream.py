@@ -11,6 +11,8 @@ from kvtrail.tracer.detect.savings import PrefillTimer
 from kvtrail.tracer.model.chains import Chain, Chains
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 
+PROMPTS_ONLY = frozenset({"LMCacheConnectorV1"})
+"""Connectors that store what a request has at its admission, and not what it generates."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
@@ -171,8 +173,8 @@ class Streams:
         """What a request has computed by now can be stored."""
         for owner, done in request.touched.items():
             stream = self._streams[owner]
-            chunks = computed // stream.chunk_size
-            if chunks > done and len(keys := request.keys(computed, stream.chunk_size)) > done:
+            kept = min(computed, request.total) if stream.connector in PROMPTS_ONLY else computed
+            if kept // stream.chunk_size > done and len(keys := request.keys(kept, stream.chunk_size)) > done:
                 stream.touches.append(Touch(keys))
                 request.touched[owner] = len(keys)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.followed import Breakdown, Followed, in_common, shortened
+from kvtrail.tracer.causes.followed import Breakdown, Followed, doubted, in_common, shortened
 from kvtrail.tracer.causes.memory import UNSTORED, Fact, Fate, Key, Memory
 from kvtrail.tracer.causes.split import Question, Split, Store
 from kvtrail.tracer.model.capabilities import Capability
@@ -71,16 +72,16 @@ class Causes:
         self._number = 0
         """Counts facts: events may tell several."""
         self._changes: list[PrefixCache] = []
-        """What vLLM's cache has gained and lost, and is not entered yet."""
+        """What caches have gained and lost, and is not entered yet."""
         self._admitting = ""
-        """The request whose allocation made these changes."""
-        self._held = 0
-        """Blocks that vLLM's cache holds, as it was told."""
-        self._listed = 0
-        """The number of the fact that told all of them last."""
+        """The request whose allocation made those of vLLM's cache."""
+        self._has_groups = False
+        """Whether there are several KV cache groups. The first one's blocks stand for all, where it does not hold them."""
         self._stores: dict[str, Memory] = {}
         self._chains = Chains()
         self._requests: OrderedDict[str, Followed] = OrderedDict()
+        self._awaited: set[str] = set()
+        """Those of which the next step will tell something: the others go on."""
         self._computing: dict[str, Fact] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
@@ -97,9 +98,10 @@ class Causes:
         """Enter one event, the next of the recorder on the scheduler's side.
 
         What vLLM's cache gained and lost before an allocation is what the allocation has made of it: the lookup before it saw
-        it as it was. So it is entered with the next event that is none."""
+        it as it was. So it is entered with the next event that is none. A sign of life may come in between: it is told by a
+        thread of its own."""
         kind = event.kind
-        if self._changes and kind is not _PREFIX_CACHE and (kind is not _ALLOC or event.request != self._admitting):
+        if self._changes and kind not in _AT_ANY_MOMENT and (kind is not _ALLOC or event.request != self._admitting):
             if kind is _ALLOC:
                 self._admitting = event.request or ""
             else:
@@ -118,6 +120,7 @@ class Causes:
         for request in self._requests.values():
             request.lookups.clear()
             request.allocs.clear()
+            request.doubt = why
         self._computing.clear()
         self._stored.clear()
         self._fresh = {}
@@ -128,6 +131,9 @@ class Causes:
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         self._unprobed.update(event.recorder_probes_off or ())
+        if event.recorder_closed:
+            self._identity = None
+            self._fleet.leave(self)
 
     # Requests.
 
@@ -145,6 +151,7 @@ class Causes:
 
     def _drop(self, name: str) -> None:
         self._requests.pop(name, None)
+        self._awaited.discard(name)
         self._computing.pop(name, None)
 
     def _enter_request_start(self, event: RequestStart) -> None:
@@ -153,6 +160,8 @@ class Causes:
         request.block_size, request.prompt = event.block_size or 0, event.total or 0
         request.untold = Untold.BLOCK_HASHES if event.block_after is None else Untold.CHAIN
         self._chains.add(request.chain, event)
+        if self._fresh and not request.chain.is_whole:
+            self._fresh = {}  # its prompt may be like one of those that were named before
         if self._fresh is not None and event.block_seen is not None and request.chain.is_whole:
             if len(self._fresh) >= MOST_FRESH:
                 for key in list(islice(self._fresh, MOST_FRESH // 8)):
@@ -164,6 +173,7 @@ class Causes:
             self.engine, self._identity = event.engine, event.cache_identity
             self._fleet.join(event.cache_identity, self)
         request = self._of(event)
+        self._awaited.add(event.request or "")
         if event.block_hashes:
             self._chains.add(request.chain, event)
             request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
@@ -174,6 +184,8 @@ class Causes:
             request.allocs.clear()
         if event.error is None and event.returned is not None:
             request.lookups[event.connector_id] = event
+        elif event.error is None:
+            request.deferred.add(event.connector_id)
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = self._of(event)
@@ -187,7 +199,7 @@ class Causes:
     def _admit(self, request: Followed, event: Alloc, lookup: Lookup) -> None:
         """Split the prompt of a request that has been given blocks."""
         self._give_up(request)
-        allocated = max(each.allocated for each in request.allocs.values())
+        allocated = max([each.allocated for each in request.allocs.values()])
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
@@ -202,32 +214,35 @@ class Causes:
             chain=chain if full else (),
             untold=request.untold,
             is_last_open=self._is_last_open(event.request or "", chain, lookup.total, size),
-            is_shadowed=event.end_ns < self._shadow_ns,
+            shadow=self._shadow(event, request),
+            has_groups=self._has_groups,
             pending=pending,
             pending_by=by,
             promised=request.lost,
             failed=request.failed,
         )
         asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
-        stores = [self._asked(each, size) for each in asked or request.lookups.values()]
+        stores = [self._asked(each, request, size) for each in asked or request.lookups.values()]
+        request.deferred.clear()
         parts = Split(question, self._vllm, stores, self._is_fresh).parts()
-        if lookup.cache_identity is not None and chain:
+        if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
             parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
-        if sum(part.tokens for part in parts) != lookup.total:  # more was given than there is
+        if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
             contradicted = Part(Cause.UNKNOWN, "", 0, lookup.total, Detail(why=Untold.CONTRADICTION))
             parts = [contradicted] if lookup.total else []
         split = Breakdown(event, lookup, parts, chain, is_final=not allocated)
         self.breakdowns.append(split)
         if allocated:
-            request.open, request.steps = split, 0
+            request.open, request.steps, request.doubt = split, 0, None
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
         request.computing = full
         if (lookup.computed + allocated) // size < full if size else False:
-            self._computing[event.request or ""] = self._fact(Fate.STORING, event, by=event.request or "")
+            self._computing[event.request or ""] = self._fact(Fate.STORING, event, event.request or "")
 
     def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:
         """The parts, with what another engine has computed among those that are new to this one."""
         made: list[Part] = []
+        is_all_heard = not self._fleet.has_strangers(identity, self)
         for part in parts:
             known, engine = 0, ""
             if part.cause is Cause.NEW:
@@ -236,6 +251,8 @@ class Causes:
                 tokens = (part.start // size + known) * size - part.start
                 made.append(Part(Cause.ELSEWHERE, "", part.start, tokens, Detail(engine=engine)))
                 part = replace(part, start=part.start + tokens, tokens=part.tokens - tokens)
+            if part.cause is Cause.NEW and not is_all_heard:
+                part = replace(part, cause=Cause.UNKNOWN, detail=Detail(why=Untold.FLEET))
             if part.tokens:
                 made.append(part)
         return made
@@ -261,12 +278,16 @@ class Causes:
             named.append((self._store(loading).name, left))
         return named
 
-    def _asked(self, lookup: Lookup, block_size: int) -> Store:
+    def _asked(self, lookup: Lookup, request: Followed, block_size: int) -> Store:
         memory = self._store(lookup.connector_id)
         chunk = lookup.chunk_size or 0  # without it the probe does not see the store's chunks
-        believed = lookup.has(Capability.TELLS_CHUNKS) and lookup.connector not in self._unprobed
-        memory.told = told = believed and bool(chunk and block_size) and chunk % block_size == 0
-        return Store(memory, told, chunk, lookup.matched, is_shared=False)
+        tells = memory.tells or lookup.has(Capability.TELLS_CHUNKS)
+        believed = tells and lookup.connector not in self._unprobed
+        memory.told = told = (
+            believed and not self._has_groups and bool(chunk and block_size) and chunk % block_size == 0
+        )
+        offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
+        return Store(memory, told, chunk, lookup.matched, offered, was_deferred, is_shared=False)
 
     def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, Fact | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
@@ -289,25 +310,38 @@ class Causes:
         others = (request for other, request in self._requests.items() if other != name)
         return any(request.chain.of(last) == chain[last] for request in others)
 
+    def _shadow(self, event: Alloc, request: Followed) -> Untold | None:
+        """Why requests may be computing of whose prompts nothing is known; None if there are none."""
+        if event.end_ns < self._shadow_ns:
+            return self._lost[1] if self._lost else None
+        for name in self._computing:
+            other = self._requests.get(name)
+            if other is not None and other is not request and not other.chain.is_whole:
+                return other.untold
+        return None
+
     def _is_fresh(self, key: Key) -> bool:
         return self._fresh is not None and key in self._fresh
 
     def _enter_schedule(self, event: Schedule) -> None:
+        name = event.request or ""
+        if name not in self._awaited and self._vllm.told:
+            return  # nearly always: it goes on
         request = self._of(event)
         request.lookups.clear()
         request.allocs.clear()
         self._ran(event, request, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
-            self._computing.pop(event.request or "", None)
+            self._computing.pop(name, None)
         request.failed_from = None
-        if request.open is None:
-            return
-        request.steps += 1
-        _, end = request.promised
-        if event.computed < end:
-            self._shorten(request, event.computed)
-        elif request.steps > 1:
-            self._settle(request)
+        if request.open is not None:
+            request.steps += 1
+            if event.computed < request.promised[1]:
+                self._shorten(request, event.computed)
+            elif request.steps > 1:
+                self._settle(request)
+        if request.open is None and name not in self._computing:
+            self._awaited.discard(name)
 
     def _shorten(self, request: Followed, computed: int) -> None:
         """A load has brought less than it promised: the rest is computed."""
@@ -320,6 +354,8 @@ class Causes:
         if request.open is not None:
             if request.failed_from is not None:
                 request.open.parts = shortened(request.open.parts, request.failed_from, request.failed)
+            if request.doubt is not None:
+                request.open.parts = doubted(request.open.parts, request.doubt)
             request.open.is_final = True
             self.breakdowns.append(request.open)
             request.open = None
@@ -369,7 +405,7 @@ class Causes:
         else:
             self._number += 1
             self._vllm.lose(self._number, request.untold)
-            self._fresh = self._fresh or {}
+            self._fresh = {}
 
     # Caches.
 
@@ -382,56 +418,79 @@ class Causes:
         return memory
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
-        """What vLLM's own cache has gained and lost. Of several KV cache groups the first is followed."""
-        if not event.group:
+        """What a cache has gained and lost. Of several KV cache groups the first is followed."""
+        self._has_groups = self._has_groups or event.group is not None
+        if not event.cache_changes and not event.cache_whole:
+            self._stop_following(event)
+        else:
             self._changes.append(event)
 
     def _follow(self, by: str) -> None:
-        """Enter what vLLM's cache has gained and lost until now, because of this request."""
+        """Enter what the caches have gained and lost until now, that of vLLM because of this request."""
         changes, self._changes = self._changes, []
         while changes:
             event = changes.pop(0)
+            memory, whose = self._vllm, by
+            if event.pool_tier is not None:
+                memory, whose = self._store(event.connector_id), event.pushed_by or ""
+                memory.name, memory.tells = event.pool_tier, True
             if event.cache_whole:
                 parts = [event]
-                while changes and changes[0].end_ns == event.end_ns:
+                while changes and changes[0].end_ns == event.end_ns and changes[0].pool_tier == event.pool_tier:
                     parts.append(changes.pop(0))
-                self._list(parts)
-            else:
-                self._change(event, by)
+                self._list(memory, parts)
+            elif not event.group:
+                self._change(memory, event, whose)
 
-    def _list(self, events: Sequence[PrefixCache]) -> None:
-        """vLLM's cache is told as a whole. Where it is not what it was believed to be, something was not told before."""
-        memory, first = self._vllm, events[0]
-        held = [key for event in events for key in split_hashes(event.block_hashes)]
+    def _stop_following(self, event: PrefixCache) -> None:
+        """From now on nobody tells what a cache gains and loses: what it holds is not known any more."""
+        self._follow(self._admitting)
+        self._number += 1
+        self._fresh = {}
+        if event.pool_tier is None:
+            self._vllm = Memory(GPU)
+            self._vllm.lose(self._number, Untold.CACHE_EVENTS)
+        else:
+            store = self._stores[event.connector_id] = Memory(event.pool_tier)
+            store.lose(self._number, Untold.PROBE)
+
+    def _list(self, memory: Memory, events: Sequence[PrefixCache]) -> None:
+        """A cache is told as a whole. Where it is not what it was believed to be, something was not told before."""
+        held = [key for event in events if not event.group for key in split_hashes(event.block_hashes)]
         before = memory.fates(held, self._is_fresh)
         is_known = (
-            memory.told and len(held) == self._held and all(f is not None and f.fate is Fate.HELD for f in before)
+            memory.told and len(held) == memory.size and all(f is not None and f.fate is Fate.HELD for f in before)
         )
-        if memory.told and not is_known and memory.whole_from <= self._listed:
+        if memory.told and not is_known and memory.whole_from <= memory.listed_at:
             self._number += 1
             memory.lose(self._number, Untold.LATE)
-        fact = self._fact(Fate.HELD, first)
-        memory.told, self._held, self._listed = True, len(held), fact.number
+        fact = self._fact(Fate.HELD, events[0])
+        memory.told, memory.size, memory.listed_at = True, len(held), fact.number
         if not is_known:
             memory.listed(held, fact)
 
-    def _change(self, event: PrefixCache, by: str) -> None:
-        memory = self._vllm
+    def _change(self, memory: Memory, event: PrefixCache, by: str) -> None:
         if not memory.told:  # the whole comes later
             memory.told = True
             self._number += 1
             memory.lose(self._number, self._lost[1] if self._lost else Untold.LATE)
-        hashes, at = split_hashes(event.block_hashes), 0
-        for change in event.cache_changes:
-            if change == 0:
+        is_store = event.pool_tier is not None
+        hashes, known = split_hashes(event.block_hashes), 0
+        for emptied, changes in groupby(event.cache_changes, key=_is_reset):
+            if emptied:
                 memory.clear(self._fact(Fate.RESET, event))
-                self._held = 0
-                self._computing.clear()  # only a cache whose blocks nobody uses is emptied
+                memory.size = 0
+                if not is_store:
+                    self._computing.clear()  # only a cache whose blocks nobody uses is emptied
                 continue
-            some = hashes[at : at + abs(change)]
-            at += abs(change)
-            self._held += change
-            memory.tell(some, self._fact(Fate.HELD if change > 0 else Fate.EVICTED, event, by="" if change > 0 else by))
+            held = self._fact(Fate.HELD, event, by if is_store else "")
+            gone = self._fact(Fate.EVICTED, event, by)
+            facts: list[Fact] = []
+            for change in changes:
+                memory.size += change
+                facts += [held if change > 0 else gone] * min(abs(change), len(hashes) - known - len(facts))
+            memory.tell_each(dict(zip(hashes[known:], facts, strict=False)))
+            known += len(facts)
 
     def _enter_cache_reset(self, event: CacheReset) -> None:
         if not self._vllm.told:
@@ -439,12 +498,14 @@ class Causes:
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         memory, keys = self._store(event.connector_id), self._keys(event)
+        if memory.tells:
+            return
         if event.count == 0:
             memory.tell(keys, self._unstored(memory, keys, Fate.FULL, event))
         elif event.transfer_id is None:
-            memory.tell(keys, self._fact(Fate.HELD, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.HELD, event, event.request or ""))
         else:
-            memory.tell(keys, self._fact(Fate.STORING, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.STORING, event, event.request or ""))
             self._stored[event.transfer_id] = (event.connector_id, keys)
             if len(self._stored) > MOST_OPEN:
                 self._stored.popitem(last=False)
@@ -463,7 +524,7 @@ class Causes:
         last = (event.start + event.count) // chunk if event.count else first + 1
         return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
 
-    def _fact(self, fate: Fate, event: Event, *, by: str = "") -> Fact:
+    def _fact(self, fate: Fate, event: Event, by: str = "") -> Fact:
         self._number += 1
         return Fact(fate, self._number, event.end_ns, event.span_id, by)
 
@@ -482,7 +543,7 @@ class Causes:
         if event.failed:
             memory.tell(keys, self._unstored(memory, keys, Fate.FAILED, event))
         else:
-            memory.tell(keys, self._fact(Fate.HELD, event, by=event.request or ""))
+            memory.tell(keys, self._fact(Fate.HELD, event, event.request or ""))
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is None:
@@ -490,11 +551,16 @@ class Causes:
         memory = self._store(event.connector_id)
         if event.pool_tier:
             memory.name = event.pool_tier
-        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, by=event.pushed_by or ""))
+        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, event.pushed_by or ""))
 
     def _enter_reset(self, event: Reset) -> None:
-        if event.succeeded is not False:
-            self._store(event.connector_id).clear(self._fact(Fate.RESET, event))
+        memory = self._store(event.connector_id)
+        if event.succeeded is not False and not memory.tells:
+            memory.clear(self._fact(Fate.RESET, event))
+
+
+def _is_reset(change: int) -> bool:
+    return change == 0
 
 
 def _key(recorded: str) -> Key:
@@ -507,7 +573,8 @@ def _key(recorded: str) -> Key:
     return recorded
 
 
-_PREFIX_CACHE, _ALLOC = Kind.PREFIX_CACHE, Kind.ALLOC
+_ALLOC = Kind.ALLOC
+_AT_ANY_MOMENT = (Kind.PREFIX_CACHE, Kind.HEARTBEAT)
 OF_ANY_ROLE = (Kind.EVICT, Kind.HEARTBEAT, UNFAMILIAR)
 """Kinds of events that also others tell than the scheduler's side."""
 _ENTER: dict[str, Callable[[Causes, Any], None]] = {

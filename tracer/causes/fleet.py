@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakSet
 
+MODEL_DIGITS = 8
+"""So many digits of an identity are those of the model."""
+
 
 class Member(Protocol):
     """An engine, as one recorder shows it."""
@@ -23,17 +26,28 @@ class Fleet:
     """The engines that are heard."""
 
     def __init__(self) -> None:
-        self._members: defaultdict[str, WeakSet[Member]] = defaultdict(WeakSet)
-        """By the identity of their caches."""
+        self._members: defaultdict[str, defaultdict[str, WeakSet[Member]]] = defaultdict(lambda: defaultdict(WeakSet))
+        """By the model, and then by the identity of their caches."""
 
     def join(self, identity: str, member: Member) -> None:
         """An engine tells the identity of its caches."""
-        self._members[identity].add(member)
+        self.leave(member)
+        self._members[identity[:MODEL_DIGITS]][identity].add(member)
+
+    def leave(self, member: Member) -> None:
+        """An engine ends."""
+        for by_identity in self._members.values():
+            for members in by_identity.values():
+                members.discard(member)
+
+    def has_several(self, identity: str) -> bool:
+        """Whether more than one engine of the model is heard, or may be."""
+        return sum(map(len, self._members[identity[:MODEL_DIGITS]].values())) > 1
 
     def known(self, identity: str, member: Member, blocks: Sequence[bytes]) -> tuple[int, str]:
         """How many of these blocks, from the first on, another engine ever held; and the one that held most."""
         most, engine = 0, ""
-        for other in self._members.get(identity, ()):
+        for other in self._members[identity[:MODEL_DIGITS]][identity]:
             if other.engine == member.engine or not other.has_known(blocks[most]):
                 continue
             count = most + 1
@@ -44,3 +58,13 @@ class Fleet:
                 if most == len(blocks):
                     break
         return most, engine
+
+    def has_strangers(self, identity: str, member: Member) -> bool:
+        """Whether other engines of the model are heard, whose hashes cannot be compared."""
+        by_identity = self._members[identity[:MODEL_DIGITS]]
+        return len(by_identity) > 1 and any(
+            other.engine != member.engine
+            for some, members in by_identity.items()
+            if some != identity
+            for other in members
+        )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from kvtrail.tracer.causes.memory import Fact
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
@@ -12,8 +14,7 @@ from kvtrail.tracer.model.chains import Chain
 from kvtrail.tracer.model.events import Alloc, Lookup
 
 
-@dataclass(slots=True, eq=False)
-class Breakdown:
+class Breakdown(Struct, eq=False):
     """An admission of a request, and the parts of its prompt.
 
     Attributes:
@@ -30,6 +31,12 @@ class Breakdown:
     chain: Sequence[bytes] | None
     is_final: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parts make up the prompt, one after the other."""
+        ends = [0, *(part.end for part in self.parts)]
+        return ends[-1] == self.lookup.total and [part.start for part in self.parts] == ends[:-1]
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON-ready data."""
         event = self.event
@@ -44,8 +51,7 @@ class Breakdown:
         }
 
 
-@dataclass(slots=True)
-class Followed:
+class Followed(Struct, eq=False):
     """A request that has not ended.
 
     Attributes:
@@ -53,6 +59,7 @@ class Followed:
         untold: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
         prompt: its tokens when it began; 0 where that was not told.
+        deferred: the connectors that have answered 'ask me later' since the last admission.
         lookups, allocs: of the admission that is coming, by connector.
         open: its latest admission, while what it was promised is still to come.
         promised: the tokens that this load brings.
@@ -60,6 +67,7 @@ class Followed:
         reached: up to where its steps have computed it, as far as they were told.
         failed: what said that a load of the epoch had failed.
         failed_from: where that load failed, while the request has not run since.
+        doubt: why it is not known whether that load failed: what would have told it may be missing.
         lost: the tokens of such a load that were not brought, after another lookup in the same epoch.
         computing: up to where, in blocks, it is to compute its prompt.
     """
@@ -69,6 +77,7 @@ class Followed:
     block_size: int = 0
     prompt: int = 0
     epoch: int = 0
+    deferred: set[str] = field(default_factory=set)
     lookups: dict[str, Lookup] = field(default_factory=dict)
     allocs: dict[str, Alloc] = field(default_factory=dict)
     open: Breakdown | None = None
@@ -77,6 +86,7 @@ class Followed:
     reached: int = 0
     failed: Fact | None = None
     failed_from: int | None = None
+    doubt: Untold | None = None
     lost: tuple[int, int] = (0, 0)
     computing: int = 0
 
@@ -94,6 +104,14 @@ def shortened(parts: Iterable[Part], computed: int, explains: Fact | None) -> li
         begin = max(part.start, computed)
         made.append(Part(Cause.FAILED_LOAD, part.tier, begin, part.end - begin, detail))
     return made
+
+
+def doubted(parts: Iterable[Part], why: Untold) -> list[Part]:
+    """The parts of a prompt of which nobody knows whether its load has failed."""
+    return [
+        Part(Cause.UNKNOWN, "", part.start, part.tokens, Detail(why=why)) if part.cause is Cause.LOADED else part
+        for part in parts
+    ]
 
 
 def in_common(one: Sequence[bytes], other: Sequence[bytes], most: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+
+from msgspec import Struct
 
 from kvtrail.tracer.causes.past import Past
 from kvtrail.tracer.model.causes import Untold
@@ -43,8 +44,7 @@ UNSTORED = (Fate.STORING, Fate.FULL, Fate.FAILED)
 """What says nothing of whether the cache had held it before."""
 
 
-@dataclass(slots=True, eq=False)
-class Fact:
+class Fact(Struct, eq=False, gc=False):
     """What an event told of some keys. One object for all of them: a run of blocks with one fate has one fact.
 
     Attributes:
@@ -74,11 +74,16 @@ class Memory:
         told: whether what it gains and loses is told.
         whole_from: the number from which on no fact is missing; 0 from the beginning.
         why: why what happened before is not known.
+        tells: whether it is told change by change, and not by a connector's plans and evictions.
+        size: what it holds then, in blocks or chunks.
+        listed_at: the number of the fact that told all of them last.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.told = False
+        self.tells = False
+        self.size = self.listed_at = 0
         self.whole_from = 0
         self.why = Untold.LATE
         self._cleared: list[Fact] = []
@@ -93,9 +98,13 @@ class Memory:
 
     def tell(self, keys: Iterable[Key], fact: Fact) -> None:
         """Something became of these."""
+        self.tell_each(dict.fromkeys(keys, fact))
+
+    def tell_each(self, facts: Mapping[Key, Fact]) -> None:
+        """Something became of each of these."""
         young = self._young
         before = len(young)
-        young.update(dict.fromkeys(keys, fact))
+        young.update(facts)
         if self._leaving:
             self._forget(len(young) - before)
         if len(young) >= MOST_KEYS:

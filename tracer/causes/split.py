@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
 from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, Part, Untold
@@ -12,8 +13,7 @@ MOST_PARTS = 200
 """Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
 
 
-@dataclass(slots=True)
-class Question:
+class Question(Struct, eq=False):
     """An admission of a request.
 
     Attributes:
@@ -26,7 +26,8 @@ class Question:
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         pending_by: the request that goes on furthest, and its admission.
         is_last_open: whether a running request may have computed the final block, which nobody tells.
-        is_shadowed: whether requests may run of which nothing is known, because events were lost.
+        shadow: why requests may be computing of whose prompts nothing is known; None if there are none.
+        has_groups: whether there are several KV cache groups: a hit needs blocks of the others, too.
         promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
     """
 
@@ -40,19 +41,21 @@ class Question:
     pending: int = 0
     pending_by: Fact | None = None
     is_last_open: bool = False
-    is_shadowed: bool = False
+    shadow: Untold | None = None
+    has_groups: bool = False
     promised: tuple[int, int] = (0, 0)
     failed: Fact | None = None
 
 
-@dataclass(slots=True)
-class Store:
+class Store(Struct, eq=False):
     """A connector's store, as it was asked.
 
     Attributes:
         memory: what was told of it.
         chunk_size: tokens of its chunks.
         matched: the prefix that it held, by its own account.
+        offered: the tokens that it offered, behind those that vLLM held.
+        was_deferred: whether it had answered 'ask me later' before.
         told: whether all that it gains and loses is told, in chunks of whole blocks.
         is_shared: whether others write to it.
     """
@@ -61,11 +64,12 @@ class Store:
     told: bool
     chunk_size: int
     matched: int | None
+    offered: int
+    was_deferred: bool
     is_shared: bool
 
 
-@dataclass(slots=True)
-class _View:
+class _View(Struct, eq=False):
     """The chunks of one store that a prompt consists of, from the first that vLLM did not hold whole.
 
     Attributes:
@@ -78,7 +82,7 @@ class _View:
     store: Store
     first: int = 0
     blocks: int = 1
-    fates: list[Fact | None] = field(default_factory=list)
+    fates: list[Fact | None] = []
     reach: int = 0
 
     def fate(self, block: int) -> Fact | None:
@@ -95,7 +99,7 @@ class _Runs:
     """Parts as they grow: equal neighbours are one."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Cause, str, int, int, Fact | None, str, str]] = []
+        self._runs: list[tuple[Cause, str, int, int, Fact | None, str, str, str]] = []
 
     def add(
         self,
@@ -107,30 +111,31 @@ class _Runs:
         *,
         why: str = "",
         unstored: str = "",
+        refusal: str = "",
     ) -> None:
         if end <= start:
             return
         if self._runs:
             last = self._runs[-1]
-            if last[0] is cause and last[4] is fact and last[1] == tier and last[5] == why and last[6] == unstored:
+            if last[0] is cause and last[4] is fact and last[1] == tier and last[5:] == (why, unstored, refusal):
                 self._runs[-1] = (*last[:3], end, *last[4:])
                 return
-        self._runs.append((cause, tier, start, end, fact, why, unstored))
+        self._runs.append((cause, tier, start, end, fact, why, unstored, refusal))
 
     def parts(self) -> list[Part]:
         made: list[Part] = []
-        for cause, tier, start, end, fact, why, unstored in self._runs:
+        for cause, tier, start, end, fact, *more in self._runs:
             if len(self._runs) > MOST_PARTS and made and (made[-1].cause, made[-1].tier) == (cause, tier):
                 made[-1] = Part(cause, tier, made[-1].start, end - made[-1].start, made[-1].detail)
             else:
-                made.append(Part(cause, tier, start, end - start, _detail(fact, why, unstored)))
+                made.append(Part(cause, tier, start, end - start, _detail(fact, *more)))
         return made
 
 
-def _detail(fact: Fact | None, why: str, unstored: str) -> Detail:
+def _detail(fact: Fact | None, why: str, unstored: str, refusal: str) -> Detail:
     if fact is None:
         return Detail(why=why, unstored=unstored) if why or unstored else NOTHING
-    return Detail(why=why, at_ns=fact.at_ns, span_id=fact.span_id, request=fact.by, unstored=unstored)
+    return Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
 
 
 class Split:
@@ -156,7 +161,8 @@ class Split:
             end += tokens
         aligned = self._full * size
         if asked.chain is None or len(asked.chain) < self._full or not size:
-            runs.add(Cause.UNKNOWN, "", end, aligned or asked.total, why=asked.untold)
+            aligned = aligned if size else asked.total
+            runs.add(Cause.UNKNOWN, "", end, aligned, why=asked.untold)
         elif end < aligned:
             self._blocks(end)
         runs.add(Cause.UNALIGNED, "", max(end, aligned), asked.total)
@@ -169,23 +175,30 @@ class Split:
             return view
         view.blocks = store.chunk_size // asked.block_size
         view.first = self._hole // view.blocks
-        ends = range((view.first + 1) * view.blocks - 1, self._full, view.blocks)
-        view.fates = store.memory.fates([asked.chain[at] for at in ends], self._is_fresh)
-        held = next(
-            (n for n, fact in enumerate(view.fates) if fact is None or fact.fate is not Fate.HELD), len(view.fates)
-        )
+        ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
+        view.fates = store.memory.fates(asked.chain[ends], self._is_fresh)
+        held = 0
+        for fact in view.fates:
+            if fact is None or fact.fate is not Fate.HELD:
+                break
+            held += 1
         view.reach = (view.first + held) * view.blocks
+        if store.was_deferred:
+            _doubt(view.fates, held)
         if store.matched is not None and store.matched // asked.block_size < view.reach:
             self._shorten(view, store.matched // asked.block_size)
         return view
 
     def _shorten(self, view: _View, matched: int) -> None:
         """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
-        one of these, or what was told of it is not true."""
+        one of these, or looked before it held them and answered later, or what was told of it is not true."""
         asked, memory = self._asked, view.store.memory
         assert asked.chain is not None
         before = memory.fates(asked.chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
-        if all(fact is not None and fact.fate is Fate.HELD for fact in before):
+        fates = {Fate.ABSENT if fact is None else fact.fate for fact in before}
+        if view.store.was_deferred and fates <= {Fate.HELD}:
+            return
+        if fates <= {Fate.HELD, Fate.UNSURE}:
             first = max(0, matched // view.blocks - view.first)
             view.fates[first:] = [
                 _CONTRADICTED if fact is not None and fact.fate is Fate.HELD else fact for fact in view.fates[first:]
@@ -198,11 +211,24 @@ class Split:
         assert asked.chain is not None
         first = begin // size
         start = begin
-        for block, fact in enumerate(self._vllm.fates(asked.chain[first : self._full], self._is_fresh), start=first):
+        facts = self._vllm.fates(asked.chain[first : self._full], self._is_fresh)
+        for block, fact in enumerate(facts[: self._seen(facts, first) - first], start=first):
             end = (block + 1) * size
             if end < asked.total or begin < end - size or not self._last_token(block, fact, begin):
                 self._block(block, fact, start, end)
             start = end
+        self._runs.add(Cause.NEW, "", start, self._full * size)
+
+    def _seen(self, facts: Sequence[Fact | None], first: int) -> int:
+        """The block from which on no cache ever held any, as far as that is sure; `facts` are those of vLLM's cache."""
+        asked = self._asked
+        is_unsure = asked.is_last_open or asked.shadow is not None or not all(view.store.told for view in self._views)
+        if is_unsure or len(facts) == 1:
+            return self._full
+        seen = max(asked.pending, first + _length(facts))
+        for view in self._views:
+            seen = max(seen, (view.first + _length(view.fates)) * view.blocks)
+        return min(seen, self._full)
 
     def _last_token(self, block: int, fact: Fact | None, begin: int) -> bool:
         """Enter the final block, if nothing but the rule was in the way of it."""
@@ -211,6 +237,8 @@ class Split:
             add(Cause.LAST_TOKEN, asked.sources[-1][0], begin, asked.total)
             return True
         if fact is not None and fact.fate is Fate.HELD:
+            if asked.has_groups:
+                return False
             add(Cause.LAST_TOKEN, self._vllm.name, begin, asked.total, fact)
             return True
         if asked.is_last_open or (fact is not None and fact.fate in (Fate.COMPUTED, Fate.UNSURE)):
@@ -228,10 +256,13 @@ class Split:
         if asked.is_last_open and end == asked.total and (fact is None or fact.fate is not Fate.HELD):
             add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
             return
-        if fact is None and block >= asked.pending and not self._stores_know(block):
-            add(Cause.NEW, "", start, end)  # nearly always: it was never seen
+        if fact is None and block >= asked.pending and not self._stores_know(block) and not self._is_shadowed(block):
+            add(Cause.NEW, "", start, end)
             return
         if fact is not None and fact.fate is Fate.HELD:
+            if asked.has_groups:
+                add(Cause.UNKNOWN, "", start, end, why=Untold.GROUPS)
+                return
             add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
             return
         chunks = [(view, view.fate(block)) for view in self._views]
@@ -248,12 +279,21 @@ class Split:
         for fate, cause in ((Fate.STORING, Cause.PENDING), (Fate.HELD, Cause.REFUSED)):
             for view, chunk in chunks:
                 if chunk is not None and chunk.fate is fate:
-                    add(cause, view.store.memory.name, start, end, chunk)
+                    refusal = self._refusal(view.store, start) if cause is Cause.REFUSED else ""
+                    add(cause, view.store.memory.name, start, end, chunk, refusal=refusal)
                     return
         if asked.promised[0] <= start < asked.promised[1]:
             add(Cause.FAILED_LOAD, "", start, end, asked.failed)
             return
         self._lost(block, fact, chunks, start, end)
+
+    def _refusal(self, store: Store, start: int) -> str:
+        """Where tokens got lost that a store held."""
+        if start < self._asked.computed + store.offered:
+            return "untaken"
+        if store.offered:
+            return "capped"
+        return "given-up" if store.was_deferred else "declined"
 
     def _stores_know(self, block: int) -> bool:
         """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
@@ -274,9 +314,12 @@ class Split:
                 return Untold.PROBE
             if chunk is not None and chunk.fate is Fate.UNSURE:
                 return Untold.CONTRADICTION if chunk is _CONTRADICTED else view.store.memory.why
-        if self._asked.is_shadowed and self._asked.chain and not self._is_fresh(self._asked.chain[block]):
-            return self._vllm.why
-        return None
+        return self._asked.shadow if self._is_shadowed(block) else None
+
+    def _is_shadowed(self, block: int) -> bool:
+        """Whether a request of which nothing is known may be computing a block."""
+        asked = self._asked
+        return asked.shadow is not None and asked.chain is not None and not self._is_fresh(asked.chain[block])
 
     def _lost(
         self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]], start: int, end: int
@@ -310,6 +353,24 @@ class Split:
         else:
             unstored = unstored if memory is self._vllm else ""
             self._runs.add(_CAUSES[loss.fate], memory.name, start, end, loss, unstored=unstored)
+
+
+def _doubt(fates: list[Fact | None], hole: int) -> None:
+    """A store that answered later may have looked before it held what is not sure, so its answer does not make that a hole:
+    what it holds behind it is not sure either, up to a hole that is one."""
+    for number, fact in enumerate(fates[hole:], start=hole):
+        if fact is None or fact.fate not in (Fate.HELD, Fate.UNSURE):
+            return
+        if fact.fate is Fate.HELD:
+            fates[number] = fates[hole]
+
+
+def _length(facts: Sequence[Fact | None]) -> int:
+    """How many facts there are up to the last that is one."""
+    count = len(facts)
+    while count and facts[count - 1] is None:
+        count -= 1
+    return count
 
 
 _CONTRADICTED = Fact(Fate.UNSURE, 0)

@@ -136,7 +136,7 @@ def audit(
 def _tell_why(context: click.Context, result: Audit, why: str, *, as_json: bool) -> None:
     """Print why the tokens of a request were reused or computed, and exit."""
     if not result.explained:
-        raise click.UsageError(f"{why!r} is no request in it")
+        raise click.UsageError(f"no request has the id {why!r}, the engine's or the caller's")
     entries = [
         {"engine": engine, "request": request, "causes": causes}
         for (engine, request), causes in result.explained.items()

@@ -6,7 +6,7 @@ pure: no clock, no I/O. It expects the events of a request in order; the detecto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -199,6 +199,8 @@ class Account:
     error: str | None = None
     causes: tuple[Breakdown, ...] = ()
     """Its admissions with the parts of its prompt, the latest of each epoch. Filled by the detector, not by `apply`."""
+    recalled: Sequence[Mapping[str, Any]] = ()
+    """Such admissions as an earlier tracer has explained them for good, as JSON-ready data: it knew more of the caches."""
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
     evidence: Evidence = field(default_factory=Evidence)
@@ -243,12 +245,22 @@ class Account:
         data["complete"] = self.complete
         for name in ("loaded_by_rank", "stored_by_rank"):
             data[name] = dict(data[name])
-        data["causes"] = [breakdown.as_dict() for breakdown in self.causes]
+        data["causes"] = self._explained()
         return data
+
+    def _explained(self) -> list[Mapping[str, Any]]:
+        """The admissions with the parts of the prompt: as they were known first, until the epoch has another one."""
+        by_epoch: dict[int, Mapping[str, Any]] = {entry["epoch"]: entry for entry in self.recalled}
+        for breakdown in self.causes:
+            known, epoch = by_epoch.get(breakdown.event.epoch), breakdown.event.epoch
+            if known is None or known["span_id"] != breakdown.event.span_id:
+                by_epoch[epoch] = breakdown.as_dict()
+        return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
     def explain(self, breakdown: Breakdown) -> None:
         """Enter the parts of the prompt at an admission, instead of those of an earlier one in its epoch."""
-        self.causes = (*(each for each in self.causes if each.event.epoch != breakdown.event.epoch), breakdown)
+        epoch = breakdown.event.epoch
+        self.causes = (*[each for each in self.causes if each.event.epoch != epoch], breakdown)
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next in the request's order."""
@@ -484,7 +496,7 @@ class Account:
         self.evidence.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases")]
+_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 

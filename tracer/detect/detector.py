@@ -28,7 +28,7 @@ from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
 from kvtrail.tracer.detect.truth import Truth
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.causes import Untold
-from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
+from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart, Reset
 from kvtrail.tracer.model.events import Key as ChunkKey
 from kvtrail.tracer.model.findings import OK, Finding, Unknown, Verdict
 
@@ -60,6 +60,7 @@ class Detector:
         max_requests: int = MOST_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
+        on_reset: Callable[[Reset], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
         came_before: Mapping[str, int] | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class Detector:
         Args:
             listener: gets each event of a request once, in the request's order, after it was entered into the account.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
+            on_reset: gets each time that a connector was told to forget what it holds.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
             came_before: by recorder, the highest number that an earlier detector has heard. What is not told again of the
                 numbers up to it is not known here, but not missing.
@@ -79,7 +81,7 @@ class Detector:
         self.lost: Counter[str] = Counter()
         self._came_before = came_before or {}
         self._max_requests = max_requests
-        self._listener, self._on_causes = listener, on_causes
+        self._listener, self._on_causes, self._on_reset = listener, on_causes, on_reset
         self._requests: dict[Key, TrackedRequest] = {}
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
@@ -443,8 +445,17 @@ class Detector:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)
         if event.role == SCHEDULER or kind in OF_ANY_ROLE:
-            self._enter_causes(event, recorder.causes)
-        if type(event) is Heartbeat:  # `isinstance` of a struct is slow
+            causes = recorder.causes
+            try:
+                causes.enter(event)
+            except Exception as error:
+                self._judgements.failed("causes", error)
+                causes.lose(Untold.LOST, before=event)
+            if causes.breakdowns:
+                self._explain(event, causes)
+        if type(event) is Reset and self._on_reset is not None:  # `isinstance` of a struct is slow
+            self._on_reset(event)
+        if type(event) is Heartbeat:
             engine.closed = event.recorder_closed
             if event.recorder_closed:
                 self.abandon({event.recorder: event.end_ns}, semconv.CUT_OFF)
@@ -453,14 +464,12 @@ class Detector:
             if recorder.waiting:
                 self.changed += self._deadlines.ask(recorder)
 
-    def _enter_causes(self, event: Event, causes: Causes) -> None:
-        try:
-            causes.enter(event)
-        except Exception as error:
-            self._judgements.failed("causes", error)
-            causes.lose(Untold.LOST, before=event)
+    def _explain(self, event: Event, causes: Causes) -> None:
+        """Enter the admissions whose parts are new, or final by this event."""
         for breakdown in causes.breakdowns:
             key = (event.engine, breakdown.event.request or "")
+            if not breakdown.is_whole:
+                self._judgements.failed("causes", ArithmeticError(f"parts do not make up the prompt of {key[1]}"))
             if (account := self.accounts.get(key)) is not None:
                 account.explain(breakdown)
                 self.changed.append(key)

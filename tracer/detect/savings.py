@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, Account
-from kvtrail.tracer.detect.cause_sums import ages_of, causes_of, measures_of
+from kvtrail.tracer.detect.cause_sums import Tenants, ages_of, causes_of, measures_of
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import (
     Alloc,
@@ -27,6 +28,7 @@ from kvtrail.tracer.model.events import (
     Preempt,
     Received,
     RequestEnd,
+    RequestStart,
     Schedule,
     Stats,
     Store,
@@ -207,6 +209,7 @@ class SavingsCounter:
     _begun: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
     """By request that has just begun to run for the first time: its tokens from vLLM's own cache, and those that the
     connector was to load. What the engine's statistics say of it comes next."""
+    _tenants: Tenants = field(default_factory=Tenants)
     _tiers: dict[str, set[str]] = field(default_factory=dict)
     _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
 
@@ -219,7 +222,8 @@ class SavingsCounter:
         """Enter the parts of a prompt."""
         event = breakdown.event
         self.facts.append(breakdown)
-        self.cells.add(event, measures_of(breakdown, lambda tier: self._tier(event.connector, tier)))
+        tier_of = partial(self._tier, event.connector)
+        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(event)))
 
     def forget(self, recorders: Iterable[str]) -> None:
         """Drop what is held of recorders that have ended."""
@@ -255,6 +259,9 @@ class SavingsCounter:
             if asked.lookup.epoch != event.epoch:
                 del held[connector_id]
         return held
+
+    def _enter_request_start(self, event: RequestStart, _: Account) -> None:
+        self._tenants.enter(event)
 
     def _enter_lookup(self, event: Lookup, account: Account) -> None:
         held = self._asked(event)

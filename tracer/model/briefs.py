@@ -40,7 +40,7 @@ BRIEFS: dict[Kind, str] = {
     Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
     Kind.PREFIX_CACHE: "What vLLM's own prefix cache has stored and removed since the last of these, in order. It is told"
     " before each lookup and each allocation, and else within a second: what is told between a lookup and its allocation was"
-    " changed by that allocation.",
+    " changed by that allocation. With a tier: what the connector's store, which is that tier, has gained and lost.",
     Kind.HOLDINGS: "A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever.",
     Kind.BLOCK_CHECK: "A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong"
     " blocks are listed, up to 64; right ones are only counted, and told now and then.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 
 class Cause(StrEnum):
@@ -50,9 +51,14 @@ class Untold(StrEnum):
     CHAIN = "chain"
     """The request's prompt begins like another's, whose hashes were lost or are forgotten."""
     CACHE_EVENTS = "cache_events"
-    """What vLLM's own cache gains and loses was not recorded, by the setting `cache_events` or because this vLLM cannot."""
+    """What vLLM's own cache gains and loses was not recorded, by the setting `cache_events`, at level `basic`, or because
+    this vLLM cannot."""
+    GROUPS = "groups"
+    """The model has several KV cache groups, and only the first one's blocks are followed: it holds the block."""
     PROBE = "probe"
     """What the connector's store gains and loses is not told: it has no probe that can see it."""
+    FLEET = "fleet"
+    """This engine never computed it. Other engines of the model are heard whose hashes cannot be compared."""
     LOST = "lost"
     """Events are missing that may have told it."""
     LATE = "late"
@@ -63,8 +69,7 @@ class Untold(StrEnum):
     """Several caches have lost it, and it is not known which of them was the last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
+class Detail(Struct, frozen=True, gc=False):
     """What explains a part. Empty fields are not known, or do not apply.
 
     Attributes:
@@ -74,6 +79,8 @@ class Detail:
         request: who did it: the request for which room was made, or that computes the block now.
         engine: of `elsewhere`, the other engine.
         unstored: why the connector's store never had it: `full`, `failed`, `partial`, or `unasked`.
+        refusal: of what a connector's store held, where it got lost: the connector offered none of it (`declined`), or less
+            (`capped`), or none in the end after it had asked for time (`given-up`); or vLLM did not take it (`untaken`).
     """
 
     why: str = ""
@@ -82,13 +89,13 @@ class Detail:
     request: str = ""
     engine: str = ""
     unstored: str = ""
+    refusal: str = ""
 
 
 NOTHING = Detail()
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True, gc=False):
     """A run of tokens of a prompt with one cause.
 
     Attributes:
@@ -118,5 +125,5 @@ class Part:
             "start": self.start,
             "tokens": self.tokens,
         }
-        detail = {name: value for name in Detail.__slots__ if (value := getattr(self.detail, name))}
+        detail = {name: value for name in Detail.__struct_fields__ if (value := getattr(self.detail, name))}
         return {**data, **detail}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from struct import unpack_from
+
+from msgspec import Struct
 
 from kvtrail.tracer.model.events import Lookup, RequestEnd, RequestStart
 from kvtrail.tracer.model.semconv import HASH_BYTES, MOST_TOLD
@@ -12,16 +13,15 @@ _ROOT = b""
 """What comes before the first block of all chains."""
 Telling = RequestStart | Lookup | RequestEnd
 """The events that tell hashes of a request's blocks."""
+_ONE = f"{HASH_BYTES}s"
 
 
 def split_hashes(hashes: bytes | None) -> list[bytes]:
     """Recorded hashes, one for each block; none for None."""
-    whole = 0 if hashes is None else len(hashes) // HASH_BYTES
-    return [] if hashes is None else [hashes[n * HASH_BYTES : (n + 1) * HASH_BYTES] for n in range(whole)]
+    return [] if hashes is None else list(unpack_from(_ONE * (len(hashes) // HASH_BYTES), hashes))
 
 
-@dataclass(slots=True)
-class Chain:
+class Chain(Struct):
     """The hashes of a request's full blocks, as far as they are known.
 
     Attributes:
@@ -30,7 +30,7 @@ class Chain:
     """
 
     first: int = 0
-    hashes: list[bytes] = field(default_factory=list)
+    hashes: list[bytes] = []
 
     @property
     def end(self) -> int:
@@ -47,8 +47,19 @@ class Chain:
         return self.hashes[block - self.first] if self.first <= block < self.end else None
 
 
+class _Run(Struct, gc=False):
+    """Blocks that were told at once, each following the one before it.
+
+    Attributes:
+        before: the block before the first of them.
+    """
+
+    before: bytes
+    hashes: list[bytes]
+
+
 class Chains:
-    """What is before each block, by hash, as one engine has told it.
+    """What is before each block, as one engine has told it.
 
     It remembers as many hashes as recorders refer to, and at most twice as many. What was lost or forgotten is unknown:
     nothing is made up in its place.
@@ -56,9 +67,10 @@ class Chains:
 
     def __init__(self, most: int = MOST_TOLD) -> None:
         self._most = most
-        self._before: dict[bytes, bytes] = {}
-        self._before_that: dict[bytes, bytes] = {}
-        """Older ones, forgotten as soon as there are as many newer ones as may be."""
+        self._runs: dict[bytes, _Run] = {}
+        """By each of their blocks."""
+        self._older: dict[bytes, _Run] = {}
+        """Forgotten as soon as there are as many newer ones as may be."""
 
     def add(self, chain: Chain, event: Telling) -> None:
         """Add to a request's chain what one of its events tells; its start begins it anew. What follows a hole is left
@@ -69,31 +81,41 @@ class Chains:
             chain.first, chain.hashes = 0, []
         if not told and not after:
             return
-        before = _ROOT if first == 0 else after or chain.of(first - 1) or (self._of(told[0]) if told else None)
+        before = _ROOT if first == 0 else after or chain.of(first - 1) or (self._before(told[0]) if told else None)
         if not chain.hashes:
-            chain.hashes = list(self._up_to(before, first))[::-1]
+            chain.hashes = self._up_to(before, first)
             chain.first = first - len(chain.hashes)
-        for each in told:
-            if before is not None:
-                self._remember(each, before)
-            before = each
+        if before is not None:
+            self._remember(_Run(before, told))
+        elif len(told) > 1:
+            self._remember(_Run(told[0], told[1:]))
         if first <= chain.end:
             chain.hashes[max(0, first - chain.first) :] = told
 
-    def _up_to(self, block: bytes | None, count: int) -> Iterator[bytes]:
-        """A block's hash and those before it, `count` in all; as many as are known. No more than are remembered: what was
-        told may go in a circle."""
+    def _up_to(self, block: bytes | None, count: int) -> list[bytes]:
+        """The hashes up to this block's, `count` in all; as many as are known. No more than are remembered: what was told may
+        go in a circle."""
         count = min(count, 2 * self._most)
+        parts: list[list[bytes]] = []
         while count and block:
-            yield block
-            block, count = self._of(block), count - 1
+            run = self._run(block)
+            if run is None:
+                parts.append([block])
+                break
+            end = run.hashes.index(block) + 1
+            parts.append(run.hashes[max(0, end - count) : end])
+            block, count = run.before, count - len(parts[-1])
+        return [each for part in reversed(parts) for each in part]
 
-    def _of(self, block: bytes) -> bytes | None:
+    def _before(self, block: bytes) -> bytes | None:
         """The hash before this one; None if it is not known."""
-        before = self._before.get(block)
-        return self._before_that.get(block) if before is None else before
+        run = self._run(block)
+        return None if run is None else (run.before, *run.hashes)[run.hashes.index(block)]
 
-    def _remember(self, block: bytes, before: bytes) -> None:
-        if len(self._before) >= self._most:
-            self._before, self._before_that = {}, self._before
-        self._before[block] = before
+    def _run(self, block: bytes) -> _Run | None:
+        return self._runs.get(block) or self._older.get(block)
+
+    def _remember(self, run: _Run) -> None:
+        if len(self._runs) + min(len(run.hashes), self._most) > self._most:
+            self._runs, self._older = {}, self._runs
+        self._runs.update(dict.fromkeys(run.hashes[-self._most :], run))

@@ -104,7 +104,7 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     lacks: str | None = None
     """What the engine does not show: the value of `semconv.LACKS`."""
     cache_identity: str | None = None
-    """What its KV depends on besides the tokens, where bytes are judged."""
+    """What its KV and the hashes of its blocks depend on besides the tokens, where its recorder says so."""
 
     def has(self, capability: Capability) -> bool:
         """Whether the connector of this event has a capability."""
@@ -377,6 +377,8 @@ class PrefixCache(Event, kw_only=True, gc=False):
     group: Count | None = None
     scheduler_step: Count | None = None
     cache_whole: bool = False
+    pool_tier: str | None = None
+    pushed_by: str | None = None
 
 
 class Holdings(Event, kw_only=True, gc=False):

@@ -137,7 +137,8 @@ CHANGES = Attribute(
     "kvtrail.cache.changes",
     tuple,
     "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were. Of a block with"
-    " copies, the first that is stored and the last that is removed count.",
+    " copies, the first that is stored and the last that is removed count. Neither this nor"
+    " `kvtrail.cache.whole`: telling ends.",
 )
 CACHE_WHOLE = Attribute(
     "kvtrail.cache.whole",
@@ -160,7 +161,7 @@ HIT_SOURCES = Attribute(
 PUSHED_BY = Attribute(
     "kvtrail.chunk.pushed_by",
     str,
-    "The request whose store took the chunk's place; absent where that is not known.",
+    "The request whose store took the chunk's place, or stored the chunk; absent where that is not known.",
     "pushed_by",
 )
 PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
@@ -334,7 +335,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.EVICT: (KEY, COUNT, BYTES, TIER, PUSHED_BY),
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),
-    Kind.PREFIX_CACHE: (CHANGES, HASHES, GROUP, STEP, CACHE_WHOLE),
+    Kind.PREFIX_CACHE: (CHANGES, HASHES, GROUP, STEP, CACHE_WHOLE, TIER, PUSHED_BY),
     Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
     Kind.BLOCK_CHECK: (
         CHECK_LOOK, CHECK_BLOCKS, CHECK_UNKNOWN, CHECK_HASHES, CHECK_FINGERPRINTS, CHECK_TOKENS, WRONG_KINDS, WRONG_BLOCKS,
@@ -505,8 +506,8 @@ LACKS = Attribute(
 CACHE_IDENTITY = Attribute(
     "kvtrail.cache.identity",
     str,
-    "16 hexadecimal digits, a digest of all that KV and its hashes depend on besides the tokens: engines of one identity have"
-    " equal fingerprints for equal content, rank by rank. Absent where no bytes are judged.",
+    "Digests of 8 hexadecimal digits each: of the model, and of all that KV and its hashes depend on besides the tokens."
+    " Engines of one identity have equal hashes and, rank by rank, equal fingerprints for equal content.",
 )
 FINGERPRINTS = Attribute(
     "kvtrail.fingerprints", float, "The share of blocks whose bytes are judged, 0 to 1; absent where none are."

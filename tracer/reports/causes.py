@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvtrail.tracer.model.cause_words import sentence
+from kvtrail.tracer.model.cause_runs import runs
+from kvtrail.tracer.model.cause_words import headline, named_sentence
 from kvtrail.tracer.model.findings import clock
 from kvtrail.tracer.model.words import count, percent, some
 from kvtrail.tracer.reports.terminal import plain, wrapped
@@ -15,7 +16,7 @@ Entry = Mapping[str, Any]
 
 
 def as_text(explained: Mapping[tuple[str, str], Sequence[Entry]], *, columns: int | None = None) -> str:
-    """Each admission of each of these requests: its parts in their order, with their tokens and why."""
+    """Each admission of each of these requests: its parts in their order, with their tokens, their share, and why."""
     paragraphs = [
         _admission(request, entry, columns) for (_, request), entries in explained.items() for entry in entries
     ]
@@ -26,13 +27,17 @@ def as_text(explained: Mapping[tuple[str, str], Sequence[Entry]], *, columns: in
 
 
 def _admission(request: str, entry: Entry, columns: int | None) -> str:
-    total = entry["total"]
     preempted = f", after {some(entry['epoch'], 'preemption')}" if entry["epoch"] else ""
-    lines = [f"request {plain(request)}, admitted at {clock(entry['at_ns'])} with {some(total, 'token')}{preempted}:"]
-    for part in entry["parts"]:
-        share = f"{percent(part['tokens'] / total)} " if total else ""
-        text = f"{count(part['tokens'])} from {count(part['start'])} on, {share}{part['cause']}: "
-        lines += wrapped(text + plain(sentence(part, at_ns=entry["at_ns"])), columns, first="  ", rest="    ")
+    lines = wrapped(
+        f"request {plain(request)}, admitted at {clock(entry['at_ns'])}{preempted}: {headline(entry)}", columns
+    )
+    found = runs(entry["parts"])
+    ranges = [f"{count(run['start'])} to {count(run['start'] + run['tokens'])}" for run in found]
+    wide = max(map(len, ranges), default=0)
+    for run, tokens in zip(found, ranges, strict=True):
+        first = f"  {tokens:>{wide}} {percent(run['tokens'] / entry['total']):>6}  "
+        said = plain(named_sentence(run, at_ns=entry["at_ns"]))
+        lines += wrapped(said, columns, first=first, rest=" " * len(first))
     if not entry["final"]:
         lines.append("  What is to be loaded may still fail.")
     return "\n".join(lines)

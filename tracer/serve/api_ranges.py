@@ -6,6 +6,7 @@ An answer grows with the resolution of the range, not with the size of the store
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel
 
 from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
+from kvtrail.tracer.detect.cause_sums import tenants_of
 from kvtrail.tracer.detect.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.serve.api_places import ChosenEngines
@@ -55,12 +57,15 @@ class SavingsReport(BaseModel):
     """By preemption epoch, `0` to `3`; `3` includes all later ones."""
     by_place: list[dict[str, Any]]
     """By `engine` and `connector`: their `worth`."""
+    by_tenant: dict[str, dict[str, int]]
+    """Tokens by cause, for each tenant: the identity of its requests (their cache salt and adapter, as a digest); `plain`
+    are those without. Empty where all are plain, or none is known."""
     trend: list[dict[str, Any]]
     """By stretch, which begins at `at_ns`: its `worth`. Stretches in which nothing happened are absent."""
     memory: list[MemoryCurve]
     """What memory would have bought, by engine and connector."""
     choices: dict[str, list[str]]
-    """The `engines` and `connectors` of the range, whatever the filters are."""
+    """The `engines`, `connectors` and `models` of the range, whatever the filters are."""
     engine_names: dict[str, str] = {}
     """Those engines' names for people, by id."""
 
@@ -120,8 +125,10 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         report = savings_report(
             rows, engine=engine, connector=connector, since_ns=since, until_ns=until, stretch_s=stretch_s
         )
-        names = reader.names()
-        report.engine_names = {engine: names[engine] for engine in report.choices["engines"] if engine in names}
+        known = reader.engines()
+        of_range = {engine: known[engine] for engine in report.choices["engines"] if engine in known}
+        report.engine_names = {engine: each["name"] for engine, each in of_range.items()}
+        report.choices["models"] = sorted({each["model"] for each in of_range.values() if each["model"]})
         return report
 
 
@@ -139,6 +146,9 @@ def savings_report(
             by_key.setdefault(key(row), []).append(row)
         return [(name, savings_of(by_key[name], rates=rates)) for name in sorted(by_key)]
 
+    measures = Counter[str]()
+    for row in chosen:
+        measures.update(row.measures)
     return SavingsReport(
         since_ns=since_ns,
         until_ns=until_ns,
@@ -149,6 +159,7 @@ def savings_report(
             {"engine": e, "connector": c, "worth": asdict(part)}
             for (e, c), part in parts(lambda row: (row.engine, row.connector))
         ],
+        by_tenant=tenants_of(measures),
         trend=[
             {"at_ns": at_s * 10**9, "worth": asdict(part)}
             for at_s, part in parts(lambda row: row.at_s // stretch_s * stretch_s)

@@ -101,6 +101,7 @@ class Pipeline:
             max_requests=max_requests,
             listener=self._sum_up,
             on_causes=self._explained,
+            on_reset=self._needs.reset,
             on_error=metrics.internal_errors.count,
             came_before=heard_before,
         )
@@ -391,7 +392,8 @@ class Pipeline:
         return list(findings.values())
 
     def _read_back(self, requests: Collection[Key]) -> None:
-        """Feed the stored events of requests to the detector again. Their findings were reported before."""
+        """Feed the stored events of requests to the detector again. Their findings were reported before, and their prompts
+        stay explained as they were: what the caches held is not known again."""
         with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
             for stored in self._writer.events_of(requests, until=self._judged) if requests else ():
                 if self._is_closing:
@@ -400,6 +402,10 @@ class Pipeline:
                 with self._lock:
                     self._read_back_ids.update((event.recorder, event.sequence) for event in events)
                     self._reported.update(finding.id for finding in self._feed(events))
+            with self._lock:
+                for key, entries in self._writer.explained(requests).items() if requests else ():
+                    if (account := self.detector.accounts.get(key)) is not None:
+                        account.recalled = entries
 
     def _sum_up(self, event: Event, account: Account) -> None:
         """Enter an event into phases and savings. If it was read back, its sums are stored already."""

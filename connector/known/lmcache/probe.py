@@ -13,7 +13,8 @@ from operator import index
 from typing import Any
 from weakref import WeakValueDictionary
 
-from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen
+from kvtrail.connector.known.lmcache.contents import Contents
+from kvtrail.connector.known.probe import Moved, Planned, Probe, Seen, StoreContents
 
 _OTHER_LAYOUT = (AttributeError, TypeError)
 """What reading raises in an LMCache with another layout."""
@@ -31,6 +32,16 @@ class LMCacheProbe(Probe):
         """The specifications of earlier lookups, by identity, for as long as LMCache holds them."""
         self._saving: tuple[Any, Sequence[Moved]] = (None, ())
         """The metadata of the current step, and what it asks to store."""
+        self._contents: Contents | None = None
+
+    def made(self, connector: Any) -> None:
+        self._contents = Contents.of(connector._vllm_config.kv_transfer_config.engine_id)
+        if connector.role.name == "WORKER":
+            self._contents.register(connector._lmcache_engine)
+
+    def contents(self, connector: Any) -> StoreContents | None:
+        contents = self._contents
+        return contents if contents is not None and contents.follow() else None
 
     def chunk_size(self, connector: Any) -> int | None:
         size = getattr(getattr(connector, "_lmcache_engine", None), "_lmcache_chunk_size", None)
@@ -40,6 +51,8 @@ class LMCacheProbe(Probe):
         """A lookup that LMCache carries out leaves a new specification. One that leaves the old one was answered from memory,
         as in 0.3.10. (Later versions remember the match but subtract anew: that answer is not remembered.)
         """
+        if self._contents is not None:
+            self._contents.requests[request.request_id] = request
         try:
             spec = connector._lmcache_engine.load_specs.get(request.request_id)
             matched = None if spec is None else index(spec.lmcache_cached_tokens)

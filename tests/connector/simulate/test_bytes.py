@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,24 @@ def test_each_rank_has_its_own_bytes(tmp_path: Path) -> None:
     cache(bare, "layer.0 of rank 1")[block] = cache(bare, "layer.0")[block]
     assert "wrong KV in layer.0 of rank 1" in found(bare)[0]
     assert "it holds the KV of token 0 of r-0 in layer.0." in found(bare)[0]
+
+
+def test_ranks_report_in_an_older_vllm_too_whose_reports_know_no_failed_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+
+    aggregate = KVOutputAggregator.aggregate
+
+    def older(*reports: Any) -> Any:
+        whole: Any = aggregate(*reports)
+        known = vars(whole.kv_connector_output).items()
+        whole.kv_connector_output = SimpleNamespace(**{name: it for name, it in known if name != "failed_recving"})
+        return whole
+
+    monkeypatch.setattr(KVOutputAggregator, "aggregate", older)
+    connector = configuration("UntracedOffloadConnector", {"chunk_size": 64})
+    bare = BareScheduler(tmp_path, connector, own_workers=True, tensor_parallel_size=2)
+    bare.add("r-0", PROMPTS["r-0"], 3)
+    bare.run()
+    assert worker(bare).model.wrong == []

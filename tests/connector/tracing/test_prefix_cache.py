@@ -11,7 +11,7 @@ from memory import MemoryTransport, a_recorder
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.simulate.check.profiles import PROFILES, scenario_of
 from kvtrail.connector.simulate.run import play
-from kvtrail.connector.tracing import prefix_cache
+from kvtrail.connector.tracing import cache_changes
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
 from kvtrail.tracer.model.chains import split_hashes
@@ -187,10 +187,10 @@ def test_a_few_changes_wait_at_the_end_of_a_step(told: Any) -> None:
     pool.store(1)
     cache.tell(b"", 0, 2, can_wait=True)
     assert fresh() == []
-    cache.tell(b"", 0, 2 + prefix_cache.SOON_NS, can_wait=True)
+    cache.tell(b"", 0, 2 + cache_changes.SOON_NS, can_wait=True)
     assert fresh() == [((1,), [1], False)]
-    pool.store(*range(10, 10 + prefix_cache.MANY))
-    cache.tell(b"", 0, 3 + prefix_cache.SOON_NS, can_wait=True)
+    pool.store(*range(10, 10 + cache_changes.MANY))
+    cache.tell(b"", 0, 3 + cache_changes.SOON_NS, can_wait=True)
     assert len(fresh()) == 1
 
 
@@ -219,9 +219,9 @@ def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) 
     if why == "lost":
         recorder._given_up += 1
     elif why == "late":
-        at_ns += prefix_cache.AGAIN_NS
+        at_ns += cache_changes.AGAIN_NS
     else:
-        monkeypatch.setattr(prefix_cache, "MOST_CHANGES", 2)
+        monkeypatch.setattr(cache_changes, "MOST_CHANGES", 2)
     cache.tell(b"", 0, at_ns, can_wait=True)
     assert fresh() == [*pending, ((2,), [2, 3], True)]
     cache.tell(b"", 0, at_ns)
@@ -230,13 +230,13 @@ def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_much_is_told_in_parts(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pool, cache, fresh = told
-    monkeypatch.setattr(prefix_cache, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(cache_changes, "MOST_AT_ONCE", 2)
     pool.store(1, 2, 3)
     cache.tell(b"", 0, 1)
     assert fresh() == [((2,), [1, 2], True), ((1,), [3], False)]
 
 
-def test_at_level_basic_nothing_is_followed(told: Any) -> None:
+def test_at_level_basic_nothing_is_followed_and_that_is_told(told: Any) -> None:
     recorder, pool, cache, fresh = told
     cache.tell(b"", 0, 1)
     recorder.level.set(Level.BASIC, None)
@@ -246,7 +246,8 @@ def test_at_level_basic_nothing_is_followed(told: Any) -> None:
     pool.store(2)
     recorder.level.set(Level.DETAILED, None)
     cache.tell(b"", 0, 3)
-    assert fresh() == [((), [], True), ((2,), [1, 2], True)]
+    stopped: tuple[tuple[int, ...], list[int], bool] = ((), [], False)
+    assert fresh() == [((), [], True), stopped, ((2,), [1, 2], True)]
 
 
 class Refusing(Pool):
@@ -276,14 +277,16 @@ def test_what_fails_in_telling_costs_nothing_else(monkeypatch: pytest.MonkeyPatc
     recorder.level.set(Level.DETAILED, None)
     instrumentation, pool = Instrumentation(recorder), Pool()
     instrumentation.pool_bound(pool)
-    instrumentation._tell_cache(1)
-    monkeypatch.setattr(prefix_cache, "_said", None)
+    instrumentation._tell_caches(1)
+    monkeypatch.setattr(cache_changes, "_runs", None)
     pool.store(1)
-    instrumentation._tell_cache(2)
+    instrumentation._tell_caches(2)
     assert "insert" not in vars(pool.cached_block_hash_to_block), "it is let go"
     pool.store(2)
-    instrumentation._tell_cache(3)
+    instrumentation._tell_caches(3)
     recorder.close()
-    assert len([event for event in transport.events() if isinstance(event, Told)]) == 1
+    first, stopped = (event for event in transport.events() if isinstance(event, Told))
+    assert [first.cache_whole, stopped.cache_whole] == [True, False]
+    assert not stopped.cache_changes
     beats = [event for event in transport.events() if isinstance(event, Heartbeat)]
     assert beats[-1].recorder_untold == ("kv.cache:1",)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import combinations, takewhile
+from math import sqrt
+from statistics import fmean
 
 import pytest
 
 from kvtrail.tracer.capacity.bound import intervals, most_hits
 from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.distances import Distances
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
 
 CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)
@@ -72,17 +76,38 @@ def test_tails_first_is_better_than_heads_first() -> None:
     assert tails[3].value > 1.1 * heads[3].value
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_sample_is_within_its_error(seed: int) -> None:
-    """The keys differ by seed, and so do the samples; nothing else does."""
-    touches = prefixes(0, 6000, heads=400, chunks=12)
-    named = [touch and Touch([f"{seed}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
-    capacities = (200, 800, 3200)
-    whole, sampled = curve_of(touches), curve_of(named, most_chunks=1000)
-    assert 0 < sampled.sampled < sampled.wanted == whole.wanted, "it was whole at first"
-    for exact, guess in zip(whole.hits(capacities), sampled.hits(capacities), strict=True):
-        assert abs(guess.value - exact.value) < 3 * guess.error, (exact, guess)
-        assert 0.002 < guess.error < 0.03
+SHAPES = ({"heads": 400, "chunks": 12}, {"heads": 60, "chunks": 8}, {"heads": 3000, "chunks": 20})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) -> None:
+    """Of a stream, the keys differ by sample, and so does what is followed; nothing else does."""
+    capacities, within, apart, errors = (100, 400, 1600), [], [], []
+    for seed in range(3):
+        touches = prefixes(seed, 3000, **shape)
+        truth = curve_of(touches).hits(capacities)
+        for sample in range(10):
+            named = [touch and Touch([f"{sample}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
+            curve = curve_of(named, most_chunks=400)
+            assert 0 < curve.sampled < curve.wanted, "it was whole at first"
+            for exact, guess in zip(truth, curve.hits(capacities), strict=True):
+                within.append(abs(guess.value - exact.value) <= 2 * guess.error)
+                apart.append(guess.value - exact.value)
+                errors.append(guess.error)
+    assert fmean(within) > 0.9
+    assert 0.5 < sqrt(fmean(each**2 for each in apart) / fmean(each**2 for each in errors)) < 1.15
+    assert fmean(errors) < 0.05
+
+
+def test_however_many_chunks_come_few_are_followed() -> None:
+    distances, most = Distances(most_chunks=200, groups=8), 0
+    for n in range(5000):
+        distances.enter(Touch([f"{n}/{chunk}" for chunk in range(10)], [64] * 10))
+        most = max(most, len(distances._stack))
+        assert len(distances._by_hash) == len(distances._stack)
+    assert most <= 210
+    assert len(distances._stack._tree) <= 1025
+    assert 150 < distances.rate * 50_000 < 250
 
 
 def test_nothing_is_a_hit_of_nothing() -> None:
@@ -117,6 +142,44 @@ def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
     for capacity in (1, 2, 3):
         best = most_by_trying([each for each in held if each[2]], capacity)
         assert best <= most_hits(held, capacity) <= sum(tokens for _, _, tokens in held)
+
+
+def most_of_all_policies(touches: Sequence[Touch | None], capacity: int) -> int:
+    """The most that any policy could give, by following what each of them may hold after each touch."""
+    best: dict[frozenset[str], int] = {frozenset(): 0}
+    for touch in touches:
+        if touch is None:
+            best = {frozenset(): max(best.values())}
+            continue
+        after: dict[frozenset[str], int] = {}
+        for held, given in best.items():
+            there = len(list(takewhile(held.__contains__, touch.keys)))
+            gained = given + sum(touch.wanted[:there])
+            may_hold = held.union(touch.keys[: touch.used])
+            for count in range(min(capacity, len(may_hold)) + 1):
+                for kept in map(frozenset, combinations(sorted(may_hold), count)):
+                    after[kept] = max(after.get(kept, 0), gained)
+        best = after
+    return max(best.values())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_of_all_policies_none_is_above_the_bound(seed: int) -> None:
+    """Prefixes that branch, of which vLLM's own cache holds a part of some, and a store that is emptied now and then."""
+    rng = random.Random(seed)
+    prefixes = [("a",), ("a", "ab"), ("a", "ab", "abc"), ("a", "ac"), ("d",), ("d", "de")]
+    touches: list[Touch | None] = []
+    for _ in range(14):
+        keys = rng.choice(prefixes)
+        wanted = wanted_of(len(keys), 64, computed=rng.choice((0, 0, 32, 64)), total=len(keys) * 64 + 1)
+        used = rng.choice((None, None, rng.randrange(len(keys) + 1)))
+        touches.append(None if rng.random() < 0.05 else Touch(keys, wanted, used))
+    held = intervals(touches)
+    for capacity in (1, 2, 3, 4):
+        assert most_of_all_policies(touches, capacity) <= most_hits(held, capacity)
+    whole = [each and Touch(each.keys[:1], (64,)) for each in touches]
+    for capacity in (1, 2):  # of single chunks it is what the best of them gives
+        assert most_of_all_policies(whole, capacity) == most_hits(intervals(whole), capacity)
 
 
 @pytest.mark.parametrize("seed", range(4))

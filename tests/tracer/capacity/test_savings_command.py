@@ -36,11 +36,13 @@ def conversations(seed: int, count: int) -> tuple[Arrival, ...]:
 
 
 @cache
-def played(chunks: int, *, level: str = "detailed", own_workers: bool = False, resets: bool = False) -> Played:
+def played(
+    chunks: int, *, seed: int = 0, level: str = "detailed", own_workers: bool = False, resets: bool = False
+) -> Played:
     extra = {"chunk_size": CHUNK, "cpu_bytes_to_use": chunks * CHUNK_BYTES, "kvtrail": {"level": level}}
     connector: dict[str, Any] = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
     at = (CachesReset(at_step=700, connector=True),) if resets else ()
-    scenario = Scenario(arrivals=conversations(0, 250), resets=at, num_blocks=64)
+    scenario = Scenario(arrivals=conversations(seed, 250), resets=at, num_blocks=64)
     done = play(scenario, connector, own_workers=own_workers)
     assert (done.error, done.unfinished) == (None, {})
     return done

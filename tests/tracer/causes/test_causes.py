@@ -13,9 +13,11 @@ from msgspec import structs
 from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown
+from kvtrail.tracer.causes.split import Split
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.capabilities import Capability, declaration
-from kvtrail.tracer.model.causes import Part, Untold
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.causes import Cause, Part, Untold
+from kvtrail.tracer.model.events import Event, Evict, Heartbeat, Lookup, StorePlan
 
 TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})
 
@@ -48,7 +50,8 @@ def told(text: str, *, chunk: int = 32, capabilities: str | None = TOLD, without
 
 def _said(part: Part) -> str:
     what = f"{part.cause}:{part.tier}" if part.tier else part.cause.value
-    detail = " ".join(filter(None, (part.detail.why, part.detail.request.partition("-")[0], part.detail.unstored)))
+    why = part.detail
+    detail = " ".join(filter(None, (why.why, why.request.partition("-")[0], why.unstored, why.refusal)))
     return f"{what} {part.tokens}" + (f" ({detail})" if detail else "")
 
 
@@ -72,6 +75,13 @@ RAN = (
 
 def test_what_was_never_seen_is_new() -> None:
     assert told(FIRST) == ["new 96, unaligned 14"]
+
+
+@pytest.mark.parametrize("between", ["", "wait 6\n"], ids=["at once", "a sign of life between"])
+def test_what_an_allocation_has_brought_into_vllms_cache_its_lookup_did_not_find(between: str) -> None:
+    assert told(f"cache\na: start 110 of a b c\na: L 110 c0 h0 -> 0\ncache + a b c\n{between}a: A 0") == [
+        "new 96, unaligned 14"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,17 +129,17 @@ def test_what_was_never_seen_is_new() -> None:
         ),
         pytest.param(
             "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 32\nb: A 32",
-            "loaded:store 32, refused:store 64 (a), new 32",
+            "loaded:store 32, refused:store 64 (a capped), new 32",
             id="the connector gives less than it has",
         ),
         pytest.param(
             "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h96 -> 96\nb: A 0",
-            "refused:store 96 (a), new 32",
+            "refused:store 96 (a untaken), new 32",
             id="vLLM does not take it",
         ),
         pytest.param(
             "cache 0\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 0\nb: A 0",
-            "refused:store 64 (a), unknown 32 (contradiction), new 32",
+            "refused:store 64 (a declined), unknown 32 (contradiction), new 32",
             id="the store denies what it was told to hold",
         ),
         pytest.param(
@@ -142,6 +152,25 @@ def test_what_was_never_seen_is_new() -> None:
 )
 def test_the_cause_of_each_block(then: str, said: str) -> None:
     assert told(RAN + then)[-1] == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks", "said"),
+    [
+        ((2, -1, 1), "dedd", "held:gpu 96, refused:gpu 32, stranded:gpu 32, unaligned 10"),
+        ((2, -1, 1, -2), "deeede", "held:gpu 96, evicted:gpu 64 (unasked), unaligned 10"),
+        ((-1, 0, 1), "ad", "held:gpu 96, refused:gpu 32, new 32, unaligned 10"),
+        ((1, 0, 2, 0, 1), "deda", "held:gpu 96, reset:gpu 64 (unasked), unaligned 10"),
+        ((2**50, -(2**50)) * 1000, "de", "held:gpu 96, refused:gpu 32, stranded:gpu 32, unaligned 10"),
+    ],
+)
+def test_changes_of_one_event_are_entered_in_their_order(changes: tuple[int, ...], blocks: str, said: str) -> None:
+    *events, told_of, start, lookup, alloc = history(
+        RAN + "cache + d\nb: start 170 of a b c d e\nb: L 170 c96 h96 -> 0\nb: A 0", chunk=32, capabilities=TOLD
+    )
+    several = structs.replace(told_of, cache_changes=changes, block_hashes=b"".join(map(hash_of, blocks)))
+    *_, split = splits([*events, several, start, lookup, alloc])
+    assert ", ".join(map(_said, split.parts)) == said
 
 
 def test_an_eviction_leads_to_its_event() -> None:
@@ -207,6 +236,14 @@ def test_a_load_that_failed_ends_where_the_request_computes(how: str, then: str,
     assert told(LOADS.format(how=how) + then)[-1] == said
 
 
+def test_a_load_of_whose_end_events_are_lost_may_have_failed() -> None:
+    text = LOADS.format(how="") + "b: S 96+32\nb: error [2]\nb: S 32+64\nb: S 96+32\nb: S 128+1"
+    first = next(event.sequence for event in history(text) if getattr(event, "allocated", 0)) + 1
+    assert told(text)[-1] == "loaded:store 32, failed-load:store 64, new 32"
+    assert told(text, without=[first])[-1] == "unknown 32 (lost), failed-load:store 64, new 32"
+    assert told(text, without=[first + 1, first + 2])[-1] == "unknown 96 (lost), new 32"
+
+
 def test_what_failed_and_is_not_given_again_has_failed() -> None:
     again = LOADS.format(how=" async") + "b: error [1]\nb: R failed\nevict =a\nb: L 128 c0 h0 -> 0\nb: A 0 [1-4]"
     assert told(again)[-1] == "failed-load 32, stranded:store 64 (a), new 32"
@@ -215,6 +252,23 @@ def test_what_failed_and_is_not_given_again_has_failed() -> None:
 def test_after_a_preemption_the_same_request_is_split_again() -> None:
     text = FIRST + "cache + a b c\na: S 0+110\ncache - c\na: P\na: L 111 c64 h0 -> 0\na: A 0"
     assert told(text)[-1] == "held:gpu 64, evicted:gpu 32 (unasked), unaligned 15"
+
+
+@pytest.mark.parametrize(
+    ("answers", "given", "said"),
+    [
+        (["0"], 0, "refused:store 96 (a declined)"),
+        (["32"], 32, "loaded:store 32, refused:store 64 (a capped)"),
+        (["96"], 0, "refused:store 96 (a untaken)"),
+        (["later", "0"], 0, "refused:store 96 (a given-up)"),
+        (["later", "96"], 96, "loaded:store 96"),
+    ],
+)
+def test_what_a_store_held_and_did_not_give_is_refused_with_the_reason(
+    answers: Sequence[str], given: int, said: str
+) -> None:
+    lookups = "\n".join(f"b: L 128 c0 h96 -> {answer}" for answer in answers)
+    assert told(f"{RAN}cache 0\nb: start 128 of a b c d\n{lookups}\nb: A {given}")[-1] == f"{said}, new 32"
 
 
 def test_a_chunk_of_several_blocks_is_there_or_not_as_a_whole() -> None:
@@ -261,11 +315,54 @@ def test_without_hashes_nothing_is_known_of_what_was_computed() -> None:
     ]
 
 
+def test_while_a_prompt_without_hashes_is_computed_it_may_be_any() -> None:
+    text = "cache\na: start 110\na: L 110 c0 h0 -> 0\na: A 0\n{then}b: start 96 of a b c\nb: L 96 c0 h0 -> 0\nb: A 0"
+    assert told(text.format(then=""))[-1] == "unknown 96 (block_hashes)"
+    assert told(text.format(then="a: S 0+110\n"))[-1] == "new 96"
+
+
+def test_what_vllms_cache_held_is_not_known_any_more_when_it_is_not_told_any_more() -> None:
+    text = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
+    assert told(text.format(then=""))[-1] == "held:gpu 64, refused:gpu 32, new 64"
+    assert told(text.format(then="cache\n"))[-1] == "held:gpu 64, refused:store 32 (a declined), new 64"
+    behind = RAN + "{then}b: start 160 of a b c d e\nb: L 160 c32 h32 -> 0\nb: A 0"
+    assert (
+        told(behind.format(then="evict =b\nevict =c\ncache\n"))[-1] == "held:gpu 32, unknown 64 (cache_events), new 64"
+    )
+
+
 def test_after_a_loss_nothing_is_said_but_of_blocks_that_are_named_for_the_first_time() -> None:
     text = RAN + "cache - c\nb: start 160 of a b c d e\nb: L 160 c64 h96 -> 0\nb: A 0"
     eviction = next(event.sequence for event in history(text) if getattr(event, "cache_changes", ()) == (-1,))
     said = told(text, without=[eviction])
     assert said[-1] == "held:gpu 64, unknown 32 (lost), new 64"
+
+
+def test_what_a_store_gained_after_it_had_looked_is_not_behind_a_hole() -> None:
+    text = (
+        RAN
+        + """
+        cache - b c
+        evict =c
+        evict =b
+        b: start 100 of a b c
+        b: L 100 c32 -> later
+        a: plan store 32+64 keys =b,=c
+        b: L 100 c32 h32 -> 0
+        b: A 0
+        """
+    )
+    assert told(text)[-1] == "held:gpu 32, refused:store 64 (a given-up), unaligned 4"
+    for event in history(text):
+        if isinstance(event, (StorePlan, Evict, Lookup)):
+            assert "stranded" not in "".join(told(text, without=[event.sequence])), event
+
+
+def test_behind_what_a_store_may_have_gained_after_it_had_looked_nothing_is_sure() -> None:
+    text = RAN + "cache 0\nb: start 100 of a b c\nb: L 100 c0 -> later\na: plan store 32+64 keys =b,=c\n"
+    text += "b: L 100 c0 h0 -> 0\nb: A 0"
+    stored = next(event.sequence for event in history(text) if isinstance(event, StorePlan))
+    assert told(text, without=[stored])[-1] == "unknown 96 (lost), unaligned 4"
 
 
 def test_each_lost_event_makes_causes_unknown_and_never_others() -> None:
@@ -329,21 +426,39 @@ def test_what_cannot_be_true_is_unknown_and_the_parts_make_up_the_prompt() -> No
 
 @pytest.mark.parametrize(
     ("identity", "said"),
-    [("one", "held:gpu 32, elsewhere 64, new 32"), ("other", "held:gpu 32, new 96"), (None, "held:gpu 32, new 96")],
+    [
+        pytest.param("of-model/one", "held:gpu 32, elsewhere 64, new 32", id="comparable"),
+        pytest.param("of-model/other", "held:gpu 32, unknown 96 (fleet)", id="another seed"),
+        pytest.param("another/other", "held:gpu 32, new 96", id="another model"),
+        pytest.param(None, "held:gpu 32, new 96", id="not told"),
+    ],
 )
 def test_what_another_engine_computed_is_elsewhere_where_hashes_can_be_compared(
     identity: str | None, said: str
 ) -> None:
     fleet = Fleet()
     first, second = Causes(fleet), Causes(fleet)
-    for event in history(RAN, chunk=32, capabilities=TOLD, cache_identity="one", engine="first", recorder="first"):
+    for event in history(RAN, capabilities=TOLD, cache_identity="of-model/one", engine="first", recorder="first"):
         first.enter(event)
     text = "cache + a\nb: start 128 of a b c d\nb: L 128 c32 h0 -> 0\nb: A 0"
     for event in history(text, capabilities=TOLD, cache_identity=identity, engine="second", recorder="second"):
         second.enter(event)
     (breakdown,) = second.breakdowns
     assert ", ".join(map(_said, breakdown.parts)) == said
-    assert {part.detail.engine for part in breakdown.parts} - {""} == ({"first"} if identity == "one" else set())
+    assert {part.detail.engine for part in breakdown.parts} - {""} == ({"first"} if "elsewhere" in said else set())
+
+
+def test_an_engine_that_has_ended_is_no_stranger() -> None:
+    fleet = Fleet()
+    first, second = Causes(fleet), Causes(fleet)
+    *story, last = history(RAN, capabilities=TOLD, cache_identity="of-model/one", engine="first", recorder="first")
+    for event in story:
+        first.enter(event)
+    common = {name: getattr(last, name) for name in ("engine", "recorder", "sequence", "start_ns", "end_ns")}
+    first.enter(Heartbeat(**common, recorder_closed=True))
+    for event in history(FIRST, capabilities=TOLD, cache_identity="of-model/other", engine="second", recorder="second"):
+        second.enter(event)
+    assert [part.cause for part in second.breakdowns[0].parts] == [Cause.NEW, Cause.UNALIGNED]
 
 
 STORY = (
@@ -408,9 +523,69 @@ def test_whatever_events_say_there_is_a_cause_for_each_token(seed: int) -> None:
             other.enter(structs.replace(event, engine="other"))
             causes.enter(event)
         for split in causes.breakdowns:
-            assert sum(part.tokens for part in split.parts) == split.lookup.total
+            assert split.is_whole, split
             assert all(part.tokens > 0 for part in split.parts)
+
+
+def test_parts_that_do_not_make_up_their_prompt_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[str] = []
+
+    def heard() -> None:
+        Detector(rules=(), on_error=lambda where, error: errors.append(f"{where}: {error}")).feed(history(RAN))
+
+    heard()
+    assert errors == []
+    whole = Split.parts
+    monkeypatch.setattr(Split, "parts", lambda split: whole(split)[1:])
+    heard()
+    assert errors[0].startswith("causes: parts do not make up the prompt of a-")
 
 
 def test_names_of_blocks_have_eight_bytes() -> None:
     assert hash_of("a") == b".......a"
+
+
+TELLING = """
+    cache
+    cache of cpu
+    a: start 110 of a b c
+    a: L 110 c0 h0 -> 0
+    a: A 0
+    cache + a b c
+    a: S 0+110
+    a: plan store 0+96
+    cache of cpu by a + a b
+    a: end computed 110
+    cache 0
+"""
+"""A store that tells its contents as vLLM's cache does: of three chunks that were planned it has stored two."""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("b: L 128 c0 h64 -> 64\nb: A 64", "loaded:cpu 64, reset:gpu 32 (unasked), new 32"),
+        ("b: L 128 c0 h64 -> 0\nb: A 0", "refused:cpu 64 (a declined), reset:gpu 32 (unasked), new 32"),
+        ("reset\nb: L 128 c0 h64 -> 64\nb: A 64", "loaded:cpu 64, reset:gpu 32 (unasked), new 32"),
+        (
+            "cache of cpu by x - a\nb: L 128 c0 h0 -> 0\nb: A 0",
+            "evicted:cpu 32 (x), stranded:cpu 32 (a), reset:gpu 32 (unasked), new 32",
+        ),
+        ("cache of cpu 0\nb: L 128 c0 h0 -> 0\nb: A 0", "reset:cpu 64, reset:gpu 32 (unasked), new 32"),
+    ],
+)
+def test_a_store_may_tell_its_contents_as_vllms_cache_does(then: str, said: str) -> None:
+    """Then its plans say nothing of what it holds, and it needs no capability."""
+    text = f"{TELLING}\nb: start 128 of a b c d\n{then}"
+    assert told(text, capabilities=None)[1:] == [said]
+
+
+def test_a_store_that_begins_to_tell_late_is_not_known_before() -> None:
+    text = TELLING.replace("cache of cpu\n", "cache of cpu late\n", 1)
+    text += "\nb: start 128 of a b c d\nb: L 128 c0 h0 -> 0\nb: A 0"
+    assert "unknown" in told(text, capabilities=None)[1]
+
+
+def test_a_store_that_stops_telling_is_not_known_any_more() -> None:
+    text = f"{TELLING}\ncache of cpu\nb: start 128 of a b c d\nb: L 128 c0 h64 -> 0\nb: A 0"
+    assert told(text, capabilities=None)[1] == "unknown 96 (probe), new 32"

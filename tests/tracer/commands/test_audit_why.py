@@ -28,11 +28,11 @@ def test_each_part_is_told_with_its_tokens_and_its_reason(trace: str) -> None:
     assert result.exit_code == 0
     first, *parts = result.output.strip().splitlines()
     assert first.startswith("request b-cmpl-1-0-0123abcd, admitted at ")
-    assert first.endswith(" with 120 tokens:")
-    assert [" ".join(part.split()[:7]) for part in parts] == [
-        "64 from 0 on, 53 % held:",
-        "32 from 64 on, 27 % evicted:",
-        "24 from 96 on, 20 % unaligned:",
+    assert first.endswith(": 56 tokens of 120 were computed: 57 % evicted, 43 % unaligned.")
+    assert [" ".join(part.split()[:6]) for part in parts] == [
+        "0 to 64 53 % held",
+        "64 to 96 27 % evicted",
+        "96 to 120 20 % unaligned:",
     ]
     assert "evicted from the connector's store" in parts[1]
 
@@ -50,4 +50,4 @@ def test_the_callers_id_will_do_and_json_has_the_same_parts(trace: str) -> None:
 def test_a_request_that_is_not_there_is_an_error(trace: str) -> None:
     result = run("audit", "--why", "nobody", trace)
     assert result.exit_code == 2
-    assert "'nobody' is no request in it" in result.output
+    assert "no request has the id 'nobody'" in result.output

@@ -23,12 +23,23 @@ NOW_NS = 1_700_000_000 * 10**9
             {"cause": "evicted", "tier": "gpu", "at_ns": NOW_NS - 5 * 10**6, "unstored": "full"},
             "evicted from vLLM's cache 5 ms before; the connector's store never had it: there was no room for it",
         ),
-        ({"cause": "pending", "tier": "", "request": "chat-8"}, "in the prompt of chat-8, which was not done with it"),
+        ({"cause": "pending", "tier": "", "request": "chat-8"}, "in the prompt of chat-8, not done with it yet"),
+        (
+            {
+                "cause": "evicted",
+                "tier": "cpu",
+                "at_ns": NOW_NS - 12 * 10**9,
+                "to_ns": NOW_NS - 9 * 10**9,
+                "request": "chat-9",
+                "others": 3,
+            },
+            "evicted from cpu 9.00 s to 12.00 s before, to make room for chat-9 and 3 others",
+        ),
         ({"cause": "pending", "tier": "store"}, "on its way into the connector's store"),
         ({"cause": "elsewhere", "tier": "", "engine": "pod-3"}, "computed by pod-3, and never by this one"),
         ({"cause": "unknown", "tier": "", "why": "lost"}, "not known: events are missing that may have told it"),
         ({"cause": "unknown", "tier": ""}, "not known"),
-        ({"cause": "of-tomorrow", "tier": ""}, "of-tomorrow"),
+        ({"cause": "of-tomorrow", "tier": ""}, "of tomorrow"),
     ],
 )
 def test_a_part_is_a_sentence(part: dict[str, object], said: str) -> None:

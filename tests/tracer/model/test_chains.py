@@ -104,4 +104,4 @@ def test_as_many_are_remembered_as_a_recorder_refers_to_and_not_twice_as_many_mo
     assert chain_of(chains, start(7, first=3, after=3)).hashes == _each(1, 2, 3, 7)
     chain_of(chains, start(*range(2000, 2200)))
     assert not chain_of(chains, start(8, first=3, after=3)).is_whole
-    assert len(chains._before) + len(chains._before_that) <= 200
+    assert len(chains._runs) + len(chains._older) <= 200

@@ -12,8 +12,8 @@ from wire import encoded
 WINDOW = {"since_ns": START_NS - 10**9, "until_ns": START_NS + 60 * 10**9}
 
 
-def feed(tracer: Tracer, engine: str, *, lost: str = "") -> None:
-    events = history(STORY, chunk=CHUNK, engine=engine, recorder=engine)
+def feed(tracer: Tracer, engine: str, *, story: str = STORY, lost: str = "") -> None:
+    events = history(story, chunk=CHUNK, engine=engine, recorder=engine)
     payload = encoded([event for event in events if event.kind != lost], ABOUT)
     headers = {"content-type": "application/x-protobuf"}
     assert httpx.post(f"{tracer.url}/v1/traces", content=payload, headers=headers, timeout=SLOW_S).status_code == 200
@@ -48,3 +48,12 @@ def test_after_a_loss_causes_are_unknown_and_say_so(api: Tracer) -> None:
 
     until(lambda: "unknown:lost" in causes())
     assert causes()["unknown:lost"] == 32
+
+
+def test_causes_are_told_by_tenant_where_requests_have_a_salt(api: Tracer) -> None:
+    salted = STORY.replace("b: start 120 of", "b: start 120 as 5a17 of")
+    assert salted != STORY
+    feed(api, "salted-engine", story=salted)
+    by_tenant = api.get("/api/efficiency", engine="salted-engine", **WINDOW)["by_tenant"]
+    assert by_tenant == {"5a17": {"evicted": 32, "held": 64, "unaligned": 24}, "plain": {"new": 96}}
+    assert api.get("/api/efficiency", engine="why-engine", **WINDOW)["by_tenant"] == {}

@@ -7,8 +7,11 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from evicted_story import ABOUT, CHUNK
+from evicted_story import STORY as EVICTED
 from history import history
 from msgspec.structs import replace
 from wire import encoded
@@ -246,6 +249,29 @@ def test_what_explains_a_prompt_only_after_a_gap_was_given_up_is_in_its_row(tmp_
     (split,) = row["causes"]
     parts = [(part["cause"], part["tokens"]) for part in split["parts"]]
     assert parts == [("loaded", 256), ("unknown", 480), ("unaligned", 13)]
+
+
+def test_what_explained_a_prompt_for_good_stays_after_a_restart(tmp_path: Path) -> None:
+    story = EVICTED.replace("b: end", "b: P\nb: L 121 c64 h64 -> 0\nb: A 0\nb: end")
+    events, path = history(story, chunk=CHUNK), tmp_path / "s.db"
+    preempted = next(number for number, event in enumerate(events) if event.kind == "kv.preempt")
+
+    def entries() -> list[Any]:
+        (row,) = (row for row in SqliteReader(path).requests() if row["request"].startswith("b-"))
+        return row["causes"]  # type: ignore[no-any-return]
+
+    first = Pipeline(SqliteWriter(path), Metrics())
+    first.ingest(encoded(events[:preempted], ABOUT), transport="grpc")
+    first.close()
+    (before,) = entries()
+    again = Pipeline(SqliteWriter(path), Metrics(), grace_ns=0)
+    again.ingest(encoded(events[preempted:], ABOUT), transport="grpc")
+    again.tidy()
+    known, later = entries()
+    assert [part["cause"] for part in known["parts"]] == ["held", "evicted", "unaligned"]
+    assert known == before
+    assert [part["cause"] for part in later["parts"]] == ["held", "unknown", "unaligned"]
+    again.close()
 
 
 def test_what_cannot_be_judged_for_a_moment_is_judged_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Query, to_text
+from kvtrail.tracer.store.sqlite.database import Query, from_text, to_text
 
 SCHEMA = (
     # The last span that was judged: only while a tracer that has just started is behind.
@@ -53,6 +54,18 @@ def following(query: Query, *, after: int) -> tuple[int, list[Event]] | None:
         return None
     number, spans, payload = part
     return number + spans - 1, ProtobufDecoder().decoded(payload).events
+
+
+def explained(query: Query, requests: Collection[Key]) -> dict[Key, list[dict[str, Any]]]:
+    """The admissions of these requests that are explained for good, as their rows have them."""
+    rows = query(
+        "SELECT engine, request, account ->> 'causes' FROM json_each(?) AS r CROSS JOIN requests"
+        " ON request = r.value ->> 1 AND engine = r.value ->> 0",
+        ["account ->> 'causes' IS NOT NULL"],
+        [to_text(list(requests))],
+    )
+    entries = {(engine, request): from_text(causes) for engine, request, causes in rows}
+    return {key: [entry for entry in some if entry["final"]] for key, some in entries.items()}
 
 
 def events_of(query: Query, requests: Collection[Key], *, until: int) -> Iterator[list[Event]]:

@@ -152,6 +152,10 @@ class SqliteWriter:
         """The events of requests, by engine and id, up to span `until`, in the order of their arrival."""
         return restart.events_of(self._reading.query, of, until=until)
 
+    def explained(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """By engine and id: the admissions of requests whose prompts are explained for good."""
+        return restart.explained(self._reading.query, of)
+
     def holds(self, engine: str, request: str) -> bool:
         """Whether there is a row of this request."""
         return bool(self._query("SELECT 1 FROM requests", ["request = ?", "engine = ?"], [request, engine]))

@@ -1,0 +1,119 @@
+"""What a store's probe follows is told before each lookup, in order, with the request that did it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from memory import MemoryTransport, a_recorder
+
+from kvtrail.connector.known.probe import Change, Probe
+from kvtrail.connector.tracing.instrumentation import Instrumentation
+from kvtrail.tracer.model.chains import split_hashes
+from kvtrail.tracer.model.events import PrefixCache
+from kvtrail.tracer.model.semconv import Level
+
+Told = tuple[tuple[int, ...], list[int], bool, str | None, str | None]
+NOT_TOLD: Told = ((), [], False, "cpu", None)
+"""From now on nothing is told."""
+
+
+class Contents:
+    """A store's, made by hand."""
+
+    tier = "cpu"
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[Change, str | None]] = []
+        self.all: list[bytes] = []
+        self.fails = False
+
+    def changed(self) -> Sequence[tuple[Change, str | None]]:
+        if self.fails:
+            raise KeyError("unheard of")
+        changes, self.changes = self.changes, []
+        return changes
+
+    def held(self) -> Sequence[bytes]:
+        return self.all
+
+
+class Following(Probe):
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    def contents(self, connector: Any) -> Contents:
+        return self._contents
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(8)
+
+
+@pytest.fixture
+def told() -> Any:
+    """A store, what records it, and a function that gives what was told since it was asked last."""
+    transport, contents = MemoryTransport(), Contents()
+    recorder = a_recorder(transport)
+    recorder.level.set(Level.DETAILED, None)
+    instrumentation = Instrumentation(recorder, name="X", probe=Following(contents))
+    instrumentation._follow_store(None)
+
+    def fresh() -> list[Told]:
+        instrumentation._tell_caches(recorder.steps or 1)
+        recorder.flush()
+        events = [event for event in transport.events() if isinstance(event, PrefixCache)]
+        transport.payloads.clear()
+        return [
+            (
+                each.cache_changes,
+                [int.from_bytes(h) for h in split_hashes(each.block_hashes)],
+                *(each.cache_whole, each.pool_tier, each.pushed_by),
+            )
+            for each in events
+        ]
+
+    yield contents, recorder, instrumentation, fresh
+    recorder.close()
+
+
+def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(told: Any) -> None:
+    contents, _, _, fresh = told
+    assert fresh() == [((), [], True, "cpu", None)]
+    contents.changes = [((key(1),), "a"), (key(2), "a"), (key(3), "a"), ((key(2),), "b"), (None, None)]
+    assert fresh() == [
+        ((-1, 2), [1, 2, 3], False, "cpu", "a"),
+        ((-1,), [2], False, "cpu", "b"),
+        ((0,), [], False, "cpu", None),
+    ]
+    assert fresh() == []
+
+
+def test_after_a_loss_the_whole_is_told_anew(told: Any) -> None:
+    contents, recorder, _, fresh = told
+    fresh()
+    recorder._given_up += 1
+    contents.changes, contents.all = [(key(4), "a")], [key(4), key(5)]
+    assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
+
+
+def test_at_level_basic_nothing_is_told_and_the_whole_afterwards(told: Any) -> None:
+    contents, recorder, _, fresh = told
+    fresh()
+    recorder.level.set(Level.BASIC, None)
+    contents.changes, contents.all = [(key(4), "a")], [key(4)]
+    assert fresh() == [NOT_TOLD]
+    assert fresh() == []
+    recorder.level.set(Level.DETAILED, None)
+    assert fresh()[-1] == ((1,), [4], True, "cpu", None)
+
+
+def test_what_is_not_known_any_more_is_not_told_and_the_tracer_hears_that(told: Any) -> None:
+    contents, _, _, fresh = told
+    fresh()
+    contents.fails = True
+    assert fresh() == [NOT_TOLD]
+    contents.fails = False
+    contents.changes = [(key(1), "a")]
+    assert fresh() == []

@@ -1,0 +1,28 @@
+"""What a recording with LMCache says of stores of other sizes, beside real LMCaches of these sizes
+(`benchmarks/capacity.py` has more of it)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import real_lmcache
+
+SIZES = (30, 90)
+
+
+def test_it_predicts_what_other_capacities_give(tmp_path: Path) -> None:
+    """Within one point of the tokens asked for, and never above the bound."""
+
+    def ran(chunks: int) -> dict[str, Any]:
+        run = real_lmcache.capacity(tmp_path, "0.5.6", chunks=chunks, sizes=SIZES, seed=5)
+        return run | {"given": run["taken"] / run["asked"]}
+
+    recorded = ran(60)
+    given = []
+    for size, hits, bound in recorded["points"]:
+        given.append(ran(size)["given"])
+        assert abs(hits / recorded["asked"] - given[-1]) < 0.01, size
+        assert hits <= bound
+        assert given[-1] <= bound / recorded["asked"] + 0.01
+    assert given[0] + 0.05 < recorded["given"] < given[-1] - 0.05, "the capacities differ in what they give"

@@ -1,0 +1,58 @@
+"""The curve and the bound beside the stores of libCacheSim, where each touch is of one chunk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import libcachesim
+import pytest
+
+from kvtrail.tracer.capacity.bound import intervals, most_hits
+from kvtrail.tracer.capacity.curve import curve_of
+from kvtrail.tracer.capacity.touches import Touch
+
+CAPACITIES = (1, 2, 5, 20, 80, 320)
+NEVER = 2**60
+
+
+def uses(seed: int, count: int = 3000) -> list[int]:
+    """Chunks, a few of which are used often."""
+    rng = random.Random(seed)
+    return [min(int(rng.paretovariate(0.5)), 5000) + rng.randrange(3) for _ in range(count)]
+
+
+def hits(store: Any, chunks: Sequence[int]) -> int:
+    """How many uses a store of libCacheSim answers; it is told when each chunk is used next."""
+    following: dict[int, int] = {}
+    following_of = [0] * len(chunks)
+    for at in range(len(chunks) - 1, -1, -1):
+        following_of[at] = following.get(chunks[at], NEVER)
+        following[chunks[at]] = at + 1
+    given = 0
+    for at, chunk in enumerate(chunks):
+        request = libcachesim.Request()
+        request.obj_id, request.obj_size, request.clock_time = chunk, 1, at
+        request.next_access_vtime = following_of[at]
+        given += store.get(request)
+    return given
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
+    chunks = uses(seed)
+    curve = curve_of([Touch([str(chunk)], [1]) for chunk in chunks])
+    ours = [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)]
+    assert ours == [hits(libcachesim.LRU(cache_size=capacity), chunks) for capacity in CAPACITIES]
+    assert 0 < ours[1] < ours[-1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_bound_is_that_of_beladys_store_which_must_take_each_chunk(seed: int) -> None:
+    """Ours may pass a chunk by, which is worth one place at most."""
+    chunks = uses(seed)
+    held = intervals([Touch([str(chunk)], [1]) for chunk in chunks])
+    for capacity in CAPACITIES:
+        of_belady, with_one_more = (hits(libcachesim.Belady(cache_size=capacity + n), chunks) for n in (0, 1))
+        assert of_belady <= most_hits(held, capacity) <= with_one_more
