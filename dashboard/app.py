@@ -5,7 +5,7 @@ from pathlib import Path
 import streamlit as st
 
 from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.views import filters
+from kvtrail.dashboard.views import address
 
 SHOWN = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
@@ -27,7 +27,7 @@ EVERY_S = 2
 def ways() -> None:
     """Links to the pages. Streamlit's own would forget the range of time that one looks at, which may change without a run
     of the whole page."""
-    timed = {name: st.query_params[name] for name in ("from", "to") if name in st.query_params}
+    timed = {name: value for name, value in address.query().items() if name in ("from", "to")}
     with st.container(key="nav", horizontal=True, gap="small", vertical_alignment="center"):
         for title, page in SHOWN.items():
             st.page_link(page, label=title, query_params=timed)
@@ -36,6 +36,5 @@ def ways() -> None:
 st.set_page_config(page_title="kvtrail", layout="wide")
 st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
 chosen = st.navigation([*SHOWN.values(), *REACHED], position="hidden")
-filters.enter(chosen.url_path)
 ways()
 chosen.run()

@@ -10,17 +10,17 @@ from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import compare, phases, request_charts
 from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.text import plain
-from kvtrail.dashboard.views import tables
+from kvtrail.dashboard.views import address, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import request_labels
-from kvtrail.dashboard.views.filters import on_this_page
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import BY_STEP, axis_switch, request_badges, unknown_request, which_request
 from kvtrail.dashboard.views.theme import is_dark
+from kvtrail.dashboard.views.widgets import set_to, when_chosen
 
 OFFERED = 20
-FIELD = "compare_field"
-"""The session's name for the number of the field that is shown, and what it shows at first."""
+FIELD = "compare_with"
+"""The session's name for the field."""
 
 
 @st.fragment(run_every=EVERY_S)
@@ -165,28 +165,18 @@ def pair_query(a: Row, b: Row) -> dict[str, str]:
 
 
 def field(shown: str) -> None:
-    """Where the other request's id, or a part of it, is typed. Another address has another field, so that no run of the page
-    ever writes into one: what is being typed stays. A browser that is behind reports one that was left; nobody listens."""
-    number, before = st.session_state.get(FIELD, (0, None))
-    if shown != before:
-        number += 1
-        st.session_state[FIELD] = (number, shown)
-    key = f"compare_with_{number}"
+    """Where the other request's id, or a part of it, is typed."""
+    set_to(FIELD, shown)
 
     def typed() -> None:
-        if st.session_state[FIELD][0] != number:
-            return
-        wanted = str(st.session_state[key]).strip()
-        for name in ("with", "with_engine", "search"):
-            st.query_params.pop(name, None)
-        if wanted:
-            st.query_params["with" if is_known(wanted) else "search"] = wanted
+        wanted = str(st.session_state[FIELD]).strip()
+        name = "with" if wanted and is_known(wanted) else "search"
+        address.change({"with": "", "with_engine": "", "search": "", name: wanted})
 
     st.text_input(
         "Compare with",
-        shown,
-        key=key,
-        on_change=on_this_page(typed),
+        key=FIELD,
+        on_change=when_chosen(FIELD, typed),
         type="search",
         placeholder="A request's id, or a part of one",
         label_visibility="collapsed",
@@ -202,7 +192,7 @@ def is_known(request_id: str) -> bool:
         return True
 
 
-query = st.query_params
+query = address.query()
 if not query.get("id"):
     which_request("compare")
 else:

@@ -15,7 +15,7 @@ from kvtrail.dashboard.views import picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import number
-from kvtrail.dashboard.views.filters import choose, filter_bar, follow, on_this_page, write
+from kvtrail.dashboard.views.filters import choose, filter_bar
 from kvtrail.dashboard.views.tables import table
 from kvtrail.dashboard.views.theme import is_dark
 
@@ -110,17 +110,8 @@ def reasons(savings: Row, models: dict[str, str]) -> None:
         picker.chart_over_time(trends.causes_over_time(savings, dark=is_dark()), key="causes")
     with right:
         groups = causes.groups(savings, models)
-        key = follow("causes_by", list(groups), default=next(iter(groups)))
-        st.selectbox(
-            "Told apart by",
-            list(groups),
-            key=key,
-            on_change=on_this_page(write),
-            args=("causes_by", key, next(iter(groups))),
-            format_func="by {}".format,
-            label_visibility="collapsed",
-        )
-        st.altair_chart(trends.causes_by(groups[st.session_state[key]], dark=is_dark()), key="causes_by")
+        chosen = st.selectbox("Told apart by", list(groups), key="causes_by", bind="query-params")
+        st.altair_chart(trends.causes_by(groups[chosen], dark=is_dark()), key="causes_by_chart")
 
 
 def more_memory(savings: Row, engines: list[Row]) -> None:

@@ -11,7 +11,7 @@ import streamlit as st
 from kvtrail.dashboard.client import Row, TracerAway
 from kvtrail.dashboard.content import findings as of_findings
 from kvtrail.dashboard.content import fleet, palette, text, trends
-from kvtrail.dashboard.views import picker
+from kvtrail.dashboard.views import address, picker
 from kvtrail.dashboard.views.answers import SLOW_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.columns import labels, number, rule_columns
@@ -111,7 +111,7 @@ def by_rule(answer: Answer) -> None:
     table(
         rows,
         key="by_rule",
-        links=[("findings", {**st.query_params.to_dict(), "rule": str(row["Rule"])}) for row in rows],
+        links=[("findings", {**address.query(), "rule": str(row["Rule"])}) for row in rows],
         note=f"Click a rule to read what it says and to see only its findings.{latest}",
         most_rows=10,
         **rule_columns(rows),

@@ -1,7 +1,7 @@
 """Going to another page as by a link: one step of the browser's history.
 
 `st.switch_page` makes two, the first of which is this page with the other's address: one would have to go back twice. A
-link to the page that is shown already changes nothing but the address, so there it has to do.
+link to the page that is shown already changes nothing but the address: there it is written.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from urllib.parse import urlsplit
 import streamlit as st
 from streamlit.components.v2.types import ComponentRenderer
 
+from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.links import link
 
 
 def follow(page: str, query: Mapping[str, str]) -> None:
     """Put a link where nobody sees it, and have the browser click it."""
     if urlsplit(st.context.url or "").path.rpartition("/")[2] == page:
-        st.switch_page(f"views/{page}.py", query_params=dict(query))
+        address.replace(query)
+        st.rerun()
     with st.container(key="follow"):
         link(page, page, query=query)
         _clicker()(key="follow_clicker")

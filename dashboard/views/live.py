@@ -14,6 +14,7 @@ from kvtrail.dashboard.live.address import as_query, of_query, typed_range
 from kvtrail.dashboard.live.component import component
 from kvtrail.dashboard.live.payload import busyness, found, payload, shows_nothing
 from kvtrail.dashboard.live.view import FILTERS, View, fit_end_ms, ms_of, of_component, overview_question, question
+from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, tracer
 from kvtrail.dashboard.views.follow import follow
 from kvtrail.dashboard.views.links import request_query
@@ -127,12 +128,12 @@ def write_address() -> None:
     """Write the view into the address, so that it can be shared. Each address is a step of the browser's history."""
     view = st.session_state[LEFT] = current_view()
     if as_query(view) != as_query(addressed()):
-        st.query_params.from_dict(as_query(view))
+        address.replace(as_query(view))
 
 
 def addressed() -> View:
     """The view that the address names."""
-    return of_query(st.query_params.to_dict(), folded=st.query_params.get_all("fold"), now_ms=now_ms())
+    return of_query(address.query(), folded=address.values("fold"), now_ms=now_ms())
 
 
 def first_view() -> View:
@@ -140,12 +141,12 @@ def first_view() -> View:
 
     Streamlit's way back brings the other page's address along.
     """
-    query = st.query_params.to_dict()
+    query = address.query()
     if query and "id" not in query:
         return addressed()
     view: View = st.session_state.get(LEFT, View())
     if query or view != View():
-        st.query_params.from_dict(as_query(view))
+        address.replace(as_query(view))
     return view
 
 

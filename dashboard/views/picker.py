@@ -17,7 +17,8 @@ from streamlit.components.v2.types import ComponentRenderer
 from kvtrail.dashboard.content import text, trends
 from kvtrail.dashboard.content.time_range import EXAMPLES, RANGES, TimeRange, of_query, typed
 from kvtrail.dashboard.scripts import COPYING, joined
-from kvtrail.dashboard.views.filters import on_this_page, set_to
+from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.widgets import set_to, when_chosen, when_pressed
 
 CHOICE, FIELD, WRONG = "time_choice", "time_field", "time_wrong"
 """The session's names for the quick choice, the field, and what was typed there and could not be read."""
@@ -41,12 +42,12 @@ def heading(title: str, *, timed: bool = True) -> None:
 
 def current() -> TimeRange:
     """The range that the address names."""
-    return of_query(st.query_params, now_ns=time.time_ns())
+    return of_query(address.query(), now_ns=time.time_ns())
 
 
 def show(chosen: TimeRange) -> None:
     """Make this the page's range."""
-    st.query_params.update(chosen.address)  # one message, and so one step of the browser's history
+    address.change(chosen.address)
 
 
 def chart_over_time(chart: trends.Chart, *, key: str) -> None:
@@ -77,7 +78,9 @@ def _quick_choices(shown: TimeRange) -> None:
         if chosen := st.session_state[CHOICE]:
             show(of_query({"from": f"now-{RANGES[chosen]}"}, now_ns=time.time_ns()))
 
-    st.segmented_control("Last", [*RANGES], key=CHOICE, on_change=on_this_page(choose), label_visibility="collapsed")
+    st.segmented_control(
+        "Last", [*RANGES], key=CHOICE, on_change=when_chosen(CHOICE, choose), label_visibility="collapsed"
+    )
 
 
 def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
@@ -93,7 +96,7 @@ def _field(shown: TimeRange, wrong: Mapping[str, str]) -> None:
     st.text_input(
         "Time range (UTC)",
         key=FIELD,
-        on_change=on_this_page(read),
+        on_change=when_chosen(FIELD, read),
         icon=":material/schedule:",
         help=f"UTC. Type {EXAMPLES}. Or draw a range on a chart. The browser's way back undoes it.",
         label_visibility="collapsed",
@@ -105,8 +108,8 @@ def _ways(shown: TimeRange) -> None:
     """Earlier, later, further away; and the link."""
 
     def button(name: str, icon: str, to: Callable[[], TimeRange]) -> None:
-        choose = on_this_page(lambda: show(to()))
-        st.button(name, key=f"time_{icon}", icon=f":material/{icon}:", type="tertiary", help=name, on_click=choose)
+        press = when_pressed(lambda: show(to()))
+        st.button(name, key=f"time_{icon}", icon=f":material/{icon}:", type="tertiary", help=name, on_click=press)
 
     button("Half a range earlier", "chevron_left", lambda: current().shifted(-0.5))
     button("Half a range later", "chevron_right", lambda: current().shifted(0.5))

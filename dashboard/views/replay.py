@@ -18,6 +18,7 @@ from kvtrail.dashboard.content.legend import legend
 from kvtrail.dashboard.content.replay import changes, clamped, facts, neighbours, title
 from kvtrail.dashboard.content.request import ACCOUNT, findings_by_step, missing_events
 from kvtrail.dashboard.content.text import plain
+from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
 from kvtrail.dashboard.views.links import link, request_query
@@ -52,8 +53,7 @@ def page(request_id: str, engine: str) -> None:
     findings = findings_by_step(timeline)
     heading(timeline)
     controls(step, steps, list(findings))
-    if st.query_params.get("step") != str(step):
-        st.query_params["step"] = str(step)
+    address.change({"step": str(step)})
     # All of it on one screen: the words on the left, the pictures on the right. On a phone the words come first.
     left, right = st.columns([6, 7], gap="large")
     with left:
@@ -173,11 +173,11 @@ def charts(timeline: Row, step: int) -> None:
     st.caption("The line marks the step. Counts are tokens.")
 
 
-wanted = st.query_params.get("id", "")
+query = address.query()
 # Not in the fragment: a link means the step that it names; afterwards the address follows the step.
-st.session_state[STEP] = st.query_params.get("step", "")
+st.session_state[STEP] = query.get("step", "")
 st.session_state[SLIDER] = st.session_state.get(SLIDER, 0) + 1
-if wanted:
-    page(wanted, st.query_params.get("engine", ""))
+if query.get("id"):
+    page(query["id"], query.get("engine", ""))
 else:
     which_request("replay")

@@ -18,7 +18,7 @@ from kvtrail.dashboard.content.request import STEP_MEASURES, facts, findings_by_
 from kvtrail.dashboard.content.requests import duration_ns, request_rows
 from kvtrail.dashboard.content.text import clock, plain
 from kvtrail.dashboard.content.unknown import of_request as why_unknown
-from kvtrail.dashboard.views import causes, tables
+from kvtrail.dashboard.views import address, causes, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import card, cards
 from kvtrail.dashboard.views.columns import request_labels
@@ -221,7 +221,7 @@ def phases_of(timeline: Row | None) -> list[phases.Stretch]:
     return phases.stretches(tracer().lanes(**phases.question(request, now_ns=time.time_ns())), request)
 
 
-query = st.query_params
+query = address.query()
 if query.get("id") or query.get("trace"):
     page(query.get("id", ""), query.get("engine", ""), query.get("trace", "").strip().lower())
 else:

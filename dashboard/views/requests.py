@@ -14,7 +14,7 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import picker, tables
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.columns import number, request_labels
-from kvtrail.dashboard.views.filters import choose, filter_bar, follow, on_this_page, write
+from kvtrail.dashboard.views.filters import choose, filter_bar, one_of
 from kvtrail.dashboard.views.links import request_query
 from kvtrail.tracer.model.words import some
 
@@ -137,17 +137,9 @@ def filters() -> tuple[str, str, dict[str, str]]:
         chosen = {}
         for name, texts in {**fixed, **choices}.items():
             chosen[name] = choose(name.capitalize(), list(texts), name=ADDRESS.get(name, name), shown=texts)
-        key = follow("sort", list(requests.ORDERS), default=LATEST)
-        st.selectbox(
-            "Sort by",
-            requests.ORDERS,
-            key=key,
-            on_change=on_this_page(write),
-            args=("sort", key, LATEST),
-            format_func=requests.ORDERS.__getitem__,
-            label_visibility="collapsed",
-        )
-    return (search or "").strip(), st.session_state[key], {name: value for name, value in chosen.items() if value}
+        texts = requests.ORDERS
+        order = one_of("Sort by", list(texts), name="sort", default=LATEST, text=texts.__getitem__)
+    return (search or "").strip(), order, {name: value for name, value in chosen.items() if value}
 
 
 picker.heading("Requests")

@@ -6,6 +6,7 @@ import streamlit as st
 
 from kvtrail.dashboard.content import runbook
 from kvtrail.dashboard.content.text import plain
+from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.links import link
 
 READABLE = 860
@@ -36,4 +37,4 @@ def unknown(name: str) -> None:
         link("runbook", "All runbooks", icon="list")
 
 
-show(st.query_params.get("name", ""))
+show(address.query().get("name", ""))

@@ -61,6 +61,6 @@ def test_efficiency_sums_up_why_and_what_memory_would_buy(page: playwright.Page,
     see(page, "What more memory would buy")
     see(page, re.compile("could have been given. Beyond 3 chunks nothing is gained"))
     page.get_by_role("combobox", name="Told apart by").click()
-    page.get_by_role("option", name="by connector").click()
+    page.get_by_role("option", name="connector").click()
     page.wait_for_url(re.compile("causes_by=connector"))
     shoot(page, "causes-efficiency")
