@@ -11,14 +11,12 @@ from typing import NamedTuple
 from kvtrail.tracer.capacity.bound import intervals, most_hits
 from kvtrail.tracer.capacity.curve import curve_of
 from kvtrail.tracer.capacity.found_and_stored import given_by
-from kvtrail.tracer.capacity.stream import Stream
+from kvtrail.tracer.capacity.stream import LMCACHE, Stream
 
 STEPS = (0.25, 0.5, 1, 1.5, 2, 3, 4, 8)
 """Capacities that are looked at, as multiples of today's."""
 POINTS = 8
 """As many where today's is not known, up to where nothing more is gained."""
-HEADS_FIRST = frozenset({"LMCacheConnectorV1"})
-"""Connectors that store a prefix in the order of its tokens, and so evict it from its head (`found_and_stored`)."""
 
 
 class Hits(NamedTuple):
@@ -86,14 +84,14 @@ def estimate(
     """
     chunk_bytes = stream.chunk_bytes
     capacity = int(limit / chunk_bytes) if limit and chunk_bytes else None
-    own = curve_of(stream.touches, heads_stay=stream.connector not in HEADS_FIRST, most_chunks=most_chunks)
-    tails = own if stream.connector not in HEADS_FIRST else curve_of(stream.touches, most_chunks=most_chunks)
+    own = curve_of(stream.touches, heads_stay=stream.connector not in LMCACHE, most_chunks=most_chunks)
+    tails = own if stream.connector not in LMCACHE else curve_of(stream.touches, most_chunks=most_chunks)
     enough = ceil(own.saturates_at())
     around = [step * capacity for step in STEPS] if capacity else [enough * n / POINTS for n in range(1, POINTS + 1)]
     asked = sorted({each for each in (*(sizes or map(ceil, around)), capacity or 0) if each > 0})
     kept = intervals(stream.touches)
     given = [Hits(round(each.value * own.wanted), round(each.error * own.wanted)) for each in own.hits(asked)]
-    if stream.connector in HEADS_FIRST and most_chunks is None:  # the one pass above only comes near it
+    if stream.connector in LMCACHE and most_chunks is None:  # the one pass above only comes near it
         given = [Hits(given_by(stream.touches, chunks), 0) for chunks in asked]
     points = [
         Point(

@@ -14,7 +14,7 @@ from math import ceil, inf, log2
 
 from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
-from kvtrail.tracer.capacity.estimate import HEADS_FIRST
+from kvtrail.tracer.capacity.stream import LMCACHE
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.model.chains import split_hashes
@@ -133,7 +133,7 @@ class LiveNeeds:
         if distances is None:
             measures[BEGUN] = 1
             distances = self._distances[owner] = Distances(
-                heads_stay=event.connector not in HEADS_FIRST, most_chunks=self._most_followed, groups=GROUPS
+                heads_stay=event.connector not in LMCACHE, most_chunks=self._most_followed, groups=GROUPS
             )
             if len(self._distances) > MOST_CONNECTORS:
                 self._distances.popitem(last=False)

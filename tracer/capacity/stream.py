@@ -11,8 +11,9 @@ from kvtrail.tracer.detect.savings import PrefillTimer
 from kvtrail.tracer.model.chains import Chain, Chains
 from kvtrail.tracer.model.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 
-PROMPTS_ONLY = frozenset({"LMCacheConnectorV1"})
-"""Connectors that store what a request has at its admission, and not what it generates."""
+LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
+"""LMCache's connectors. They store what a request has at its admission, and not what it generates; a prefix in the order of
+its tokens, so that it is evicted from its head (`found_and_stored`)."""
 Owner = tuple[str, str]
 """An engine, and one of its connectors."""
 
@@ -173,7 +174,7 @@ class Streams:
         """What a request has computed by now can be stored."""
         for owner, done in request.touched.items():
             stream = self._streams[owner]
-            kept = min(computed, request.total) if stream.connector in PROMPTS_ONLY else computed
+            kept = min(computed, request.total) if stream.connector in LMCACHE else computed
             if kept // stream.chunk_size > done and len(keys := request.keys(kept, stream.chunk_size)) > done:
                 stream.touches.append(Touch(keys))
                 request.touched[owner] = len(keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvtrail.tracer.capacity.estimate import estimate
 from kvtrail.tracer.capacity.found_and_stored import given_by
 from kvtrail.tracer.capacity.stream import Stream
@@ -37,8 +39,9 @@ def test_an_emptied_store_gives_nothing() -> None:
     assert given_by([asked("a"), stored("a"), None, asked("a")], 9) == 0
 
 
-def test_it_is_what_is_reckoned_for_lmcache_unless_chunks_are_sampled() -> None:
+@pytest.mark.parametrize("connector", ["LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"])
+def test_it_is_what_is_reckoned_for_lmcache_unless_chunks_are_sampled(connector: str) -> None:
     touches: list[Touch | None] = [asked("abc"), stored("abc"), asked("abc"), asked("x"), stored("x"), asked("abc")]
-    stream = Stream("engine", "LMCacheConnectorV1", 10, touches=touches)
+    stream = Stream("engine", connector, 10, touches=touches)
     assert [point.hits for point in estimate(stream, sizes=(3,)).points] == [50]
     assert [point.hits for point in estimate(stream, sizes=(3,), most_chunks=9).points] == [30]
