@@ -121,3 +121,28 @@ def test_a_filter_leaves_the_search_alone(page: playwright.Page, url: str) -> No
     pick(page, "Sort by", "latest first")
     playwright.expect(page).not_to_have_url(re.compile("sort="))
     assert query(page) == {"search": ["r1"]}
+
+
+def test_a_page_that_comes_late_is_not_gone_to(page: playwright.Page, url: str) -> None:
+    """Who went back twice was on the page between, with the address of the other one, and had it twice in the history."""
+    line = Line(page)
+    page.goto(f"{url}/findings")
+    see(page, "By rule")
+    for name, shown in (("Requests", "Click a row"), ("Fleet", "Recorders"), ("Efficiency", "What more memory")):
+        page.get_by_role("link", name=name, exact=True).click()
+        page.wait_for_url(f"{url}/{name.lower()}")
+        see(page, shown)
+    with line.held_up():
+        for _ in range(2):
+            page.go_back()
+            page.wait_for_timeout(REFRESH_MS / 2)
+    see(page, "Click a row")
+    refreshes(page)
+    assert page.url == f"{url}/requests"
+    page.go_back()
+    see(page, "By rule")
+    assert page.url == f"{url}/findings"
+    page.get_by_role("link", name="Fleet", exact=True).click()
+    page.wait_for_url(f"{url}/fleet")
+    page.go_back()
+    see(page, "By rule")
