@@ -18,4 +18,5 @@ def keep() -> None:
 @cache
 def _keeper() -> ComponentRenderer:
     """The component, registered once."""
-    return st.components.v2.component("kvtrail_history", js=Path(__file__).with_name("history.js").read_text())
+    script = Path(__file__).with_name("history.js").read_text()
+    return st.components.v2.component("kvtrail_history", js=script, isolate_styles=False)
