@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from browser import SLOW_MS, needs_chromium, playwright, see, shoot
 from coming import S, post
-from on_live import facts, ready, shown_range, span_s
+from on_live import facts, ready, shown_range, span_s, wait_for_answers
 from processes import Tracer, until
 from traffic import Engine, served
 
@@ -39,6 +39,7 @@ def test_search_filters_and_help(
     url = start_dashboard(tracer.url)
     page.goto(f"{url}/live")
     ready(page)
+    wait_for_answers(page, 1)
     page.keyboard.press("?")
     see(page, "zoom to the selection")
     shoot(page, "live-help")
