@@ -5,7 +5,8 @@ from pathlib import Path
 import streamlit as st
 
 from kvtrail.dashboard.content import palette
-from kvtrail.dashboard.views import address, history
+from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.invisible import script
 
 SHOWN = {
     "Overview": st.Page("views/overview.py", title="Overview", default=True),
@@ -37,5 +38,6 @@ st.set_page_config(page_title="kvtrail", layout="wide")
 st.html(f"<style>{palette.style()}\n{Path(__file__).with_name('style.css').read_text()}</style>")
 chosen = st.navigation([*SHOWN.values(), *REACHED], position="hidden")
 ways()
-history.keep()
+with st.container(key="history"):  # keeps pages that come late out of it
+    script("history")(key="history_keeper")
 chosen.run()

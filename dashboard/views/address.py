@@ -24,7 +24,7 @@ Query = dict[str, list[str]]
 class _Address:
     page: str
     query: Query
-    run: object
+    run: object = None
     """The run in which the browser was last listened to."""
     older: list[Query] = field(default_factory=list)
     """What was written over since the browser was last known to have the newest."""
@@ -72,7 +72,7 @@ def _current() -> _Address:
         return address
     told = _told()
     if address is None or address.page != page_shown() or told not in address.older or is_step_of_history():
-        address = st.session_state[ADDRESS] = _Address(page_shown(), told, this_run())
+        address = st.session_state[ADDRESS] = _Address(page_shown(), told)
     address.run = this_run()
     return address
 

@@ -7,14 +7,12 @@ link to the page that is shown already changes nothing but the address: there it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import streamlit as st
-from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.views import address
+from kvtrail.dashboard.views.invisible import script
 from kvtrail.dashboard.views.links import link
 
 
@@ -25,10 +23,4 @@ def follow(page: str, query: Mapping[str, str]) -> None:
         st.rerun()
     with st.container(key="follow"):
         link(page, page, query=query)
-        _clicker()(key="follow_clicker")
-
-
-@cache
-def _clicker() -> ComponentRenderer:
-    """The component, registered once."""
-    return st.components.v2.component("kvtrail_follow", js=Path(__file__).with_name("follow.js").read_text())
+        script("follow")(key="follow_clicker")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import streamlit as st
-from streamlit.components.v2.types import ComponentRenderer
 
 from kvtrail.dashboard.client import Row
 from kvtrail.dashboard.content import request_charts
@@ -21,6 +18,7 @@ from kvtrail.dashboard.content.text import plain
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.answers import EVERY_S, read, tracer
 from kvtrail.dashboard.views.cards import badge
+from kvtrail.dashboard.views.invisible import script
 from kvtrail.dashboard.views.links import link, request_query
 from kvtrail.dashboard.views.of_requests import account_table, unknown_request, which_request
 from kvtrail.dashboard.views.proofs import proof_cards
@@ -122,14 +120,7 @@ def listen_to_keys(step: int, steps: int, with_findings: Sequence[int], go: Call
         return st.session_state.get(KEYS, {}).get("pressed") or {}
 
     data = {"step": step, "steps": steps, "with_findings": with_findings, "presses": pressed().get("presses", 0)}
-    key_listener()(key=KEYS, data=data, on_pressed_change=lambda: go(int(pressed()["step"])))
-
-
-@cache
-def key_listener() -> ComponentRenderer:
-    """The component, registered once."""
-    script = Path(__file__).with_name("replay_keys.js").read_text()
-    return st.components.v2.component("kvtrail_replay_keys", js=script)
+    script("replay_keys")(key=KEYS, data=data, on_pressed_change=lambda: go(int(pressed()["step"])))
 
 
 def current_step(timeline: Row, step: int) -> None:
