@@ -3,6 +3,7 @@
 # make test            set everything up, then run all tests, in WORKERS=2 processes
 # make test ARGS=...   the same for some of them: `make test WORKERS=0 ARGS="tests/tracer -k lookup"`; 0 is this process alone
 # make versions       try kvtrail with each version of vLLM that it supports, and write the README's table
+# make audit          look up what is known against the versions in constraints.txt, and say so where that cannot be looked up
 # make clean           remove the environment and what the demo and the tests left
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := .venv/bin
 ARGS ?=
 WORKERS ?= 2
 
-.PHONY: demo test lint versions clean
+.PHONY: demo test lint versions audit clean
 
 demo: .venv/.ready
 	@$(BIN)/kvtrail demo $(ARGS)
@@ -25,6 +26,12 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit:
+	@test -x .cache/audit/bin/pip-audit \
+		|| { $(PYTHON) -m venv .cache/audit && .cache/audit/bin/python -m pip install --quiet pip-audit; }
+	@.cache/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off --format json \
+		2>/dev/null | $(PYTHON) deploy/supply/audit.py
 
 .venv/.ready: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -1,6 +1,7 @@
 """Nothing is wrong where nothing was done, and nothing that was done goes unseen: bytes on the real engine on the CPU.
 
     python benchmarks/bytes.py --faults 1000 --looks 1000000
+    python benchmarks/bytes.py --slim --faults 300 --looks 1000000
 
 Faults are put into blocks just after the connector has loaded them, and the tokens are compared with those of an engine
 without a connector: a request whose tokens are wrong must be named, and a load that was touched must be found. Then engines
@@ -36,6 +37,8 @@ Tokens = dict[str, list[int]]
 REQUESTS = 9
 SHAPES = [(256, 1 << 30), (64, 1 << 30), (64, 24 * 65_536), (32, 48 * 32_768)]
 """Tokens of a chunk, and bytes of host memory."""
+SLIM_ROUNDS = 40
+"""Rounds of an engine that looks at some bytes of every block."""
 
 
 def flipped_bit(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
@@ -63,27 +66,58 @@ def exchanged_layers(rng: random.Random, layers: Layers, blocks: list[int]) -> N
     layers[0][block], layers[-1][block] = layers[-1][block].copy(), layers[0][block].copy()
 
 
+def shifted_blocks(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    for layer in layers:
+        layer[blocks[1:]] = layer[blocks[:-1]]
+
+
+def emptied_block(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    block = rng.choice(blocks)
+    for layer in layers:
+        layer[block] = 0
+
+
+class StaleBlock:
+    """A block holds what a block held in an earlier load."""
+
+    __name__ = "stale_block"
+
+    def __init__(self) -> None:
+        self._before: list[Layers] = []
+
+    def __call__(self, rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+        kept, block = [layer[blocks[0]].copy() for layer in layers], rng.choice(blocks)
+        if self._before:
+            for layer, old in zip(layers, rng.choice(self._before), strict=True):
+                layer[block] = old
+        self._before.append(kept)
+
+
+WHOLE: list[Callable[[random.Random, Layers, list[int]], None]] = [
+    exchanged_blocks, shifted_blocks, emptied_block, StaleBlock(),
+]  # fmt: skip
 FAULTS: list[Callable[[random.Random, Layers, list[int]], None]] = [
     flipped_bit, flipped_signs, exchanged_blocks, zeroed_layer, exchanged_layers,
 ]  # fmt: skip
 
 
 class Engine:
-    """A real engine that looks at all bytes.
+    """A real engine whose bytes are looked at.
 
     Attributes:
         counts: blocks looked at, by look, and those of unknown content.
         named: the requests of which wrong blocks were told.
     """
 
-    def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0) -> None:
-        """Without a chunk size, it has no connector."""
+    def __init__(self, folder: Path, chunk_size: int | None = None, host_bytes: int = 0, *, slim: bool = False) -> None:
+        """Without a chunk size, it has no connector. `slim`: with default settings, and not all bytes."""
         connector = None
         if chunk_size is not None:
-            kvtrail = {"fingerprints": "all", "fingerprint_held": "all"}
+            kvtrail = {} if slim else {"fingerprints": "all", "fingerprint_held": "all"}
             extra = {"chunk_size": chunk_size, "cpu_bytes_to_use": host_bytes, "kvtrail": kvtrail}
             connector = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": extra}
-        self.llm = tiny_model.build(folder / "model", connector)
+        larger = {"max_num_batched_tokens": 1024, "num_gpu_blocks_override": 256} if slim else {}
+        self.llm = tiny_model.build(folder / "model", connector, **larger)
         self.counts: Counter[str] = Counter()
         self.named: set[str] = set()
         if connector is not None:
@@ -114,14 +148,17 @@ class Engine:
         gc.collect()
 
 
-def soundness(folder: Path, looks: int) -> int:
+def soundness(folder: Path, looks: int, slim: bool) -> int:
     """Look so many times at blocks of correct engines; returns how many requests were accused."""
     counts: Counter[str] = Counter()
     accused, seed = 0, 0
     while sum(counts[look] for look in ("computed", "loaded", "admitted", "held")) < looks:
-        engine = Engine(folder, *SHAPES[seed % len(SHAPES)])
-        for number in range(8):
-            engine.round(workload.shared_prefixes(seed=seed + number // 2, requests=REQUESTS))
+        engine = Engine(folder, *SHAPES[seed % len(SHAPES)], slim=slim)
+        for number in range(SLIM_ROUNDS if slim else 8):
+            if slim:
+                engine.round(_long_prompts(random.Random(seed * SLIM_ROUNDS + number // 2), number))
+            else:
+                engine.round(workload.shared_prefixes(seed=seed + number // 2, requests=REQUESTS))
         counts += engine.counts
         accused += len(engine.named)
         engine.end()
@@ -130,7 +167,18 @@ def soundness(folder: Path, looks: int) -> int:
     return accused
 
 
-def completeness(folder: Path, faults: int) -> int:
+def _long_prompts(rng: random.Random, number: int) -> list[DemoRequest]:
+    """Prompts of which some begin alike, in another order each time: so they are computed in other batches."""
+    heads = [[rng.randrange(3, tiny_model.VOCABULARY) for _ in range(256)] for _ in range(4)]
+    prompts = [
+        (*rng.choice(heads), *(rng.randrange(3, tiny_model.VOCABULARY) for _ in range(rng.randrange(64, 700))))
+        for _ in range(24)
+    ]
+    named = [DemoRequest(f"long-{n}", prompt, 2) for n, prompt in enumerate(prompts)]
+    return random.Random(number).sample(named, len(named))
+
+
+def completeness(folder: Path, faults: int, slim: bool) -> int:
     """Inject so many faults; returns how many requests were missed."""
     from kvtrail.connector.offload.host_memory import HostMemory
 
@@ -138,8 +186,9 @@ def completeness(folder: Path, faults: int) -> int:
     plain = Engine(folder)
     _, expected = plain.round(jobs)
     plain.end()
-    engine = Engine(folder, 64, 1 << 30)
-    engine.round(jobs)
+    engine = Engine(folder, 64, 1 << 30, slim=slim)
+    for _ in range(2):  # the second loads what the first has stored
+        engine.round(jobs)
     rng, load = random.Random(0), HostMemory.load
     injected: Counter[str] = Counter()
     touched: set[str] = set()
@@ -149,7 +198,7 @@ def completeness(folder: Path, faults: int) -> int:
         layers: Layers = [part._cache for part in memory._parts]  # type: ignore[misc]
         for copy in copies:
             if rng.random() < 0.3:
-                blocks, fault = list(copy.blocks), rng.choice(FAULTS)
+                blocks, fault = list(copy.blocks), rng.choice(WHOLE if slim else FAULTS)
                 before = [layer[blocks].copy() for layer in layers]
                 fault(rng, layers, blocks)
                 if any((one != layer[blocks]).any() for one, layer in zip(before, layers, strict=True)):
@@ -174,12 +223,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--looks", type=int, default=1_000_000)
+    parser.add_argument("--slim", action="store_true", help="default settings, and faults of whole blocks")
     arguments = parser.parse_args()
     tiny_model.prepare_environment()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, exporting_to(NullExporter):
-        missed = completeness(Path(folder), arguments.faults) if arguments.faults else 0
-        accused = soundness(Path(folder), arguments.looks) if arguments.looks else 0
+        missed = completeness(Path(folder), arguments.faults, arguments.slim) if arguments.faults else 0
+        accused = soundness(Path(folder), arguments.looks, arguments.slim) if arguments.looks else 0
     print(f"{time.monotonic() - begun:,.0f} s")
     sys.exit(bool(missed or accused))
 

@@ -4,6 +4,9 @@ The history is that of `read.py`. It arrives in requests with few or many events
 
     python benchmarks/ingest.py                    few events a request, compared with many
     python benchmarks/ingest.py --against OTHER    this checkout, compared with another one
+    python benchmarks/ingest.py --long             prompts of 128k new tokens in blocks of 16, level `detailed`, for each of
+                                                   them, compared with prompts of an eighth
+    python benchmarks/ingest.py --long --against OTHER
 """
 
 from __future__ import annotations
@@ -11,15 +14,22 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 import rounds
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kvtrail.connector.recording.encoder import Encoder, attribute
+from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteWriter
@@ -27,6 +37,13 @@ from kvtrail.tracer.store.sqlite.store import SqliteWriter
 ROOT = Path(__file__).parents[1]
 FEW, MANY = 16, 512
 UNIT = "us of a processor per event"
+BLOCK = 16
+LONG, SHORTER = 128_000, 16_000
+"""Tokens of a prompt."""
+REMEMBERED = 500_000
+"""Blocks: more than the sidecar remembers with their events."""
+MEASURED_TOKENS = 40 * LONG
+LONG_UNIT = "ms of a processor per prompt"
 
 
 def ingest(history: Path, size: int) -> None:
@@ -41,6 +58,48 @@ def ingest(history: Path, size: int) -> None:
         took_s = time.process_time() - began
         print(took_s / pipeline.spans_stored * 1e6)
         pipeline.close()
+
+
+def ingest_long(tokens: int) -> None:
+    """Print the milliseconds that a prompt of so many new tokens takes, once the sidecar remembers all it can."""
+    logging.disable()
+    coming = long_prompts(tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = Pipeline(SqliteWriter(Path(folder) / "bench.db"), Metrics())
+        for payload in islice(coming, REMEMBERED // (tokens // BLOCK)):
+            pipeline.ingest(payload, transport="grpc")
+        payloads = list(islice(coming, MEASURED_TOKENS // tokens))
+        began = time.process_time()
+        for payload in payloads:
+            pipeline.ingest(payload, transport="grpc")
+        print((time.process_time() - began) / len(payloads) * 1e3)
+        pipeline.close()
+
+
+def long_prompts(tokens: int) -> Iterator[bytes]:
+    """What a recorder sends of requests with prompts that nobody had before: their block hashes, and their block tables."""
+    rng, blocks = random.Random(0), tokens // BLOCK
+    resource = {semconv.ENGINE_ID.key: "e", semconv.RECORDER_ID.key: "r", semconv.BLOCK_SIZE.key: BLOCK}
+    encoder = Encoder(resource, 0, time.time_ns())
+    source = attribute(semconv.CONNECTOR.key, "Any") + attribute(semconv.ROLE.key, "scheduler")
+    for number in count():
+        identity = (number.to_bytes(16) + number.to_bytes(8), b"", f"long-{number}", True)
+        first = rng.randrange(10_000)
+        told: dict[Kind, dict[str, Any]] = {
+            Kind.REQUEST_START: {"total": tokens, "block_hashes": rng.randbytes(HASH_BYTES * blocks)},
+            Kind.LOOKUP: {"total": tokens, "computed": 0, "matched": 0, "returned": 0},
+            Kind.ALLOC: {"total": tokens, "allocated": 0, "blocks_ids": tuple(range(first, first + blocks))},
+            Kind.SCHEDULE: {"computed": 0, "scheduled": tokens},
+            Kind.REQUEST: {"total": tokens + 9, "output": 9, "computed": tokens + 9, "outcome": "finished_stopped"},
+        }
+        events: list[EventTuple] = []
+        for at, (kind, known) in enumerate(told.items()):
+            values = tuple(known.get(each.field) for each in semconv.FIELDS[kind])
+            sequence = number * len(told) + at
+            events.append(
+                (kind.value, source, identity, sequence, at, 0, sequence * 1000, sequence * 1000, None, values)
+            )
+        yield b"".join(encoder.requests(events, len(events)))  # a request after another one is a request
 
 
 def requests(history: Path, size: int) -> Iterator[bytes]:
@@ -68,15 +127,32 @@ def compare(history: Path, count: int, other: Path | None) -> None:
         rounds.compare(f"ingesting, {what}", __file__, sides, count, UNIT)
 
 
+def compare_long(count: int, other: Path | None) -> None:
+    """Measure long prompts with shorter ones, or this checkout with another one."""
+    if other is None:
+        sides = {f"{tokens:,} tokens": (ROOT, ("--tokens", tokens)) for tokens in (LONG, SHORTER)}
+    else:
+        sides = {"this": (ROOT, ("--tokens", LONG)), "the other": (other, ("--tokens", LONG))}
+    rounds.compare("long prompts", __file__, sides, count, LONG_UNIT)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--against", type=Path, help="the root of another checkout")
     parser.add_argument("--history", type=Path, help="a trace file of one recorder, instead of a new one")
     parser.add_argument("--size", type=int, help="only print the time of an event in requests of this size")
+    parser.add_argument("--long", action="store_true", help="measure long prompts")
+    parser.add_argument("--tokens", type=int, help="only print the time of a prompt of so many tokens")
     options = parser.parse_args()
     if options.size is not None:
         ingest(options.history, options.size)
+        return
+    if options.tokens is not None:
+        ingest_long(options.tokens)
+        return
+    if options.long:
+        compare_long(options.rounds, options.against)
         return
     with tempfile.TemporaryDirectory() as folder:
         history = options.history or Path(folder) / "history.jsonl"

@@ -9,16 +9,18 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from history import rules_found
+from history import heartbeats, rules_found
 from incidents.corpus import INCIDENTS, LOOK_ALIKES
-from incidents.incident import Incident
-from incidents.unseen import FIRST, UNSEEN
+from incidents.incident import Incident, Scenario
+from incidents.unseen import FIRST, UNSEEN, Unseen
 
-from kvtrail.connector.faults import BY_RULE, FAULTS
-from kvtrail.tracer.detect.rules import all_rules, as_markdown
+from kvtrail.connector.faults import BY_RULE, FAULTS, VARIANTS
+from kvtrail.tracer.detect.detector import Detector
+from kvtrail.tracer.detect.rules import KnownBy, all_rules, as_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "recall.md"
 MARK = "## Under damage\n"
@@ -51,6 +53,18 @@ The next measure needs incidents that are in neither.
 """
 
 
+HOW_SOON = """
+## How soon
+
+How a rule knows of a fault decides how soon it is known: a count or a call that is wrong, with the event that shows it;
+bytes, when the block is looked at ([bytes](bytes.md) says how soon that is); and what never happens, once it could have
+happened for long. The incidents at hand and those that were not, by the rule that finds each; the time is from the event
+that completes the proof, or, of a deadline, from the event since which something was awaited, to the verdict, in seconds
+of recorded time.
+
+| known by | rules | incidents | soonest | median | latest |
+| --- | ---: | ---: | ---: | ---: | ---: |
+"""
 COLUMNS = ("incidents", "decidable", "found", "missed", "look-alikes", "false")
 
 
@@ -82,6 +96,34 @@ def not_at_hand() -> str:
     return NOT_AT_HAND.format(incidents=len(UNSEEN), now=now, **first)
 
 
+def seconds_to_verdict(scenario: Scenario, rule: str) -> float | None:
+    """How long after the fault a rule finds it, in seconds; None if it does not."""
+    events = scenario.events()
+    detector = Detector()
+    for event in [*events, *heartbeats(events, later_s=scenario.later_s)]:
+        for finding in detector.feed([event]):
+            if finding.rule == rule:
+                waited_s = finding.numbers.get("waited_s", finding.numbers.get("idle_s"))
+                return waited_s if waited_s is not None else (event.end_ns - finding.last_ns) / 1e9
+    return None
+
+
+def how_soon() -> str:
+    """How many incidents each way of knowing finds, and how soon."""
+    waits: defaultdict[KnownBy, list[float]] = defaultdict(list)
+    rules = {rule.id: rule for rule in all_rules()}
+    incidents: list[Incident | Unseen] = [*INCIDENTS, *UNSEEN]
+    for incident in incidents:
+        if incident.rule is not None and (seconds := seconds_to_verdict(incident, incident.rule)) is not None:
+            waits[rules[incident.rule].known_by].append(seconds)
+    rows = [
+        f"| {way} | {sum(rule.known_by is way for rule in rules.values())} | {len(waits[way])} |"
+        f" {min(waits[way]):.0f} | {median(waits[way]):.0f} | {max(waits[way]):.0f} |"
+        for way in KnownBy
+    ]
+    return HOW_SOON + "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The page, as Markdown."""
     rows = table()
@@ -92,6 +134,7 @@ def page() -> str:
         f"| --- |{' ---: |' * len(COLUMNS)}",
         *(f"| {of} | {' | '.join(str(row[name]) for name in COLUMNS)} |" for of, row in rows.items()),
         "\nClass X: what was reported and is no drift. A thread with two breaches counts as two incidents.\n",
+        how_soon(),
         "## What cannot be decided, or is no drift\n",
         *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in INCIDENTS if each.rule is None),
         *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in UNSEEN if each.rule is None),
@@ -120,7 +163,8 @@ def rules_page() -> str:
         found = ", ".join(f"[{each.id}]({each.url})" for each in INCIDENTS if rule.id in (each.rule, *each.also))
         alike = sum(each.rule == rule.id for each in LOOK_ALIKES)
         name = rule.id if rule.id in FAULTS else BY_RULE.get(rule.id)
-        fault = f"`Faulty:{name}`" if name else "none"
+        names = [*filter(None, [name]), *[variant for variant, cls in VARIANTS.items() if cls.rule == rule.id]]
+        fault = ", ".join(f"`Faulty:{each}`" for each in names) or "none"
         lines.append(f"| `{rule.id}` | {', '.join(rule.classes)} | {fault} | {found} | {alike} |")
     return as_markdown() + "\n".join(lines) + "\n"
 

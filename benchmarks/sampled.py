@@ -19,6 +19,7 @@ from rounds import print_ratio
 
 from kvtrail.connector.demo.workload import shared_prefixes
 from kvtrail.connector.recording import recorder
+from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder
 from kvtrail.connector.recording.ring import EventTuple
 
@@ -33,6 +34,9 @@ class Encoding:
 
     endpoint = "nowhere"
     is_kvtrail: bool | None = True
+    away = Away.UNKNOWN
+    refused: Mapping[Any, int] = {}
+    left: int | None = 0
 
     def __init__(self) -> None:
         self.events = self.bytes = 0

@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import cycle, permutations
 from pathlib import Path
@@ -38,6 +38,10 @@ class NullExporter:
 
     endpoint = "nowhere"
     is_kvtrail: bool | None = True
+    away: Any = None
+    """Nothing is refused here."""
+    refused: Mapping[Any, int] = {}
+    left: int | None = 0
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None: ...
 
@@ -250,9 +254,9 @@ def engine(folder: Path, count: int, layers: int) -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
-def looking(folder: Path, count: int, layers: int, rate: str) -> None:
+def looking(folder: Path, count: int, layers: int, rate: str, slim: str) -> None:
     """Generated tokens a second, by the clock and of the processor, of one traced engine that looks at the bytes of this
-    share of its blocks in every other round."""
+    share of its blocks in every other round; and the share of the thread's CPU that its looks take, by timers."""
     from kvtrail.connector.demo import workload
     from kvtrail.connector.simulate import tiny_model
 
@@ -260,11 +264,32 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     from kvtrail.connector.demo.workload import DemoRequest
+    from kvtrail.connector.tracing.block_checks import BlockChecks
 
-    connector = {"kv_connector": SIDES[0], "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate}}}
+    spent = 0.0
+
+    def timed(do: Callable[..., Any]) -> Callable[..., Any]:
+        def taken(*args: Any, **named: Any) -> Any:
+            nonlocal spent
+            started = time.thread_time()
+            try:
+                return do(*args, **named)
+            finally:
+                spent += time.thread_time() - started
+
+        return taken
+
+    followed, preceded = BlockChecks._followed, BlockChecks._preceded
+    BlockChecks._followed = lambda self, call, do: followed(self, call, timed(do))  # type: ignore[method-assign]
+    BlockChecks._preceded = lambda self, call, do: preceded(self, call, timed(do))  # type: ignore[method-assign]
+    connector = {
+        "kv_connector": SIDES[0],
+        "kv_connector_extra_config": {"kvtrail": {"fingerprints": rate, "fingerprint_slim": slim}},
+    }
     llm = tiny_model.build(folder / "model", connector, layers=layers)
     objects: list[Any] = [llm.llm_engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()]
     in_front = [{call: vars(each)[call] for call in each._kvtrail_checks.in_front} for each in objects]
+    shares: list[tuple[float, float, float]] = []
     rates: dict[str, dict[bool, list[float]]] = {clock: {True: [], False: []} for clock in ("", " of processor")}
     jobs = workload.shared_prefixes()
     for number in range(count + 1):
@@ -278,8 +303,13 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
             llm.reset_prefix_cache()
             named = [DemoRequest(f"{number}-{looks}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
             gc.collect()
+            spent, thread, steps = 0.0, time.thread_time(), objects[0]._kvtrail_checks._steps
             started, processor = time.perf_counter(), time.process_time()
             made = sum(map(len, workload.run(llm, named).values()))
+            if number and looks:
+                took = time.thread_time() - thread
+                steps = objects[0]._kvtrail_checks._steps - steps
+                shares.append((spent / took, spent / steps * 1e6, took / steps * 1e3))
             seconds = {"": time.perf_counter() - started, " of processor": time.process_time() - processor}
             if number:  # the first round warms up
                 for clock, each in seconds.items():
@@ -288,6 +318,8 @@ def looking(folder: Path, count: int, layers: int, rate: str) -> None:
     for clock, by_side in rates.items():
         what = f"bytes, fingerprints {rate}, {layers} layers"
         rounds.print_ratio(what, by_side[True], by_side[False], f"tokens/s{clock}", ("looked at", "not looked at"))
+    share, looked, step = (sorted(column)[len(column) // 2] for column in zip(*shares, strict=True))
+    print(f"  by timers, medians: {looked:.0f} us a step of {step:.1f} ms of the thread's CPU, {share:.2%}")
     llm.llm_engine.engine_core.shutdown()
 
 
@@ -298,6 +330,9 @@ def main() -> None:
     parser.add_argument("--at-a-time", type=int, nargs="+", default=[16, 64, 256], help="requests of `running`")
     parser.add_argument("--layers", type=int, default=2, help="layers of the engine's model")
     parser.add_argument("--fingerprints", default="all", help="of `bytes`: all, or a share")
+    parser.add_argument(
+        "--slim", choices=["on", "off"], default="on", help="of `bytes`: some bytes of every block, too"
+    )
     parser.add_argument("--tracer", choices=["running", "absent", "hung"], default="running")
     arguments = parser.parse_args()
     os.environ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] = f"http://127.0.0.1:{GRPC_PORT}"
@@ -316,7 +351,7 @@ def main() -> None:
         if arguments.what == "engine":
             engine(folder, arguments.rounds, arguments.layers)
         elif arguments.what == "bytes":
-            looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints)
+            looking(folder, arguments.rounds, arguments.layers, arguments.fingerprints, arguments.slim)
         elif arguments.what == "running":
             for at_a_time in arguments.at_a_time:
                 running(folder, arguments.rounds, at_a_time)

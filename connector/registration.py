@@ -41,7 +41,7 @@ def resolve(name: str) -> Any:
 
     if name.startswith("Faulty:"):
         fault_name, _, plain = name.removeprefix("Faulty:").partition(":")
-        known = faults.FAULTS | faults.OF_COPIES
+        known = faults.FAULTS | faults.VARIANTS | faults.OF_COPIES
         fault = known.get(fault_name)
         if fault is None:
             raise AttributeError(f"kvtrail: no fault {fault_name!r}; known: {', '.join(known)}")
@@ -160,10 +160,8 @@ def _trace_under_own_names(patterns: Sequence[str]) -> None:
         return (cls, *more) if isinstance(found, tuple) else cls
 
     setattr(KVConnectorFactory, asked, classmethod(get))
-    logger.info(
-        "kvtrail: %s=%s: traces what --kv-transfer-config names; without a KV connector there is nothing to trace",
-        *(TRACE, ",".join(patterns)),
-    )
+    # Only this: plugins are loaded in each of vLLM's processes, and before anybody knows whether a connector is configured.
+    logger.debug("kvtrail: %s=%s: traces what --kv-transfer-config names", TRACE, ",".join(patterns))
 
 
 def _register_names() -> None:

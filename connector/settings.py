@@ -75,6 +75,8 @@ class Switch(StrEnum):
     OFF = "off"
 
 
+QUEUE_MIB = 64
+"""MiB of events that wait in an engine's process, by default."""
 OFF, EVERY = "off", "all"
 """What `fingerprints` can be besides a rate."""
 DEFAULT_RATE = {Level.BASIC: 0.0, Level.DETAILED: 0.01}
@@ -90,13 +92,17 @@ class Settings:
     unsampled: whether requests that OpenTelemetry's sampler leaves out are recorded: `record` (default) or `drop`. The
         first connector of an engine decides for its process.
     heartbeats: whether signs of life are sent: `auto` (default), `spans` or `off`. The first connector decides here, too.
-    fingerprints: of which blocks the bytes are looked at: `off`, `all`, or the share of block hashes (0.01). By default
+    fingerprints: of which blocks all bytes are looked at: `off`, `all`, or the share of block hashes (0.01). By default
         0.01 at level `detailed`, and `off` at `basic`.
+    fingerprint_slim: whether some bytes of every block are looked at: `on` or `off`. By default `on` at level `detailed`,
+        unless `fingerprints` is `off` or `all`.
     fingerprint_store: who writes to the connector's store: `auto` (default), `own` or `shared`.
     block_hashes: whether requests' block hashes are recorded, at level `detailed`: `on` (default) or `off`.
     cache_events: whether it is recorded, at level `detailed`, what vLLM's own prefix cache stores and removes, and a
         connector's store where its probe follows it: `on` (default) or `off`.
     fingerprint_held: which held blocks are looked at in each step: `one` of a request (default) or `all`.
+    queue_mib: MiB that events may take while they wait to be sent, in each process of the engine, the batch that is being
+        sent included: 1 to 4096 (64). The first connector of an engine decides for its process.
     """
 
     guard: Guard = Guard.OBSERVE
@@ -107,15 +113,24 @@ class Settings:
     block_hashes: Switch = Switch.ON
     cache_events: Switch = Switch.ON
     fingerprints: str | float | None = None
+    fingerprint_slim: Switch | None = None
     fingerprint_store: FingerprintStore = FingerprintStore.AUTO
     fingerprint_held: HeldBlocks = HeldBlocks.ONE
+    queue_mib: int = QUEUE_MIB
 
     @property
     def rate(self) -> float:
-        """The share of block hashes whose blocks are looked at, 0 to 1."""
+        """The share of block hashes of whose blocks all bytes are looked at, 0 to 1."""
         if self.fingerprints is None:
             return DEFAULT_RATE[self.level]
         return {OFF: 0.0, EVERY: 1.0}[self.fingerprints] if isinstance(self.fingerprints, str) else self.fingerprints
+
+    @property
+    def slim(self) -> bool:
+        """Whether some bytes of every block are looked at."""
+        if self.fingerprint_slim is None:
+            return self.level is Level.DETAILED and 0 < self.rate < 1
+        return self.fingerprint_slim is Switch.ON
 
     @classmethod
     def read(cls, given: object, environ: Mapping[str, str] = os.environ) -> Settings:
@@ -143,6 +158,7 @@ class Settings:
             ("heartbeats", Heartbeats),
             ("block_hashes", Switch),
             ("cache_events", Switch),
+            ("fingerprint_slim", Switch),
             ("fingerprint_store", FingerprintStore),
             ("fingerprint_held", HeldBlocks),
         ):
@@ -150,6 +166,8 @@ class Settings:
                 values[name] = _choice(name, values[name], choices)
         if not isinstance(values.get("level_file", ""), str):
             raise ValueError(f"kvtrail: level_file is {values['level_file']!r}; it must be a path")
+        if "queue_mib" in values:
+            values["queue_mib"] = _mebibytes(values["queue_mib"])
         if "fingerprints" in values:
             values["fingerprints"] = _share(values["fingerprints"])
         return cls(**values)
@@ -160,6 +178,14 @@ def _choice(name: str, value: Any, choices: type[StrEnum]) -> StrEnum:
         return choices(value)
     except ValueError:
         raise ValueError(f"kvtrail: {name} is {value!r}; it can be {', '.join(choices)}") from None
+
+
+def _mebibytes(value: Any) -> int:
+    """1 to 4096."""
+    with contextlib.suppress(ValueError, TypeError):
+        if 1 <= int(value) <= 4096 and not isinstance(value, bool | float):
+            return int(value)
+    raise ValueError(f"kvtrail: queue_mib is {value!r}; it can be 1 to 4096")
 
 
 def _share(value: Any) -> str | float:

@@ -1,10 +1,13 @@
 """The Streamlit entry: the pages, of which it runs the one that the address names, and the way from one to another."""
 
+import os
 from pathlib import Path
 
 import streamlit as st
 
+from kvtrail.dashboard.command import LOGIN_VARIABLE
 from kvtrail.dashboard.content import palette
+from kvtrail.dashboard.login import LOGOUT
 from kvtrail.dashboard.views import address
 from kvtrail.dashboard.views.invisible import script
 
@@ -32,6 +35,8 @@ def ways() -> None:
     with st.container(key="nav", horizontal=True, gap="small", vertical_alignment="center"):
         for title, page in SHOWN.items():
             st.page_link(page, label=title, query_params=timed)
+        if os.environ.get(LOGIN_VARIABLE):
+            st.html(f'<a href="{LOGOUT}" target="_self">Log out</a>')
 
 
 st.set_page_config(page_title="kvtrail", layout="wide")

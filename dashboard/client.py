@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 
 DEFAULT_URL = "http://127.0.0.1:4318"
-UNAUTHORIZED = 401
+UNAUTHORIZED, FORBIDDEN = 401, 403
 Row = dict[str, Any]
 """A JSON object of the API; the tracer's /docs page lists its fields."""
 
@@ -120,9 +120,11 @@ class Tracer:
         try:
             response = self._http.get(path, params=parameters, headers=self._headers())
         except httpx.HTTPError as error:
-            raise TracerAway(f"The tracer at {self.url} does not answer. Start it with `kvtrail serve`.") from error
+            raise TracerAway(f"The tracer at {self.url} {_failed(error)}") from error
         if response.status_code == UNAUTHORIZED:
             raise TracerAway(f"The tracer at {self.url} wants a token. Name the file that holds it with --token-file.")
+        if response.status_code == FORBIDDEN and "WWW-Authenticate" in response.headers:
+            raise TracerAway(f"The token for the tracer at {self.url} may not read. Give --token-file one that may.")
         if response.is_error and response.status_code != 404:
             raise TracerAway(f"The tracer at {self.url} answers with the error {response.status_code}. See its log.")
         return response
@@ -144,3 +146,20 @@ class Tracer:
         if not isinstance(answer, expected):
             raise TracerAway(f"What answers at {self.url} is not a kvtrail tracer. Name the tracer with --tracer.")
         return answer
+
+
+def _failed(error: httpx.HTTPError) -> str:
+    """What failed between here and the tracer, and what to do: the end of a sentence that begins with the tracer."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"shows a certificate that is not trusted here ({cause.verify_message}). Name the authority that signed it"
+                " with --tracer-ca, and the tracer by a name of the certificate."
+            )
+        if isinstance(cause, ssl.SSLError):
+            return f"cannot be asked over TLS ({cause.reason}). If it serves without TLS, name it with http://."
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return "closes the connection without an answer in HTTP. If it serves with TLS, name it with https://."
+    return "does not answer. Start it with `kvtrail serve`."

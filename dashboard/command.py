@@ -12,6 +12,7 @@ import click
 
 from kvtrail.dashboard.client import DEFAULT_URL
 from kvtrail.dashboard.content import palette
+from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve.exposure import is_local
 
 TRACER_VARIABLE = "KVTRAIL_DASHBOARD_TRACER"
@@ -21,6 +22,10 @@ CA_VARIABLE = "KVTRAIL_DASHBOARD_TRACER_CA"
 """The same for the file of the token, and for that of the authorities of the tracer's certificate."""
 TRACES_VARIABLE = "KVTRAIL_DASHBOARD_TRACES"
 """The same for a trace's address in Jaeger or Tempo; users may set it too."""
+LOGIN_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"
+HEADER_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_HEADER"
+PROXIES_VARIABLE = "KVTRAIL_DASHBOARD_LOGIN_PROXY"
+"""The same for who may log in: the file of their tokens, and the header of the proxies that name them."""
 TRACE_ID = "{trace_id}"
 """The placeholder of the trace's id in that address."""
 
@@ -48,10 +53,47 @@ TRACE_ID = "{trace_id}"
     help="PEM file of the authorities that have signed the tracer's certificate, if the system does not know them.",
 )
 @click.option(
+    "--login-token-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File of tokens, one a line: whoever opens a page shows one of them, once in twelve hours. A token that is taken out"
+    " of the file opens nothing any more.",
+)
+@click.option(
+    "--login-header",
+    default="",
+    metavar="NAME",
+    help="Header in which a proxy names who asks, such as X-Forwarded-User. Who comes through it needs no token.",
+)
+@click.option(
+    "--login-proxy",
+    multiple=True,
+    default=("127.0.0.0/8", "::1"),
+    show_default=True,
+    metavar="NETWORK",
+    help="Where such a proxy asks from; from anywhere else the header counts for nothing. May be given several times.",
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="PEM file of the dashboard's certificate. Needs --tls-key.",
+)
+@click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="PEM file of its key.")
+@click.option(
     "--insecure", is_flag=True, help="Listen beyond this machine, where all who reach it see all that it shows."
 )
 def dashboard(
-    tracer: str, host: str, port: int, traces: str, token_file: Path | None, tracer_ca: Path | None, insecure: bool
+    tracer: str,
+    host: str,
+    port: int,
+    traces: str,
+    token_file: Path | None,
+    tracer_ca: Path | None,
+    login_token_file: Path | None,
+    login_header: str,
+    login_proxy: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure: bool,
 ) -> None:
     """Show live request timelines in the browser.
 
@@ -60,27 +102,37 @@ def dashboard(
     Example: kvtrail dashboard --traces 'http://jaeger:16686/trace/{trace_id}'
     """
     if find_spec("streamlit") is None:
-        raise click.ClickException("`kvtrail dashboard` needs streamlit: pip install 'kvtrail[dashboard]'")
+        raise Refused("`kvtrail dashboard` needs streamlit: pip install 'kvtrail[dashboard]'")
     if not tracer.startswith(("http://", "https://")):
         raise click.BadParameter(f"{tracer!r} is not an address: write http://HOST:PORT", param_hint="--tracer")
     if traces and not (traces.startswith(("http://", "https://")) and TRACE_ID in traces):
         raise click.BadParameter(f"{traces!r} is not an address with {TRACE_ID} in it", param_hint="--traces")
-    if not (insecure or is_local(host)):
-        raise click.ClickException(
-            f"on {host}, anybody who reaches this machine could read what the dashboard shows, without any token: put a proxy"
-            " before it that asks who they are, or say --insecure"
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key belong together")
+    wants_login = bool(login_token_file or login_header)
+    if wants_login:
+        _check_login(login_token_file, login_header, login_proxy)
+    elif not (insecure or is_local(host)):
+        raise Refused(
+            f"on {host}, anybody who reaches this machine could read what the dashboard shows: give --login-token-file, or"
+            " --login-header of a proxy that asks who they are, or say --insecure"
         )
     _check_port(host, port)
-    click.echo(f"Dashboard at http://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
+    scheme = "http" if tls_cert is None else "https"
+    click.echo(f"Dashboard at {scheme}://{host}:{port}, reading the tracer at {tracer}. Stop it with Ctrl-C.")
     # Replaces this process: signals then reach Streamlit itself, and nothing can be left running.
-    files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca}
+    files = {TOKEN_VARIABLE: token_file, CA_VARIABLE: tracer_ca, LOGIN_VARIABLE: login_token_file}
     environment = {**os.environ, TRACER_VARIABLE: tracer, TRACES_VARIABLE: traces}
+    environment |= {HEADER_VARIABLE: login_header, PROXIES_VARIABLE: " ".join(login_proxy)}
+    environment["FORWARDED_ALLOW_IPS"] = ""  # uvicorn's: it would take a proxy's word for where a request comes from
     environment |= {name: str(path.absolute()) for name, path in files.items() if path is not None}
-    os.execve(sys.executable, arguments(host, port), environment)
+    os.execve(sys.executable, arguments(host, port, guarded=wants_login, tls=(tls_cert, tls_key)), environment)
 
 
-def arguments(host: str, port: int) -> list[str]:
-    """Streamlit's command line."""
+def arguments(
+    host: str, port: int, *, guarded: bool = False, tls: tuple[Path | None, Path | None] = (None, None)
+) -> list[str]:
+    """Streamlit's command line. `guarded`: people must log in; `tls` are the files of the certificate and its key."""
     options = {
         "server.address": host,
         "server.port": str(port),
@@ -95,9 +147,21 @@ def arguments(host: str, port: int) -> list[str]:
         # For both themes: one colour for all would switch the dark theme off.
         **palette.streamlit_options(),
     }
-    app = Path(__file__).with_name("app.py")
+    names = ("server.sslCertFile", "server.sslKeyFile")
+    options |= {name: str(path.absolute()) for name, path in zip(names, tls, strict=True) if path is not None}
+    app = Path(__file__).with_name("guarded.py" if guarded else "app.py")
     flags = [text for name, value in options.items() for text in (f"--{name}", value)]
     return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+
+
+def _check_login(token_file: Path | None, header: str, proxies: tuple[str, ...]) -> None:
+    """Raise if nobody could log in like this."""
+    from kvtrail.dashboard.login import BadLogin, Login
+
+    try:
+        Login(token_file, header, proxies)
+    except BadLogin as error:
+        raise Refused(f"{error}") from error
 
 
 def _check_port(host: str, port: int) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import forks
+import torch
 from recording import recording
 
 from kvtrail.connector.demo import workload
@@ -110,9 +112,37 @@ def two_ranks(folder: Path, connector: Mapping[str, Any], grpc_port: int) -> Ran
     return Ran(_tokens(folder))
 
 
-def sharing(folder: Path, engine: str, jobs: Sequence[str]) -> list[Event]:
+def sharing(
+    folder: Path,
+    engine: str,
+    jobs: Sequence[str],
+    kvtrail: Mapping[str, Any] = MappingProxyType({"fingerprints": "all"}),
+) -> list[Event]:
     """An engine with vLLM's ExampleConnector, whose store is in the folder: prompts by name, and exchanges between them."""
-    return _in_fork(folder, partial(_sharing, engine, jobs))
+    return _in_fork(folder, partial(_sharing, engine, jobs, dict(kvtrail)))
+
+
+def damage(folder: Path, seed: int) -> None:
+    """Of every prompt in that store, blocks are exchanged, shifted by one, emptied, or hold what another prompt's did."""
+    from safetensors.torch import load_file, save_file
+
+    rng, block = random.Random(seed), tiny_model.BLOCK_SIZE
+    prompts = [sorted(each.iterdir()) for each in sorted((folder / "store").iterdir()) if _is_whole(each)]
+    before = [[load_file(layer)["kv_cache"] for layer in prompt] for prompt in prompts]
+    for n, prompt in enumerate(prompts):
+        one, other = rng.sample(range(PROMPT // block), 2)
+        for layer, held, foreign in zip(prompt, before[n], before[n - 1], strict=True):
+            blocks = [held[first : first + block].clone() for first in range(0, len(held), block)]
+            match n % 4:
+                case 0:
+                    blocks[one], blocks[other] = blocks[other], blocks[one]
+                case 1:
+                    blocks = [blocks[-1], *blocks[:-1]]
+                case 2:
+                    blocks[one].zero_()
+                case 3:
+                    blocks[one] = foreign[other * block : other * block + block].clone()
+            save_file({"kv_cache": torch.cat(blocks)}, layer)
 
 
 def _in_fork(folder: Path, run: Callable[[Path], None]) -> list[Event]:
@@ -152,8 +182,8 @@ def _two_rounds(connector: Mapping[str, Any] | None, overrides: Mapping[str, Any
     _end(llm)
 
 
-def _sharing(engine: str, jobs: Sequence[str], folder: Path) -> None:
-    extra = {"shared_storage_path": str(folder / "store"), "kvtrail": {"fingerprints": "all"}}
+def _sharing(engine: str, jobs: Sequence[str], kvtrail: dict[str, Any], folder: Path) -> None:
+    extra = {"shared_storage_path": str(folder / "store"), "kvtrail": kvtrail}
     connector = {"kv_connector": "TracedExampleConnector", "engine_id": engine, "kv_connector_extra_config": extra}
     # A prompt in one step: that is what this connector stores.
     llm = tiny_model.build(folder / "model", connector, max_num_batched_tokens=1024)
@@ -172,10 +202,13 @@ def _prompt(name: str) -> tuple[int, ...]:
 
 def _exchange(folder: Path) -> None:
     """Of a prompt that is shorter than a block there is an empty file."""
-    stored = (folder / "store").iterdir()
-    one, other = (prompt for prompt in stored if max(file.stat().st_size for file in prompt.iterdir()) > 1000)
+    one, other = filter(_is_whole, (folder / "store").iterdir())
     for source, target in ((one, folder / "aside"), (other, one), (folder / "aside", other)):
         source.rename(target)
+
+
+def _is_whole(prompt: Path) -> bool:
+    return max(file.stat().st_size for file in prompt.iterdir()) > 1000
 
 
 def _end(llm: Any) -> None:

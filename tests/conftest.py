@@ -18,6 +18,7 @@ from kvtrail.connector.recording import exporter, recorder
 
 # vLLM reads its settings when it is imported.
 from kvtrail.connector.simulate.tiny_model import prepare_environment
+from kvtrail.tracer.store.sqlite import damage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         first = ["tests/e2e", "tests/deploy", "tests/connector"]
         items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in first])
+
+
+@pytest.fixture(autouse=True)
+def whole_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test damages is no damage of the next one's store."""
+    monkeypatch.setattr(damage, "_met", {})
 
 
 @pytest.fixture

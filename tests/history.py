@@ -24,7 +24,7 @@
     failure build_connector_meta !text the call raised; `rank 1` before the error is a worker's
     R                                  the asynchronous load was received; `failed` after it
     error [5 6]                        blocks whose load failed
-    prefetch 0+512
+    prefetch 0+512 keys a,b            into a nearer tier; the chunks may be named
     lock 2, unlock 2                   chunks
     refs -1, pins -1                   of a stored chunk
     check loaded 64 unknown 3          a worker's look at blocks: computed, loaded, admitted, held; `rank 1` after it
@@ -40,8 +40,10 @@
     index applied 3 declined 1 published 5
     holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
     evict a, reset, reset refused      `reset silent` answered None
+    evict a by cmpl-1-0-0123abcd       to make room for a chunk of this request
     start 749                          the request begins, with so many tokens
     start 749 as lora-a                the adapter and salt that its KV depends on
+    start 749 as lora-a version 1      and that adapter's version
     start 96 of a b c                  its full blocks, whose hashes are told: each once, as recorders do
     cache + a b - c                    vLLM's own cache stored blocks, and removed one; `cache 0`: it was emptied; `cache
                                        late`: what came before was not told; `cache` again: it is not told any more
@@ -52,9 +54,12 @@
     end aborted, end length_capped     how it ended; `stopped` if nothing is said
     end delayed lease 30               its blocks are kept for 30 seconds at most
     end handoff computed 600           it was to be handed on to another engine; 600 of its tokens were computed
+    end handoff output 1 computed 0 []     after a token of output; no blocks are left
     cut off                            its engine ended before it did
     wait 130                           so many seconds pass, in which every recorder gives signs of life
     wait 130 idle                      the same, and the scheduler makes no step; `busy`: it makes some
+    wait 130 spare                     the same, and it reports to have had the means to run one more request; `full`:
+    it had none wait 130 paused                    the scheduler is paused, and makes no step
     wait 130 silent                    nothing is heard of anybody
     b: L 749 ...                       another request of the same engine
     @nixl L 749 ...                    a child of a MultiConnector
@@ -87,7 +92,7 @@ SECOND_NS = 10**9
 MILLISECOND_NS = 10**6
 HEARTBEAT_NS = 5 * SECOND_NS
 """Between two signs of life of a recorder."""
-STEPS = {"idle": 0, "busy": 1000}
+STEPS = {"idle": 0, "paused": 0, "busy": 1000, "spare": 1000, "full": 1000}
 """Steps of the scheduler between two signs of life."""
 START_NS = 1_764_725_076_000_000_000  # 2025-12-03 01:24:36 UTC, when LMCache #2158 was logged
 BLOCK_SIZE = 32
@@ -172,6 +177,7 @@ def _end(m: re.Match[str]) -> Fields:
         "free_delayed": bool(m["delayed"]),
         "blocks_ids": _blocks(m["blocks"]),
         "computed": _number(m["computed"]),
+        "output": _number(m["output"]),
         "handoff": True if m["handoff"] else None,
         "lease_s": _number(m["lease"]),
     }
@@ -287,7 +293,11 @@ LINES: list[Line] = [
     ),
     (r"R(?P<failed> failed)?", e.Received, lambda m: {"failed": bool(m["failed"])}),
     (r"error \[(?P<blocks>[\d -]*)\]", e.LoadError, lambda m: {"blocks_ids": _blocks(m["blocks"])}),
-    (r"prefetch (?P<start>\d+)\+(?P<count>\d+)", e.Prefetch, lambda m: {"start": int(m["start"]), "count": int(m["count"])}),
+    (
+        r"prefetch (?P<start>\d+)\+(?P<count>\d+)(?: keys (?P<keys>\S+))?",
+        e.Prefetch,
+        lambda m: {"start": int(m["start"]), "count": int(m["count"]), "chunk_keys": _keys(m["keys"])},
+    ),
     (r"lock (?P<locks>\d+)", e.Lock, lambda m: {"locks": int(m["locks"])}),
     (r"unlock (?P<locks>\d+)", e.Unlock, lambda m: {"locks": int(m["locks"])}),
     (
@@ -330,7 +340,11 @@ LINES: list[Line] = [
         e.Index,
         lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
     ),
-    (r"evict (?P<key>\S+)", e.Evict, lambda m: {"chunk_key": _key(m["key"])}),
+    (
+        r"evict (?P<key>\S+)(?: by (?P<by>\S+))?",
+        e.Evict,
+        lambda m: {"chunk_key": _key(m["key"]), "pushed_by": m["by"]},
+    ),
     (
         r"cache(?: of (?P<tier>\w+))?(?: by (?P<by>\S+))?(?P<late> late)?(?P<changes>(?: [-+](?: \w+)+| 0)*)",
         e.PrefixCache,
@@ -343,13 +357,16 @@ LINES: list[Line] = [
     ),
     (r"holds (?P<before>\.\. )?(?P<keys>[^ .]+)(?P<after> \.\.)?", e.Holdings, _holdings),
     (
-        r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?(?: of (?P<hashes>[\w ]+))?",
+        r"start(?: (?P<total>\d+))?(?: as (?P<identity>\S+))?(?: version (?P<version>\S+))?(?: of (?P<hashes>[\w ]+))?",
         e.RequestStart,
-        lambda m: {"total": _number(m["total"]), "identity": m["identity"], "block_hashes": _hashes(m["hashes"]) or None},
+        lambda m: {
+            "total": _number(m["total"]), "identity": m["identity"], "adapter_version": m["version"],
+            "block_hashes": _hashes(m["hashes"]) or None,
+        },
     ),
     (
         r"end(?P<delayed> delayed)?(?: (?P<outcome>stopped|length_capped|aborted|ignored|error))?(?P<handoff> handoff)?"
-        r"(?: computed (?P<computed>\d+))?(?: lease (?P<lease>\d+))?" + _BLOCKS,
+        r"(?: output (?P<output>\d+))?(?: computed (?P<computed>\d+))?(?: lease (?P<lease>\d+))?" + _BLOCKS,
         e.RequestEnd,
         _end,
     ),
@@ -378,7 +395,7 @@ def history(
     epochs: dict[str, int] = {}
     numbers: Counter[tuple[str, str | None]] = Counter()
     totals: dict[str, int] = {}
-    steps = 0
+    steps = spare_ns = 0
     now_ns = START_NS
     heard: dict[str, Event] = {}
     told: set[bytes] = set()
@@ -401,15 +418,19 @@ def history(
         events.append(heard[by])
 
     for line in _lines(text):
-        if wait := re.fullmatch(r"wait (\d+)(?: (idle|busy|silent))?", line):
+        if wait := re.fullmatch(r"wait (\d+)(?: (idle|busy|spare|full|paused|silent))?", line):
             until_ns = now_ns + int(wait[1]) * SECOND_NS
             for at_ns in (
                 () if from_log or wait[2] == "silent" else range(now_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS)
             ):
                 steps += STEPS.get(wait[2], 0)
+                spare_ns += HEARTBEAT_NS * (wait[2] == "spare")
                 for by, last in heard.items():
-                    heard[by] = _heartbeat(last, at_ns, steps if wait[2] else None)
-                    events.append(heard[by])
+                    beat = _heartbeat(last, at_ns, steps if wait[2] else None)
+                    beat.scheduler_spare_ns = spare_ns if wait[2] in ("spare", "full", "paused") else None
+                    beat.scheduler_paused = True if wait[2] == "paused" else None
+                    heard[by] = beat
+                    events.append(beat)
             now_ns = until_ns
             continue
         where, name, child, line = _place(line)
@@ -510,16 +531,16 @@ def judge(events: Sequence[Event], *, later_s: float = 0.0, rules: Sequence[Rule
     return detector
 
 
-def heartbeats(events: Sequence[Event], *, later_s: float, idle: bool = False) -> list[Event]:
-    """The signs of life of every recorder after the last event, up to so many seconds later; `idle`: the scheduler makes no
-    step in between."""
+def heartbeats(events: Sequence[Event], *, later_s: float, steps: int | None = None) -> list[Event]:
+    """The signs of life of every recorder after the last event, up to so many seconds later; the scheduler makes so many
+    `steps` between two of them, if they tell its steps."""
     from_ns = max((event.end_ns for event in events), default=0)
     until_ns = from_ns + int(later_s * SECOND_NS)
     heard = {event.recorder: event for event in sorted(events, key=lambda event: event.sequence)}
     beats: list[Event] = []
-    for at_ns in (*range(from_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS), until_ns):
+    for number, at_ns in enumerate((*range(from_ns + HEARTBEAT_NS, until_ns, HEARTBEAT_NS), until_ns)):
         for recorder, last in heard.items():
-            heard[recorder] = _heartbeat(last, at_ns, 0 if idle else None)
+            heard[recorder] = _heartbeat(last, at_ns, None if steps is None else steps * number)
             beats.append(heard[recorder])
     return beats
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from processes import SLOW_S
 
+from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.ingest import decode, protobuf
@@ -28,6 +29,7 @@ class MemoryTransport:
 
     endpoint = "memory"
     is_kvtrail = True
+    away = Away.UNKNOWN
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -126,19 +127,22 @@ def serve(
 
 
 @contextlib.contextmanager
-def dashboard(folder: Path, tracer_url: str) -> Iterator[str]:
-    """A dashboard that shows a tracer, and its address; it ends with the context."""
+def dashboard(folder: Path, tracer_url: str, *arguments: str, ca: Path | None = None) -> Iterator[str]:
+    """A dashboard that shows a tracer, and its address; it ends with the context. `ca`: the authority of its certificate, if
+    it has one."""
     port = free_port()
     log = folder / f"dashboard-{port}.log"
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'http' if ca is None else 'https'}://127.0.0.1:{port}"
+    trusted = True if ca is None else ssl.create_default_context(cafile=ca)
 
     def answers() -> bool:
+        assert process.poll() is None, log.read_text()
         try:
-            return httpx.get(f"{url}/_stcore/health", timeout=10).is_success
+            return httpx.get(f"{url}/_stcore/health", verify=trusted, timeout=10).is_success
         except httpx.TransportError:
             return False
 
-    command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port)]
+    command = [sys.executable, "-m", "kvtrail", "dashboard", "--tracer", tracer_url, "--port", str(port), *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:

@@ -32,7 +32,7 @@ from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.check.session import allowed
 from kvtrail.connector.simulate.check.subject import Subject, varied
 from kvtrail.connector.simulate.run import drive
-from kvtrail.connector.simulate.scenario import Arrival, Scenario, When
+from kvtrail.connector.simulate.scenario import Abort, Arrival, Scenario, When
 from kvtrail.connector.simulate.stages import BareScheduler, Stage
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd, RequestStart
 from kvtrail.tracer.model.semconv import Kind, Level
@@ -50,6 +50,10 @@ CONNECTORS = (
     "MultiConnector",
 )
 """Those that can be run on the bare scheduler with nothing but vLLM."""
+SLOW_STEPS_S = {"stalled-tier": 40.0, "stalled-transfers": 10.0, "callers-gave-up": 4.0}
+"""How long a step takes, by fault: where what is wrong goes on for minutes."""
+GIVES_UP_STEPS = 10
+"""After so many steps, 40 seconds, callers give up who wait for a load, where that is part of the fault."""
 SYNCHRONOUS = {"OffloadConnector", "ExampleConnector"}
 """Whose loads end within their step: only with these does vLLM allow a reset while requests run."""
 
@@ -98,19 +102,31 @@ def healthy(connector: str, profile: str, seed: int, *, workers: int = 1, engine
     )
 
 
-def faulty(fault: str, connector: str, profile: str, seed: int, *, settings: Mapping[str, Any] | None = None) -> Run:
-    """A run with a known bug, at level `detailed`. Its engine lives on for ten minutes of recorded time, unless it dies."""
+def faulty(
+    fault: str,
+    connector: str,
+    profile: str,
+    seed: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    level: Level = Level.DETAILED,
+) -> Run:
+    """A run with a known bug. Its engine lives on for ten minutes of recorded time, unless it dies."""
     rng = random.Random(f"{fault}/{connector}/{profile}/{seed}")
     extra = varied(connector, rng) if settings is None else settings
     subject = Subject(f"Faulty:{fault}:{connector}", extra, beside=fault == "unselected-load", may_reset_running=False)
+    scenario = allowed(scenario_of(profile, seed), subject)
+    if fault == "callers-gave-up":
+        gone = tuple(Abort(each.id, each.at_step + GIVES_UP_STEPS, When.LOADING) for each in scenario.arrivals)
+        scenario = replace(scenario, aborts=gone)
     return play(
-        allowed(scenario_of(profile, seed), subject),
+        scenario,
         subject.configuration(),
         rng,
         name=f"{fault}/{profile}/{seed}",
-        levels=(Level.DETAILED,),
+        levels=(level,),
         lives_on_s=900,
-        step_s=40.0 if fault == "stalled-tier" else None,
+        step_s=SLOW_STEPS_S.get(fault),
         salts=fault == "key-collision",
         hands_on=fault == "refused-handoff",
     )
@@ -158,7 +174,7 @@ def play(
         )
         (mine,) = recorder.recorders()
         timed = _Timed(stage, rng, step_s=step_s, idle_s=idle_s, uses_ids_again=uses_ids_again)
-        timed.salts, timed.hands_on = salts, hands_on
+        timed.salts, timed.hands_on, timed.spare = salts, hands_on, mine.spare
         timed.workers = [_Worker(stage, rank) for rank in range(workers)]
         recorders = [mine, *(each for worker in timed.workers for each in worker.recorders)]
         changes = {n * 60: level for n, level in enumerate(levels)}
@@ -210,6 +226,9 @@ class _Timed:
         self._real = [time.time_ns()]
         self._made_up = [START_NS]
         self._names: dict[str, str] | None = {} if uses_ids_again else None
+        self.spare: Any = None
+        self._spare_ns = [0]
+        """How long the scheduler has had spare capacity by the end of each step, in recorded time."""
         self._seen: dict[str, int] = {}
         """The last step in which the engine knew an id."""
 
@@ -258,6 +277,8 @@ class _Timed:
             self._seen.update(dict.fromkeys(self.scheduler.requests, self.steps))
             self._real.append(time.time_ns())
             self._made_up.append(self._made_up[-1] + int(took_s * S))
+            has_spare = self.spare is not None and self.spare.has_spare
+            self._spare_ns.append(self._spare_ns[-1] + int(took_s * S) * has_spare)
 
     def moved(self, at_ns: int) -> int:
         """A moment of the run in recorded time."""
@@ -269,6 +290,19 @@ class _Timed:
     def steps_until(self, at_ns: int) -> int:
         """How many steps had begun by a moment of recorded time."""
         return min(bisect_right(self._made_up, at_ns), len(self._made_up) - 1)
+
+    def spare_until(self, at_ns: int) -> int:
+        """How long the scheduler had had spare capacity by a moment of recorded time. After the last step it goes on as it
+        was."""
+        step = bisect_right(self._made_up, at_ns) - 1
+        after_ns = at_ns - self._made_up[step]
+        return self._spare_ns[step] + after_ns * (self.spare is not None and self.has_spare_in(step))
+
+    def has_spare_in(self, step: int) -> bool:
+        """Whether the scheduler had spare capacity in a step, by its number from 0, or after the last one."""
+        if step + 1 < len(self._spare_ns):
+            return self._spare_ns[step + 1] > self._spare_ns[step]
+        return self.spare is not None and self.spare.has_spare
 
     def _run_workers(self, output: Any) -> None:
         for worker in self.workers:
@@ -346,6 +380,7 @@ def _as_recorded(events: Sequence[Event], timed: _Timed, end_ns: int, *, counts_
                 recorder_dropped=0,
                 recorder_closed=closed,
                 scheduler_step=timed.steps_until(at_ns) if counts_steps else None,
+                scheduler_spare_ns=timed.spare_until(at_ns) if counts_steps else None,
                 idle_requests=named and named[0],
                 idle_events=named and named[1],
             )

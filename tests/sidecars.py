@@ -135,8 +135,8 @@ def line(events: Sequence[Event]) -> str:
 def span_of(event: Event) -> Span:
     """The span that carries an event, with all that it says."""
     resource = (
-        semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.SAMPLED_ONLY,
-        semconv.LAUNCH,
+        semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.PATIENCE,
+        semconv.ASYNC_SCHEDULING, semconv.SAMPLED_ONLY, semconv.LAUNCH,
     )  # fmt: skip
     own = (*semconv.COMMON, *semconv.FIELDS[event.kind])
     if event.request is None:

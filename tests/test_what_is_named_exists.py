@@ -32,7 +32,9 @@ VLLM = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])  # t
 OTHERS_OPTIONS = {
     "--enable-feature",  # Prometheus
     "--layers", "--requests", "--write",  # programs in benchmarks/
-    "--no-deps", "--wheel",  # pip and build
+    "--no-deps", "--wheel", "--dry-run", "--ignore-installed", "--report", "--constraint", "--require-hashes",
+    "--requirement", "--quiet",  # pip and build
+    "--file", "--target", "--build-context", "--build-arg", "--provenance", "--sbom", "--output",  # docker buildx
     "--radix-cache-backend",  # SGLang
 }  # fmt: skip
 OTHERS_VARIABLES = {

@@ -29,6 +29,7 @@ REFUSED = {("ExampleConnector", "groups")}
 HONEST_FAULTS = {"ExampleConnector": {"over-report", "statistics"}}
 """What is found in a connector of vLLM's as it is (docs/findings.md): a negative answer, and the engine's count of it."""
 OFFLOADING = {
+    "callers-gave-up",
     "store-under-load",
     "poll-starvation",
     "block-reuse",
@@ -36,6 +37,9 @@ OFFLOADING = {
     "stray-completion",
     "stuck-load",
     "stuck-promotion",
+    "second-load",
+    "stalled-transfers",
+    "unloaded-hit",
 }
 """Faults of asynchronous transfers, for vLLM's OffloadingConnector; the others are for ours."""
 BEST_PROFILE = {
@@ -47,6 +51,7 @@ BEST_PROFILE = {
     "load-store-overlap": "chunked-prefill",
     "stray-completion": "async",
     "failed-load-resume": "async",
+    "unloaded-hit": "async",
     "plan-blocks": "mixed",
     "load-range": "mixed",
     "full-hit": "mixed",
@@ -263,7 +268,12 @@ a{n}: R
 a{n}: check loaded 2
 a{n}: S 64+33 [1-4]
 b{n}: L 65 c0 h64 -> 64 async keys k{m},k{p}
+b{n}: prefetch 0+64 keys k{m},k{p}
 b{n}: A 64 [5-7]
+d{n}: L 20 c0 h0 -> 0
+d{n}: A 0 [9]
+d{n}: S 0+20 [9]
+d{n}: end
 wait 10 busy
 b{n}: error [6]
 a{n}: plan store 64+32 [3] keys k{n} #{n}2
@@ -272,6 +282,7 @@ b{n}: R
 b{n}: S 32+33
 a{n}: P free 1
 b{n}: plan store 0+64 [5 6] keys l{n},m{n} #{n}3
+evict k{m}
 b{n}: done #{n}3
 b{n}: end
 a{n}: L 98 c0 h0 -> 0
@@ -280,9 +291,10 @@ a{n}: S 0+98 [5-8]
 a{n}: end
 evict l{n}
 evict m{n}
-evict k{m}
 pool cpu used 8 free 0 total 8
 index applied 3 declined 1 published 4
+g{n}: L 65 c0 -> later
+g{n}: end aborted
 wait 76
 """
 """What every engine-wide rule judges, in 86 seconds."""

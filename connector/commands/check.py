@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +14,12 @@ import click
 from kvtrail.connector.commands.options import CONFIG, vllm_ready
 from kvtrail.connector.simulate.check.profiles import PROFILES
 from kvtrail.tracer.commands.options import INCONCLUSIVE
+from kvtrail.tracer.model.words import some
 from kvtrail.tracer.reports import output_file, terminal
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from kvtrail.connector.simulate.check.session import Checked
 
 
@@ -97,14 +103,15 @@ def check(
     latest: list[Checked] = []
     interrupted = False
     try:
-        with terminal.status() as say:
+        with _interrupts() as asked_to_end, terminal.status() as say:
 
             def on_progress(checked: Checked, doing: str) -> None:
                 latest[:] = [checked]
+                if asked_to_end:
+                    raise KeyboardInterrupt
                 of = "" if steps is None else f" of {steps:,}"
-                say(
-                    f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {len(checked.found)} failures; {doing}"
-                )
+                failures = some(len(checked.found), "failure")
+                say(f"{checked.seconds:.0f} s, {checked.steps.total():,}{of} steps, {failures}; {doing}")
 
             checked = torture(
                 connector,
@@ -133,3 +140,22 @@ def check(
         click.echo("Interrupted; this is what was seen until then.", err=True)
         context.exit(130)
     context.exit(1 if checked.found else INCONCLUSIVE if checked.inconclusive else 0)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The Ctrl-C that came, as signals. Each raises KeyboardInterrupt as well, which is lost where Python is in a callback of
+    its own, such as a weak reference's. Where a shell has us ignore Ctrl-C, it stays ignored."""
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -16,6 +16,7 @@ from kvtrail.connector.demo import demo as driver
 from kvtrail.connector.demo.children import ChildDied, Children
 from kvtrail.connector.faults import FAULTS
 from kvtrail.connector.settings import Guard
+from kvtrail.tracer.commands.refusal import Refused
 
 PORT = click.IntRange(1, 65535)
 
@@ -84,9 +85,7 @@ def demo(context: click.Context, /, **options: Any) -> None:
     Example: kvtrail demo --bug stale-lookup --guard heal --once
     """
     if importlib.util.find_spec("vllm") is None:
-        raise click.ClickException(
-            "the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU"
-        )
+        raise Refused("the demo runs vLLM, which is not installed here; `make demo` installs it for the CPU")
     for name in ("grpc_port", "http_port", "dashboard_port"):
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             wanted, options[name] = options[name], driver.free_port(options[name])

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from kvtrail.tracer.commands.refusal import Refused
+
 
 def vllm_ready(command: str) -> None:
     """Import vLLM in this process, with its logging turned down.
 
     Raises:
-        click.ClickException: it is not installed; the text says so.
+        Refused: it is not installed; the text says so.
     """
     from kvtrail.connector.simulate import tiny_model
 
@@ -22,7 +24,7 @@ def vllm_ready(command: str) -> None:
     try:
         import vllm  # noqa: F401
     except ImportError as missing:
-        raise click.ClickException(
+        raise Refused(
             f"`{command}` runs vLLM's scheduler, and {missing.name} is not installed: install vLLM for your machine"
         ) from missing
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from types import ModuleType
+from typing import Any
 
-from kvtrail.connector.faults import copies, lookups, plans, reports, transfers
+from kvtrail.connector.faults import copies, lookups, plans, reports, transfers, variants
 from kvtrail.connector.faults.base import Fault
 
 
-def _of(*modules: ModuleType) -> dict[str, type]:
+def _of(*modules: ModuleType) -> dict[str, Any]:
     return {
         re.sub(r"\B(?=[A-Z])", "-", name).lower(): cls
         for module in modules
@@ -26,12 +27,17 @@ def _of(*modules: ModuleType) -> dict[str, type]:
 
 FAULTS = _of(lookups, plans, transfers, reports)
 """The faults by name: `stale-lookup` is `StaleLookup`. The rule of that name finds it, and cites the incident."""
+VARIANTS = _of(variants)
+"""Other faults that the rule in their attribute `rule` finds, by name."""
 OF_COPIES = _of(copies)
 """Faults that change bytes and no count, by name: no rule about counts sees them."""
 BY_RULE = {"byte-drift": "blocks-exchanged", "byte-early": "late-load", "byte-rot": "stray-write"}
 """Which of them the rules about bytes are proven by."""
 
-NATIVE = ("block-reuse", "load-store-overlap", "store-under-load", "stray-completion", "stuck-load", "stuck-promotion")
+NATIVE = (
+    "block-reuse", "callers-gave-up", "load-store-overlap", "second-load", "stalled-transfers", "store-under-load",
+    "stray-completion", "stuck-load", "stuck-promotion", "unloaded-hit",
+)  # fmt: skip
 """Faults of asynchronous transfers, for vLLM's own OffloadingConnector; the others are for ours."""
 
 

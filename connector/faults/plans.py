@@ -120,6 +120,27 @@ class EvictedHit(Fault):
         return super().take_evicted() + [(key, self.chunk_size, 0, None) for key in matched]
 
 
+class SelfEviction(Fault):
+    """pegaflow #396: the first chunk of a prompt counts as used longest ago, and makes room for a later one."""
+
+    reports_more = True
+
+    def prepare(self) -> None:
+        self._first: dict[str, str] = {}
+        self._pushed_out: list[tuple[str, int, int, str | None]] = []
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for copy in plan.stores:
+            if not copy.start:
+                self._first[copy.request_id] = copy.key
+            elif (key := self._first.pop(copy.request_id, None)) is not None:
+                self._pushed_out.append((key, self.chunk_size, 0, copy.request_id))
+
+    def take_evicted(self) -> list[tuple[str, int, int, str | None]]:
+        pushed_out, self._pushed_out = self._pushed_out, []
+        return super().take_evicted() + pushed_out
+
+
 class StoreUnderLoad(Fault):
     """vLLM #35092: blocks that a load is about to fill are stored. For the OffloadingConnector."""
 

@@ -79,11 +79,38 @@ class StalledTier(_Reporting):
         plan.stores.clear()
 
 
+class EvictedStore(_Reporting):
+    """LMCache #5263: the lock of a chunk that is being written expires, and the chunk is evicted."""
+
+    _number = 10**6
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        for copy in plan.stores:
+            self._number += 1
+            planned = (copy.start, copy.count, None, (copy.key,), self._number, None, None, None, None)
+            self.probe_events += [
+                ProbeEvent(Kind.STORE_PLAN, copy.request_id, planned),
+                ProbeEvent(Kind.EVICT, None, (copy.key, copy.count, None, None, None)),
+                ProbeEvent(Kind.TRANSFER_END, copy.request_id, (self._number, False, None)),
+            ]
+        plan.stores.clear()
+
+
+class RefetchedChunk(_Reporting):
+    """vLLM #49902: what is fetched for one waiting request is pushed out by a fetch for another."""
+
+    def hit(self, request: Any, matched: int) -> None:
+        keys = self.last_keys()
+        fetch = ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched, keys))
+        evicted = ProbeEvent(Kind.EVICT, None, (keys[0], self.chunk_size, None, "near", None))
+        self.probe_events += [fetch, evicted, fetch]
+
+
 class WastedPrefetch(_Reporting):
     """LMCache #3490: the prefetch takes the whole hit, computed or not."""
 
     def hit(self, request: Any, matched: int) -> None:
-        self.probe_events.append(ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched)))
+        self.probe_events.append(ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched, None)))
 
 
 class LockLeak(_Reporting):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrail.connector.faults.base import Fault
+from kvtrail.connector.faults.base import BLOCK_SIZE, Fault
 from kvtrail.tracer.model.capabilities import Capability
 
 
@@ -44,6 +44,52 @@ class StuckLoad(Fault):
 
     def alter_report(self, report: Any) -> None:
         report.finished_recving = None
+
+
+class SecondLoad(Fault):
+    """vLLM #18631's kind: the tokens of a received load are not remembered, and the connector offers them once more. For the
+    OffloadingConnector."""
+
+    def prepare(self) -> None:
+        self._loading: dict[str, Any] = {}
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._loading[request.request_id] = request
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.finished_recving or ():
+            self._loading[request_id].num_computed_tokens = 0
+
+
+class CallersGaveUp(StuckLoad):
+    """SGLang #28651's kind: no load is ever reported, and each caller gives up before it has waited for long."""
+
+
+class StalledTransfers(Fault):
+    """vLLM #46019's kind: the thread that copies dies of an exception after some copies, and none ends any more. For the
+    OffloadingConnector."""
+
+    _lives_for = 3
+    """Copies that it still makes."""
+
+    def alter_report(self, report: Any) -> None:
+        meta = report.kv_connector_worker_meta
+        if meta is not None and self._lives_for > 0:
+            self._lives_for -= len(meta.completed_jobs)
+        else:
+            report.kv_connector_worker_meta = report.finished_recving = report.finished_sending = None
+
+
+class UnloadedHit(Fault):
+    """bytedance-iaas/sglang #768: blocks are hits as soon as a load into them begins. For the OffloadingConnector."""
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            loaded = len(blocks.get_block_ids()[0]) * BLOCK_SIZE
+            self._kv_cache_manager.cache_blocks(request, loaded)  # type: ignore[union-attr]  # bound before
 
 
 class StuckPromotion(Fault):

@@ -1,7 +1,7 @@
 """The scheduler's side: which blocks the workers are to look at in a step, and under which hash each was or will be filled.
 
 A block counts as computed when the next step counts it so. Whatever is sampled is sampled by hash: a block is looked at
-always or never, since half a truth would accuse the innocent.
+always or never, since half a truth would accuse the innocent. Some bytes are looked at of all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from kvtrail.tracer.model.ids import bounded
 
 COMPUTED, LOADED, ADMITTED, HELD = "computed", "loaded", "admitted", "held"
 _HASHES = 1 << 64
@@ -28,6 +30,11 @@ class Look(NamedTuple):
     hashes: tuple[int, ...]
     mixed: int | None
     identity: str
+
+    @property
+    def recorded_id(self) -> str:
+        """The request's id as it is recorded, which is short: it is kept for as long as its blocks are known."""
+        return bounded(self.request_id)
 
 
 class Orders(NamedTuple):
@@ -70,7 +77,7 @@ class _Tracked:
         due: computed tokens at which there may be a new one to tell.
         end: tokens that are computed when its last step has run; 0 before its first.
         mixed: the number of the block that is loaded but for its last token.
-        held: the complete sampled blocks, by number.
+        held: the complete blocks of which all bytes are looked at, by number.
         coming: those that will be once its first step has run.
         has_sampled: whether there are any of these.
     """
@@ -93,19 +100,27 @@ class OrderBook:
     """Follows the requests of one scheduler."""
 
     def __init__(
-        self, groups: Sequence[Group], *, hash_size: int, rate: float, all_held: bool, identity: Callable[[Any], str]
+        self,
+        groups: Sequence[Group],
+        *,
+        hash_size: int,
+        rate: float,
+        all_held: bool,
+        identity: Callable[[Any], str],
+        slim: bool = False,
     ) -> None:
         """
         Args:
             groups: those that are looked at.
             hash_size: tokens of a hash of vLLM's requests.
-            rate: the share of hashes that is looked at.
-            all_held: whether all blocks that a running request holds are looked at in each step, and not one of them.
+            rate: the share of hashes that is sampled.
+            all_held: whether all sampled blocks that a running request holds are looked at in each step, and not one of them.
             identity: what a request's KV depends on besides its tokens.
+            slim: whether all blocks that are computed, loaded or admitted are looked at, besides.
         """
         self._groups = groups
         self._hash_size = hash_size
-        self._below = int(rate * _HASHES)
+        self._below, self._sampled_below = _HASHES if slim else below(rate), below(rate)
         self._all_held = all_held
         self._identity = identity
         self._random = random.Random(0)
@@ -231,12 +246,12 @@ class OrderBook:
                 loaded = min(full, (total - 1) // group.block_size)
                 tracked.mixed[n] = loaded
             tracked.told[n] = loaded
-            admitted = self._found(tracked, n, 0, first)
+            admitted = self._sampled(found := self._found(tracked, n, 0, first))
             # all of an asynchronous load is there before the first step, of another only what is not computed
             to_load = self._found(tracked, n, first, full if is_async else loaded + (end == total - 1))
-            tracked.coming[n] = admitted + [each for each in to_load if each[0] < loaded]
+            tracked.coming[n] = admitted + [each for each in self._sampled(to_load) if each[0] < loaded]
             tracked.has_sampled = tracked.has_sampled or bool(tracked.coming[n])
-            self._admitted += self._looks(tracked, ADMITTED, n, admitted)
+            self._admitted += self._looks(tracked, ADMITTED, n, found)
             (self._awaited if is_async else self._loads).extend(self._looks(tracked, LOADED, n, to_load))
         tracked.due = 0
 
@@ -262,8 +277,8 @@ class OrderBook:
             last = min(full, hashed, len(tracked.tables[n]))
             found = self._found(tracked, n, tracked.told[n], last)
             looks += self._looks(tracked, COMPUTED, n, found)
-            if found:
-                tracked.held[n].update((each[0], each) for each in found)
+            if sampled := self._sampled(found):
+                tracked.held[n].update((each[0], each) for each in sampled)
                 tracked.has_sampled = True
             tracked.told[n] = max(tracked.told[n], last)
             due.append((tracked.told[n] + 1) * group.block_size)
@@ -299,7 +314,7 @@ class OrderBook:
         self._rewound.append(tracked.request.request_id)
 
     def _found(self, tracked: _Tracked, n: int, first: int, last: int) -> list[Found]:
-        """The sampled ones of these blocks of a request."""
+        """Those of a request's blocks that are looked at at all."""
         hashes, table = tracked.request.block_hashes, tracked.tables[n]
         each = self._groups[n].block_size // self._hash_size
         found = []
@@ -309,6 +324,12 @@ class OrderBook:
                 found.append((number, table[number], short))
         return found
 
+    def _sampled(self, found: list[Found]) -> list[Found]:
+        """Those of which all bytes are looked at."""
+        return (
+            found if self._sampled_below == self._below else [each for each in found if each[2] < self._sampled_below]
+        )
+
     def _looks(self, tracked: _Tracked, look: str, n: int, found: Sequence[Found]) -> list[Look]:
         if not found:
             return []
@@ -316,6 +337,11 @@ class OrderBook:
         group = self._groups[n].number
         request_id, identity = tracked.request.request_id, self._identity(tracked.request)
         return [Look(request_id, look, group, numbers, blocks, hashes, tracked.mixed[n], identity)]
+
+
+def below(rate: float) -> int:
+    """The hashes below this are sampled."""
+    return int(rate * _HASHES)
 
 
 def _without(looks: Sequence[Look], blocks: set[int]) -> list[Look]:

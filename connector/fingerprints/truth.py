@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 MOST_HASHES = 65_536
 """Hashes remembered."""
@@ -17,6 +19,7 @@ MOST_VERSIONS = 64
 VERSIONS_BY_LAYER = 4
 """Contents of one hash of which each layer's fingerprint is remembered."""
 FILTER_BITS = 1 << 23
+_SHIFTS, _GROUP = (0, 20, 40), 0x9E37
 ZEROS = "zeros"
 POISON = "poison"
 UNKNOWN = "unknown"
@@ -64,10 +67,15 @@ class Truth:
         self._computed_at: dict[int, tuple[Place, Key]] = {}
         """Contents that were computed rightly."""
         self._poison: dict[int, Key] = {}
-        self._incomplete = _Filter()
+        self._incomplete = Filter()
 
     def __len__(self) -> int:
         return len(self._known)
+
+    @property
+    def incomplete(self) -> Filter:
+        """The hashes of which something that is right may be unknown."""
+        return self._incomplete
 
     def learn(self, key: Key, fingerprint: int, layers: Sequence[int], place: Place) -> None:
         """A block was computed under the hash, by a request that has met nothing wrong."""
@@ -150,7 +158,7 @@ class Truth:
                 del self._poison[each]
 
 
-class _Filter:
+class Filter:
     """A set of keys that never grows: those that were added are in it, and once there are many, some others too."""
 
     def __init__(self) -> None:
@@ -162,6 +170,14 @@ class _Filter:
         for place in _places(key):
             self._bits[place >> 3] |= 1 << (place & 7)
 
+    def add_all(self, group: int, numbers: np.ndarray[Any, np.dtype[Any]]) -> None:
+        """Add keys of one group: uint64."""
+        bits = np.frombuffer(self._bits, dtype=np.uint8)
+        for shift in _SHIFTS:
+            places = ((numbers >> np.uint64(shift)) + np.uint64(group * _GROUP % FILTER_BITS)) % np.uint64(FILTER_BITS)
+            np.bitwise_or.at(bits, places >> np.uint64(3), (1 << (places & np.uint64(7))).astype(np.uint8))
+        self._is_empty = self._is_empty and not len(numbers)
+
     def __contains__(self, key: Key) -> bool:
         return not self._is_empty and all(self._bits[place >> 3] >> (place & 7) & 1 for place in _places(key))
 
@@ -169,8 +185,8 @@ class _Filter:
 def _places(key: Key) -> Iterator[int]:
     """A hash is random already: parts of it are."""
     group, number = key
-    for shift in (0, 20, 40):
-        yield ((number >> shift) + group * 0x9E37) % FILTER_BITS
+    for shift in _SHIFTS:
+        yield ((number >> shift) + group * _GROUP) % FILTER_BITS
 
 
 def _differing(layers: Sequence[int], versions: Iterable[Sequence[int]]) -> tuple[int, ...]:

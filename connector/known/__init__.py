@@ -11,14 +11,15 @@ import importlib
 import importlib.util
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvtrail.tracer.model import capabilities
+from kvtrail.tracer.model import capabilities, patience
 from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.patience import Patience
 
 PROBES = "kvtrail.probes"
 """Entry points of probes, by the name of a connector's class."""
@@ -36,6 +37,10 @@ class KnownConnector:
         capabilities: what rules may rely on in its spans.
         compared_by_name: whether vLLM compares its registered name, so that the name `Traced<X>` would hide it.
         other_writers: whether its lookups may find what no request of this engine has computed.
+        patience: how long it waits for another engine, by the settings in its extra configuration; vLLM may be imported
+            there.
+        lease: for how many seconds a connector object keeps the blocks of a request that has just ended, by the request's id;
+            None where that is not fixed.
         children: the attribute that lists the connectors which it passes calls on to.
         check_settings: the values from which `kvtrail check` draws each setting of its extra configuration.
         check_children: the connectors of which `kvtrail check` makes two its children.
@@ -46,6 +51,8 @@ class KnownConnector:
     capabilities: frozenset[Capability] = frozenset()
     compared_by_name: bool = False
     other_writers: bool = False
+    patience: Callable[[Mapping[str, Any]], Patience] | None = None
+    lease: Callable[[Any, str], float | None] | None = None
     children: str | None = None
     check_settings: Mapping[str, Any] = field(default_factory=dict)
     check_children: tuple[str, ...] = ()
@@ -124,3 +131,19 @@ def capabilities_declared(cls: type) -> str:
         own |= known.capabilities
     declared[plain_name(cls)] = own
     return capabilities.declaration({name: each for name, each in declared.items() if each})
+
+
+def patience_declared(cls: type, settings: Mapping[str, Any]) -> str:
+    """The resource attribute about patience: of all known connectors, and of `cls`, which may be derived from one and may
+    declare its own as a `Patience` in its attribute `kvtrail_patience`. `settings` is the extra configuration of `cls`."""
+    known = by_class(cls)
+    declared = {
+        name: each.patience(settings if each is known else {})
+        for name, each in _by_class().items()
+        if each.patience is not None
+    }
+    if known is not None and known.patience is not None:
+        declared[plain_name(cls)] = known.patience(settings)
+    if isinstance(own := getattr(cls, "kvtrail_patience", None), Patience):
+        declared[plain_name(cls)] = own
+    return patience.declaration(declared)

@@ -15,7 +15,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, get_current_span,
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from kvtrail.connector.recording.ring import Identity
-from kvtrail.tracer.model import semconv
+from kvtrail.tracer.model import ids, semconv
 from kvtrail.tracer.model.semconv import Kind
 
 try:
@@ -34,7 +34,7 @@ class RequestContext:
 
     Attributes:
         request_id: the engine's id; empty in the context of events that concern no request.
-        name: what the request is called outside of the engine: its id, or a hash of it.
+        name: what the request is called outside of the engine: its id, shortened if it is too long, or a hash of it.
         start_ns: when it was first seen, by the monotonic clock.
         request: vLLM's request object on the scheduler's side, else None.
         blocks: the blocks of its last allocation, as vLLM handed them over, while it is not preempted.
@@ -126,7 +126,7 @@ class Contexts:
     ) -> None:
         """
         Args:
-            name: gives a request its name by its id; None if the id is the name.
+            name: gives a request its name by its id; None if the id is the name, shortened if it is too long.
             launch: the engine's, the same in all of its processes.
             sampled_only: requests that the sampler leaves out are not recorded.
         """
@@ -135,7 +135,7 @@ class Contexts:
         self.kept: dict[str, RequestContext] = {}
         self._ended: OrderedDict[str, RequestContext] = OrderedDict()
         self._engine_id, self._launch = engine_id, launch
-        self._sampler, self._name = sampler, name
+        self._sampler, self._name = sampler, name or ids.bounded
         self._sampled_only = sampled_only
 
     def of(self, request: Any) -> RequestContext:
@@ -155,7 +155,15 @@ class Contexts:
 
     def named(self, request_id: str) -> RequestContext:
         """The context of a request of which only the id is known, at the epoch that it had."""
-        return self.open.get(request_id) or self._ended.get(request_id) or self._create(request_id, None)
+        return self.open.get(request_id) or self._ended.get(ids.bounded(request_id)) or self._create(request_id, None)
+
+    def name_of(self, request_id: str) -> str:
+        """What the request is called outside of the engine; the id may be the shortened one."""
+        return self._name(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The blocks of a request that has ended are kept no more."""
+        self.kept.pop(ids.bounded(request_id), None)
 
     def adopt(self, request_id: str, root: bytes, sampled: bool) -> None:
         """Accept a request's place in its caller's trace, as another process has decided it."""
@@ -168,6 +176,7 @@ class Contexts:
         if self.open.pop(context.request_id, None) is not None:
             context.ended = _weakly(context.request)
             context.request = None
+            context.request_id = ids.bounded(context.request_id)  # it may be a megabyte, and vLLM gives it back now
             self._ended[context.request_id] = context
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
@@ -196,7 +205,7 @@ class Contexts:
     def _meet(self, request: Any) -> RequestContext:
         """The context of a request object that has none open: it is new, or a worker named it first, or it has ended and
         another child of a MultiConnector still reports it."""
-        named, ended = self.open.get(request.request_id), self._ended.get(request.request_id)
+        named, ended = self.open.get(request.request_id), self._ended.get(ids.bounded(request.request_id))
         if named is not None and named.request is None:
             named.request = request
             return named
@@ -210,7 +219,7 @@ class Contexts:
     def _create(self, request_id: str, request: Any, incarnation: int = 0) -> RequestContext:
         headers = getattr(request, "trace_headers", None)
         parent = caller_of(headers)
-        name = request_id if self._name is None else self._name(request_id)
+        name = self._name(request_id)
         root = root_ids(self._engine_id, name, incarnation, self._launch)
         if parent is not None and parent.span_id.to_bytes(8, "big") == root[16:]:
             parent = None  # we have invited ourselves: the request was forgotten among too many, and comes back
@@ -232,7 +241,7 @@ class Contexts:
             parent=parent,
             sampled=sampled,
             recorded=sampled or not self._sampled_only,
-            name=None if self._name is None else self._name(request_id),
+            name=self._name(request_id),
         )
 
     def _is_sampled(self, root: bytes, parent: SpanContext | None) -> bool:

@@ -28,7 +28,14 @@ _FLAGS = b"\x85\x01" + struct.pack(
     "<I", 1
 )  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
 _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
-_CUT_OFF = Kind.CUT_OFF.value
+_CUT_OFF, _REQUEST = Kind.CUT_OFF.value, Kind.REQUEST.value
+_OUTPUT = semconv.FIELDS[Kind.REQUEST].index(semconv.OUTPUT)
+_CHAT = "chatcmpl-"
+"""What the ids of vLLM's chat api begin with."""
+MOST_BYTES = 1 << 20
+"""Of one request, if it has more than one event: a Collector takes 4 MiB over gRPC."""
+Part = list[tuple[bytes, int]]
+"""Spans of one request, each as a field of `ScopeSpans` with the number of sequence numbers that it stands for."""
 _REMEMBERED = 8192
 _LONG = 64
 _LOW_BITS = 14
@@ -180,6 +187,7 @@ class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
     def __init__(self, model: str | None) -> None:
         super().__init__()
         self._of_root = b"" if model is None else attribute(semconv.REQUEST_MODEL.key, model)
+        self._of_root += attribute(semconv.PROVIDER.key, "vllm")
 
     def __missing__(self, identity: Identity) -> tuple[bytes, bytes, bytes, bytes]:
         root, caller, request_id, sampled = identity
@@ -192,6 +200,7 @@ class _Identities(dict[Identity, tuple[bytes, bytes, bytes, bytes]]):
             return fields
         own = trace + field(2, span_id) + (field(4, caller) if caller else b"")
         own += self._of_root + attribute(semconv.CALLERS_ID.key, external)
+        own += attribute(semconv.OPERATION.key, "chat" if external.startswith(_CHAT) else "text_completion")
         names = attribute(semconv.REQUEST_ID.key, request_id) + attribute(semconv.EXTERNAL_ID.key, external)
         names += b"" if sampled else attribute(semconv.SAMPLED.key, False)
         fields = self[identity] = (trace, field(4, span_id), own, names)
@@ -208,6 +217,8 @@ class _Lengths(dict[int, bytes]):
     """Tag and length of a span, as a field of `ScopeSpans`."""
 
     def __missing__(self, length: int) -> bytes:
+        if len(self) >= _REMEMBERED:
+            self.clear()
         encoded = self[length] = b"\x12" + varint(length)
         return encoded
 
@@ -228,6 +239,7 @@ class Encoder:
             for kind, attributes in ((*semconv.FIELDS.items(), (semconv.STEP_SPAN, semconv.STEP_FIELDS)))
         }
         self._epochs = _Attribute(semconv.EPOCH.key, int)
+        self._output_tokens = _Attribute(semconv.OUTPUT_TOKENS.key, int)
         self._request_sequences = _Attribute(semconv.REQUEST_SEQUENCE.key, int)
         self._sequence = SequenceNumbers(semconv.SEQUENCE.key)
         model = resource.get(semconv.SERVED_MODEL.key) or resource.get(semconv.MODEL.key)
@@ -244,32 +256,40 @@ class Encoder:
         self._scope = field(1, field(1, semconv.SCOPE.encode()) + field(2, __version__.encode()))
 
     def requests(self, events: Sequence[EventTuple], most: int) -> Iterator[bytes]:
-        """The bytes of an `ExportTraceServiceRequest` for every `most` events; the rows of a step count as events. For none,
-        those of one without spans.
+        """The bytes of an `ExportTraceServiceRequest` for each of the `parts`."""
+        return map(self.request, self.parts(events, most))
+
+    def parts(self, events: Sequence[EventTuple], most: int) -> Iterator[Part]:
+        """The spans of these events, cut after `most` events, of which the rows of a step are some, and before `MOST_BYTES`;
+        what is larger alone is alone. For no events, a part without spans.
 
         Raises:
             Exception: an event holds what is not of its attribute's type; see `plain`.
         """
-        spans: list[bytes] = []
-        numbers = 0
+        part: Part = []
+        numbers = size = 0
         for event in events:
-            if numbers >= most:
-                yield self._request(spans)
-                spans, numbers = [], 0
+            engine: Part = []
             if not event[2][2]:
                 event, engine = self._of_engine(event)
-                spans += engine
             body = self._span(event)
-            spans.append(self._lengths[len(body)])
-            spans.append(body)
-            numbers += numbers_of(event)
-        if spans or not events:
-            yield self._request(spans)
+            body = self._lengths[len(body)] + body
+            if part and (numbers >= most or size + len(body) > MOST_BYTES):
+                yield part
+                part, numbers, size = [], 0, 0
+            own = numbers_of(event)
+            part += engine
+            part.append((body, own))
+            numbers += own
+            size += len(body)
+        if part or not events:
+            yield part
 
-    def _request(self, spans: Sequence[bytes]) -> bytes:
-        return field(1, self._resource + field(2, self._scope + b"".join(spans)))
+    def request(self, part: Part) -> bytes:
+        """The bytes of an `ExportTraceServiceRequest`."""
+        return field(1, self._resource + field(2, self._scope + b"".join([span for span, _ in part])))
 
-    def _of_engine(self, event: EventTuple) -> tuple[EventTuple, Sequence[bytes]]:
+    def _of_engine(self, event: EventTuple) -> tuple[EventTuple, Part]:
         """An event that concerns no request in the trace of its minute; and the root of that trace, if it is the first. A
         batch that comes again is encoded as before."""
         nobody, sequence, minute = event[2][0], event[3], (self._base_ns + event[7]) // semconv.ENGINE_NS
@@ -278,13 +298,13 @@ class Encoder:
         identity = self._minute[2]
         event = (*event[:2], identity, *event[3:])  # type: ignore[assignment]
         if self._firsts.setdefault(minute, sequence) != sequence:
-            return event, ()
+            return event, []
         while len(self._firsts) > _MINUTES:
             del self._firsts[next(iter(self._firsts))]
         begin_ns = minute * semconv.ENGINE_NS
         _, _, own, _ = self._identities[identity]
         root = own + self._engine + _TIMES.pack(0x39, begin_ns, 0x41, begin_ns + semconv.ENGINE_NS)
-        return event, (self._lengths[len(root)], root)
+        return event, [(self._lengths[len(root)] + root, 0)]
 
     def _span(self, event: EventTuple) -> bytes:
         """The body of a `Span` message."""
@@ -302,6 +322,8 @@ class Encoder:
         if names:
             parts += (names, self._epochs[epoch], self._request_sequences[request_sequence])
         parts += [encoded[value] for encoded, value in zip(fields, values, strict=True) if value is not None]
+        if kind == _REQUEST and (output := values[_OUTPUT]) is not None:
+            parts.append(self._output_tokens[output])
         if kind == _CUT_OFF:
             parts.append(_status(semconv.CUT_OFF_REASON))
         elif error is not None:

@@ -1,4 +1,4 @@
-"""The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each with one byte.
+"""The export process of a recorder: reads its batches from a pipe, encodes and sends them, and answers each.
 
 It is no child of the engine's: vLLM kills its children when it shuts down, and this process must survive the engine by the
 time that a goodbye takes. If the engine dies without one, this process sends in its place the roots of the requests that were
@@ -21,9 +21,19 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.recording import transport
-from kvtrail.connector.recording.exporter import LENGTH, NOT_SENT, SENT, SENT_TO_KVTRAIL, UNREADABLE, InProcessExporter
+from kvtrail.connector.recording.away import ALL
+from kvtrail.connector.recording.exporter import (
+    ANSWER,
+    LENGTH,
+    NOT_SENT,
+    SENT,
+    SENT_TO_KVTRAIL,
+    UNREADABLE,
+    InProcessExporter,
+)
 from kvtrail.connector.recording.last_words import LastWords
 from kvtrail.connector.recording.ring import EventTuple
+from kvtrail.connector.recording.transport import REFUSALS
 
 GRACE_S = 5.0
 """How long the last batches and the goodbye may take after the engine has ended."""
@@ -58,13 +68,14 @@ def main(engine_pid: int) -> None:
         if events == TORN:
             torn = True
             continue
-        answer = UNREADABLE
+        answer, before = UNREADABLE, exporter.refused.copy()
         with suppress(Exception):
             sent = exporter.send(events)
             answer = NOT_SENT if not sent else SENT_TO_KVTRAIL if exporter.is_kvtrail else SENT
             unsent = [] if sent else events
             words.follow(events)
-        _answer(answers, answer)
+        refused = (exporter.refused[why] - before[why] for why in REFUSALS)
+        _answer(answers, ANSWER.pack(answer, ALL.index(exporter.away), exporter.left, *refused))
     if unsent:
         exporter.send(unsent)  # the engine cannot send it again
     if last := words.say(monotonic_ns(), torn=torn):  # the same clock in all processes of a machine

@@ -13,6 +13,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,11 @@ from typing import Any, Protocol
 
 import kvtrail
 from kvtrail.connector.recording import environment, transport
-from kvtrail.connector.recording.encoder import Encoder
+from kvtrail.connector.recording.away import ALL, Away
+from kvtrail.connector.recording.encoder import Encoder, Part
 from kvtrail.connector.recording.ring import EventTuple, sequence_of
+from kvtrail.connector.recording.transport import REFUSALS, Refused
+from kvtrail.tracer.model.losses import Lost
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -43,6 +47,9 @@ LENGTH = struct.Struct("<I")
 """Before every frame of the pipe: its length in bytes."""
 SENT, SENT_TO_KVTRAIL, NOT_SENT, UNREADABLE = b"+", b"k", b"-", b"!"
 """The export process's answers to a batch."""
+ANSWER = struct.Struct("<cBI" + "I" * len(REFUSALS))
+"""An answer; why the receiver did not take something last, a number of `away.ALL`; how many sequence numbers of the batch are
+left; and how many were refused meanwhile, by `REFUSALS`."""
 
 
 class Exporter(Protocol):
@@ -51,18 +58,28 @@ class Exporter(Protocol):
     Attributes:
         endpoint: where they go.
         is_kvtrail: whether the receiver that acknowledged the last batch says that it is kvtrail's; None before the first.
+        refused: how many sequence numbers the receiver would not take even one by one, by why.
+        left: how many of the last batch it has neither acknowledged nor refused; None where that is not known.
+        away: why it did not take the last batch that it did not.
     """
 
     endpoint: str
     is_kvtrail: bool | None
+
+    @property
+    def refused(self) -> Mapping[Lost, int]: ...
+    @property
+    def left(self) -> int | None: ...
+    @property
+    def away(self) -> Away: ...
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         """Called once, first: the attributes of the recorder's resource, where the ids of its spans begin, and the Unix time
         at which the monotonic clock, by which events are timed, was 0."""
 
     def send(self, events: Sequence[EventTuple]) -> bool:
-        """True once the receiver has acknowledged them. Blocks for the exporter's timeout at most. A batch that was not
-        acknowledged comes again, unchanged. An empty one is sent, too: its acknowledgement says who receives.
+        """True once the receiver has acknowledged or refused each of them. Blocks for the exporter's timeout at most. A batch
+        that was not sent comes again, unchanged. An empty one is sent, too: its acknowledgement says who receives.
 
         Raises:
             Exception: the events cannot be encoded as they are, and none of them has been sent; see `plain`.
@@ -81,23 +98,55 @@ class InProcessExporter:
         self._transport = sender
         self._batch_size = transport.batch_size()
         self._batch = -1
-        self._acknowledged = 0
+        self.refused: Counter[Lost] = Counter()
+        self._pending: deque[Part] = deque()
+        """What remains of the batch."""
 
     def open(self, resource: Mapping[str, Any], span_id_base: int, base_ns: int) -> None:
         self._encoder = Encoder(resource, span_id_base, base_ns)
 
     def send(self, events: Sequence[EventTuple]) -> bool:
-        """Of a batch that comes again, only the requests that were not acknowledged are sent."""
-        requests = list(self._encoder.requests(events, self._batch_size))
+        """Of a batch that comes again, only what was not acknowledged is sent. What is refused is sent in halves, down to the
+        single span: nothing can keep back what comes after it."""
         batch = sequence_of(events[0]) if events else -1
         if batch != self._batch or not events:
-            self._batch, self._acknowledged = batch, 0
-        for request in requests[self._acknowledged :]:
-            if not self._transport.send(request):
-                return False
-            self._acknowledged += 1
-            self.is_kvtrail = self._transport.is_kvtrail
+            self._batch, self._pending = -1, deque()
+            self._pending.extend(self._encoder.parts(events, self._batch_size))
+            self._batch = batch
+        while self._pending:
+            part = self._pending[0]
+            try:
+                if not self._transport.send(self._encoder.request(part)):
+                    return False
+                self.is_kvtrail = self._transport.is_kvtrail
+            except Refused as refusal:
+                if len(part) > 1:
+                    half = len(part) // 2
+                    self._pending[0] = part[half:]
+                    self._pending.appendleft(part[:half])
+                    continue
+                if not (part and self._takes_anything()):
+                    return False
+                self.refused[refusal.why] += sum(numbers for _, numbers in part)
+            self._pending.popleft()
         return True
+
+    @property
+    def left(self) -> int:
+        """Of the last batch, the sequence numbers that it has neither acknowledged nor refused."""
+        return sum(numbers for part in self._pending for _, numbers in part)
+
+    @property
+    def away(self) -> Away:
+        """Why the receiver did not take the last request that it did not."""
+        return self._transport.away
+
+    def _takes_anything(self) -> bool:
+        """Whether the receiver takes a request without spans: if not, then it is not the request that it refuses."""
+        try:
+            return self._transport.send(self._encoder.request([]))
+        except Refused:
+            return False
 
     def close(self) -> None:
         self._transport.close()
@@ -115,6 +164,9 @@ class ExportProcess:
         self._environ = environment.usable()  # so that what is wrong is said here, and not in the process
         self.endpoint = environment.endpoint(self._environ)
         self.is_kvtrail: bool | None = None
+        self.refused: Counter[Lost] = Counter()
+        self.left: int | None = None
+        self.away = Away.UNKNOWN
         self.pid: int | None = None
         self._hello = b""
         self._closed = self._gone = False
@@ -145,18 +197,31 @@ class ExportProcess:
             self._frames.close()
 
     def _ask(self, frame: bytes) -> bytes:
+        self.left = None
         if self._closed or (self._gone and not self._start_again()):
             return NOT_SENT
         try:
             self._write(frame)
             if self.pid is None and len(answer := self._answers.read(LENGTH.size)) == LENGTH.size:
                 (self.pid,) = LENGTH.unpack(answer)
-            if answer := bytes(self._answers.read(1)):
+            if answer := self._read_answer():
                 return answer
         except (OSError, ValueError):  # it has died, or was closed meanwhile
             pass
         self._lose()
         return NOT_SENT
+
+    def _read_answer(self) -> bytes:
+        """The answer to a frame, once what was refused is counted; none if the process has died."""
+        read = b""
+        while len(read) < ANSWER.size and (more := self._answers.read(ANSWER.size - len(read))):
+            read += more
+        if len(read) < ANSWER.size:
+            return b""
+        answer, why, self.left, *refused = ANSWER.unpack(read)
+        self.away = ALL[why]
+        self.refused.update(dict(zip(REFUSALS, refused, strict=True)))
+        return bytes(answer)
 
     def _start(self) -> None:
         """Start the process.
@@ -178,7 +243,7 @@ class ExportProcess:
         launcher.wait()
 
     def _start_again(self) -> bool:
-        """Start the process that has died anew, unless it has died too often for that; returns whether there is one."""
+        """Start the process that has died again, unless it has died too often for that; returns whether there is one."""
         if monotonic() < self._again_s:
             return False
         try:

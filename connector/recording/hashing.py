@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 
+from kvtrail.tracer.model.ids import bounded
 from kvtrail.tracer.model.semconv import external_id
 
 VARIABLE = "KVTRAIL_HASH_IDS"
@@ -31,6 +32,7 @@ def naming(environ: Mapping[str, str] = os.environ) -> Callable[[str], str] | No
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=_BYTES).hexdigest()
 
     def named(request_id: str) -> str:
+        request_id = bounded(request_id)  # so that who keeps only this finds the same name
         external = external_id(request_id)
         own = "" if external == request_id else f"-{hashed(request_id)[:_SUFFIX]}"
         return hashed(external) + own

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 MOST = 64
 """Requests named in one sign of life; those that are left out come first in the next."""
-LONGEST = 200
-"""Characters of an id; a longer one is not named."""
 Idle = tuple[tuple[str, ...], tuple[int, ...]]
 """Ids of requests, and how many events each has had."""
 
@@ -23,7 +21,7 @@ class IdleRequests:
     def told(self, events: Mapping[str, int]) -> Idle | None:
         """What the next sign of life says, if these requests are there and have had so many events."""
         before, self._before = self._before, events
-        idle = [name for name, count in events.items() if before.get(name) == count and len(name) <= LONGEST]
+        idle = [name for name, count in events.items() if before.get(name) == count]
         due = [name for name in idle if name not in self._named]
         if len(due) < min(MOST, len(idle)):  # the round ends here
             self._named.clear()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 from opentelemetry.sdk.environment_variables import (
     OTEL_BSP_MAX_QUEUE_SIZE,
@@ -33,14 +33,17 @@ from opentelemetry.sdk.trace.sampling import Sampler
 
 from kvtrail import __version__
 from kvtrail.connector.recording import death, environment, exporter
+from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.contexts import Contexts, RequestContext, root_ids
 from kvtrail.connector.recording.hashing import naming
 from kvtrail.connector.recording.idle import IdleRequests
 from kvtrail.connector.recording.plain import plain
-from kvtrail.connector.recording.ring import EventTuple, Ring, numbers_of
+from kvtrail.connector.recording.ring import EVERYTHING, LARGE, EventTuple, Ring, bytes_of, numbers_of
+from kvtrail.connector.recording.sizes import MOST_TEXT, bounded
 from kvtrail.connector.recording.transport import THREAD_NAME
-from kvtrail.connector.settings import Heartbeats, LevelSwitch
-from kvtrail.tracer.model import semconv
+from kvtrail.connector.settings import QUEUE_MIB, Heartbeats, LevelSwitch
+from kvtrail.tracer.model import messages, semconv
+from kvtrail.tracer.model.losses import Lost
 from kvtrail.tracer.model.semconv import STEP_SPAN, Kind
 
 logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its handlers print it
@@ -48,14 +51,23 @@ logger = logging.getLogger("vllm.kvtrail")  # below vLLM's logger, so that its h
 BATCH = 2048
 """Events exported at once, about half a millisecond of work. During each batch the caller waits for the interpreter and
 loses its caches, so a few large batches cost it less than many small ones."""
-EVERYTHING = 1 << 62
-"""More numbers than a ring holds."""
+MOST_ROWS = 4096
+"""Of an event: a row takes 200 bytes where ids are as long as they may be, and the blocks that the step adds to it."""
 _EPOCH, _SAMPLED, _NAME, _SEQUENCE = map(attrgetter, ("epoch", "sampled", "name", "sequence"))
 _CUT_OFF = Kind.CUT_OFF.value
 HEARTBEAT_S = 5.0
 WARN_EVERY_S = 60.0
 LEAST_OFFSET_NS = 10**9
 """By how much the wall clock must have moved to be worth a word."""
+
+
+class Spare(Protocol):
+    """How long a scheduler has had the means to run one more request, and whether it is paused."""
+
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def is_paused(self) -> bool | None: ...
 
 
 class Recorder:
@@ -66,16 +78,21 @@ class Recorder:
         level: how much is recorded.
         steps: scheduling steps so far; None on a worker.
         probes_off: the connectors whose probe is switched off, in order.
+        spare: how long the scheduler has had spare capacity; None where it is not seen.
         holders: asked on the recorder's own thread how many bytes each connector holds; None where it does not know.
     """
 
-    def __init__(self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter) -> None:
+    def __init__(
+        self, engine_id: str, resource: dict[str, Any], out: exporter.Exporter, *, queue_bytes: int = QUEUE_MIB << 20
+    ) -> None:
+        """`queue_bytes` is what the events that wait may take, about."""
         self.id = secrets.token_hex(8)
         self.engine_id = engine_id
         self.level = LevelSwitch()
         self.steps: int | None = None
+        self.spare: Spare | None = None
         limit = environment.number(OTEL_BSP_MAX_QUEUE_SIZE, 65_536)
-        self._ring = Ring(limit)
+        self._ring = Ring(limit, queue_bytes)
         self._append, self._numbers = self._ring.waiting.append, self._ring.numbers
         self._many = 1 << max(1, min(BATCH, limit // 2)).bit_length() - 1  # a power of two
         self._bits_of_many = self._many - 1
@@ -97,7 +114,8 @@ class Recorder:
         self._base_ns = time.time_ns() - time.monotonic_ns()
         """What makes Unix time of the monotonic clock. It stays as it is: where the wall clock jumps, events do not."""
         out.open(attributes, secrets.randbits(63), self._base_ns)
-        self._given_up = self._sent = 0
+        self._given_up: Counter[str] = Counter()
+        self._sent = self._dropped_said = 0
         self._untold: Counter[str] = Counter()
         self._counting = threading.Lock()
         self.probes_off: dict[str, None] = {}
@@ -107,7 +125,9 @@ class Recorder:
         self._flushed = threading.Condition()
         self._flush_done = self._flush_asked = 0
         self._closing = False
-        self._warned_s = self._heartbeat_s = float("-inf")
+        self._warned_s: dict[Away, float] = {}
+        """When the log said last that the receiver is away, by why."""
+        self._dropped_at_s = self._heartbeat_s = float("-inf")
         self._told_unheard = False
         self._connectors = 0
         self._leaving = False
@@ -139,10 +159,19 @@ class Recorder:
             context = self._no_request
         elif not context.recorded:
             return
+        size = bytes_of(kind, values)
         if error is not None:
-            error = context.told(error)
-        sequence, number, append = next(self._numbers), next(context.sequence), self._append
-        append((kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values))
+            error = context.told(error)[: messages.MOST]
+            size += len(error)
+        if size > MOST_TEXT:
+            values = self._bounded(kind, values)
+            size = bytes_of(kind, values) + LARGE
+        sequence, number = next(self._numbers), next(context.sequence)
+        event = (kind, source, context.identity, sequence, number, context.epoch, start_ns, end_ns, error, values)
+        if size < LARGE:
+            self._append(event)
+        else:
+            self._ring.append_large(event, size)
         if not sequence & self._bits_of_many:
             self._wake.set()
 
@@ -158,7 +187,8 @@ class Recorder:
         step: int,
         tokens: int,
     ) -> None:
-        """Record one step of several requests: one event with a row, and a number, for each. Never blocks, never raises.
+        """Record one step of several requests: one event with a row, and a number, for each, and several where there are too
+        many rows for a receiver. Never blocks, never raises.
 
         Args:
             computed, scheduled, drafted: tokens, by row.
@@ -166,6 +196,12 @@ class Recorder:
             step: the number of the step.
             tokens: of the step in all.
         """
+        if len(contexts) > MOST_ROWS:
+            for first in range(0, len(contexts), MOST_ROWS):
+                rows = slice(first, first + MOST_ROWS)
+                columns = computed[rows], scheduled[rows], drafted[rows], None if blocks is None else blocks[rows]
+                self.record_step(source, contexts[rows], at_ns, *columns, step, tokens)
+            return
         taken = tuple(islice(self._numbers, len(contexts)))  # in one go: no other thread gets a number in between
         values = (
             tuple(map(_NAME, contexts)),
@@ -180,8 +216,11 @@ class Recorder:
             step,
             tokens,
         )
-        nobody = self._no_request
-        self._append((STEP_SPAN, source, nobody.identity, taken[0], 0, 0, at_ns, at_ns, None, values))
+        event = (STEP_SPAN, source, self._no_request.identity, taken[0], 0, 0, at_ns, at_ns, None, values)
+        if (size := bytes_of(STEP_SPAN, values)) < LARGE:
+            self._append(event)
+        else:
+            self._ring.append_large(event, size)
         if taken[-1] & self._bits_of_many < len(taken):
             self._wake.set()
 
@@ -198,8 +237,16 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Events lost so far: pushed out of a full ring, or given up after a failed export."""
-        return self._given_up + self._ring.dropped
+        """Events lost so far: pushed out of a full ring, given up after a failed export, or refused."""
+        return sum(self._given_up.values()) + self._ring.dropped + sum(self._exporter.refused.values())
+
+    @property
+    def dropped_by(self) -> dict[str, int]:
+        """The same by their reason, of `Lost`."""
+        pushed_out, by_bytes = self._ring.dropped, self._ring.crowded_out
+        lost: Counter[str] = self._given_up + Counter(self._exporter.refused)
+        lost[Lost.QUEUE_EVENTS], lost[Lost.QUEUE_BYTES] = max(0, pushed_out - by_bytes), min(pushed_out, by_bytes)
+        return {str(why): count for why, count in lost.items() if count}
 
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until everything recorded so far has been sent; False when the time was not enough."""
@@ -241,6 +288,13 @@ class Recorder:
         if error is not None and self._ended_by is None:
             self._ended_by = self.contexts.told(error)[: death.MOST]
 
+    def _bounded(self, kind: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The values without what is too large for a span; that is counted, and unknown."""
+        kept, left_out = bounded(kind, values)
+        if left_out:
+            self.leave_out(kind, None)
+        return kept
+
     # Everything below runs on the recorder's own thread.
 
     def _run(self) -> None:
@@ -271,13 +325,16 @@ class Recorder:
                 self._flush_done = asked
                 self._flushed.notify_all()
         elif closing:
-            self._given_up += _numbers(batch) + _numbers(self._ring.take(EVERYTHING))
+            rest = self._ring.take(EVERYTHING, most_bytes=EVERYTHING)
+            self._give_up(batch)
+            self._given_up[Lost.UNSENT] += _numbers(rest)
         elif self._ring.is_full:
-            self._given_up += _numbers(batch)  # perhaps the tracer refuses just these: try others
+            self._give_up(batch)  # perhaps the tracer refuses just these: try others
             batch = []
         return batch
 
     def _send(self, events: list[EventTuple]) -> bool:
+        refused = self._refused()
         try:
             try:
                 sent = self._exporter.send(events)
@@ -286,20 +343,41 @@ class Recorder:
                 sent = not events or self._exporter.send(events)
         except Exception:
             logger.exception("kvtrail: %d events could not be encoded and are lost", _numbers(events))
-            self._given_up += _numbers(events)
+            self._given_up[Lost.UNREADABLE] += _numbers(events)
             return True
-        self._sent += _numbers(events) if sent else 0
+        # Of a batch that is not done, the refused ones count now, and the others once it is.
+        self._sent += (_numbers(events) if sent else 0) - (self._refused() - refused)
         now_s = time.monotonic()
-        if not sent and now_s - self._warned_s > WARN_EVERY_S:
-            self._warned_s = now_s
+        if sent:
+            self._say_what_was_dropped(now_s)
+        elif now_s - self._warned_s.get(away := self._exporter.away, float("-inf")) > WARN_EVERY_S:
+            self._warned_s[away] = now_s
             logger.warning(
-                "kvtrail: no tracer answers at %s; %d events wait, %d were dropped. The engine goes on undisturbed."
-                " Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
+                "kvtrail: no tracer answers at %s%s; %d events wait, %d were dropped. The engine goes on undisturbed. %s",
                 self.endpoint,
+                away.why,
                 len(self._ring.waiting) + len(events),
                 self.dropped,
+                away.advice,
             )
         return sent
+
+    def _refused(self) -> int:
+        return sum(self._exporter.refused.values())
+
+    def _say_what_was_dropped(self, now_s: float) -> None:
+        """Events are sent again: the log says which were not, once a minute at most."""
+        dropped = self.dropped
+        if dropped != self._dropped_said and now_s - self._dropped_at_s > WARN_EVERY_S:
+            self._dropped_said, self._dropped_at_s = dropped, now_s
+            said = ", ".join(f"{why} {count}" for why, count in self.dropped_by.items())
+            logger.warning("kvtrail: %d events were dropped so far (%s); later ones arrive.", dropped, said)
+
+    def _give_up(self, batch: list[EventTuple]) -> None:
+        """This batch could not be sent; a part of it may have been."""
+        left = _numbers(batch) if self._exporter.left is None else self._exporter.left
+        self._given_up[Lost.UNSENT] += left
+        self._sent += _numbers(batch) - left
 
     def _make_plain(self, events: list[EventTuple]) -> None:
         """Make plain what is odd in these events, and leave out those that cannot be told."""
@@ -338,7 +416,10 @@ class Recorder:
         recorded = self._sent + dropped  # before the requests' own numbers are read, which go on meanwhile
         idle = None if self.steps is None else self._idle.told(self.contexts.events())
         ended_by = self._ended_by if closing else None
-        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, self._held_bytes())
+        spare, paused = (None, None) if self.spare is None else (self.spare.total_ns, self.spare.is_paused or None)
+        held = self._held_bytes()
+        reasons = tuple(f"{why}:{count}" for why, count in self.dropped_by.items()) or None
+        values = (recorded, dropped, closing, *losses, *(idle or (None, None)), ended_by, held, spare, paused, reasons)
         self.record(Kind.HEARTBEAT.value, b"", None, at_ns, at_ns, values)
         events = self._ring.take(BATCH)
         if closing:
@@ -410,7 +491,7 @@ _make_exporter: Callable[[], exporter.Exporter] | None = None
 """Set by `exporting_to`; None is what the environment says."""
 
 
-def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
+def of_process(engine_id: str, resource: dict[str, Any], *, queue_mib: int = QUEUE_MIB) -> Recorder | None:
     """The recorder of this engine in this process, made at the first call; None when `OTEL_SDK_DISABLED` is true, or when
     none can be made."""
     key = (os.getpid(), engine_id)
@@ -419,14 +500,14 @@ def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
             if _make_exporter is None and os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true":
                 _recorders[key] = None
             else:
-                _recorders[key] = _make(engine_id, resource)
+                _recorders[key] = _make(engine_id, resource, queue_mib << 20)
         return _recorders[key]
 
 
-def _make(engine_id: str, resource: dict[str, Any]) -> Recorder | None:
+def _make(engine_id: str, resource: dict[str, Any], queue_bytes: int) -> Recorder | None:
     try:
         out = exporter.from_environment() if _make_exporter is None else _make_exporter()
-        return Recorder(engine_id, resource, out)
+        return Recorder(engine_id, resource, out, queue_bytes=queue_bytes)
     except ImportError as missing:
         logger.warning("kvtrail: nothing is recorded: %s. The engine goes on without.", missing)
         return None

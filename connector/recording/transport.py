@@ -7,19 +7,41 @@ set them. Only their encoding is left out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_EXPORT_BATCH_SIZE
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from kvtrail.connector.recording import environment
+from kvtrail.connector.recording import away, environment
+from kvtrail.connector.recording.away import Away
+from kvtrail.tracer.model.losses import Lost
 from kvtrail.tracer.model.semconv import RECEIVER
 
 logger = logging.getLogger("vllm.kvtrail")
 
 THREAD_NAME = "kvtrail-recorder"
 """Name of the thread that sends."""
+_AGAIN_HTTP = (408, 429, 502, 503, 504)
+"""Answers that OTLP/HTTP has a sender try again after, and the one of a receiver that waited for a body in vain."""
+_TOO_LARGE_HTTP = 413
+_RETRY_INFO = b"google.rpc.RetryInfo"
+
+
+REFUSALS = (Lost.TOO_LARGE, Lost.REFUSED)
+"""Why a receiver will not take a request, however often it is sent."""
+
+
+class Refused(Exception):
+    """The receiver will not take a request, however often it is sent."""
+
+    def __init__(self, why: Lost) -> None:
+        super().__init__(why.value)
+        self.why = why
+
+
+class _Away(Exception):
+    """Nobody listens. The SDK would wait for seconds before it tries again; the recorder does so in its own rhythm."""
 
 
 class Transport(Protocol):
@@ -28,13 +50,19 @@ class Transport(Protocol):
     Attributes:
         endpoint: where it goes.
         is_kvtrail: whether the receiver of the last one that was acknowledged said that it is kvtrail's.
+        away: why the last one that was not acknowledged was not.
     """
 
     endpoint: str
     is_kvtrail: bool
+    away: Away
 
     def send(self, payload: bytes) -> bool:
-        """True once the receiver has acknowledged it. Blocks for the exporter's timeout at most; never raises."""
+        """True once the receiver has acknowledged it. Blocks for the exporter's timeout at most.
+
+        Raises:
+            Refused: it will not take this, however often it comes.
+        """
 
     def close(self) -> None:
         """Give up what is being sent."""
@@ -42,6 +70,7 @@ class Transport(Protocol):
 
 class _Grpc:
     def __init__(self, endpoint: str) -> None:
+        from grpc import RpcError
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
         this = self
@@ -53,7 +82,17 @@ class _Grpc:
                 self._call = channel.unary_unary("/opentelemetry.proto.collector.trace.v1.TraceService/Export")
 
             def Export(self, request: bytes, **how: Any) -> Any:
-                response, call = self._call.with_call(request, **how)
+                try:
+                    response, call = self._call.with_call(request, **how)
+                except RpcError as error:  # this one is a grpc.Call, too
+                    code, trailing = error.code().name, error.trailing_metadata() or ()
+                    why = _refusal(code, trailing)
+                    this.away = away.of_grpc(code, error.details() or "", is_refusal=why is not None)
+                    if why is not None:
+                        raise Refused(why) from None
+                    if code == "UNAVAILABLE" and not _says_when(trailing):
+                        raise _Away from None
+                    raise
                 this.is_kvtrail = any(key == RECEIVER for key, *_ in call.initial_metadata() or ())
                 return response
 
@@ -71,11 +110,18 @@ class _Grpc:
                 return 0  # only for the SDK's own metrics
 
         self._exporter = BytesExporter()
-        self.endpoint, self.is_kvtrail = endpoint, False
+        self.endpoint, self.is_kvtrail, self.away = endpoint, False, Away.UNKNOWN
 
     def send(self, payload: bytes) -> bool:
         try:
             return self._exporter.export(payload) is SpanExportResult.SUCCESS  # type: ignore[arg-type]  # encoded already
+        except Refused:
+            raise
+        except _Away:
+            if self._exporter._channel is not None:  # it would wait longer each time before it connects
+                self._exporter._channel.close()
+                self._exporter._initialize_channel_and_stub()
+            return False
         except Exception:
             logger.debug("kvtrail: the SDK's exporter failed", exc_info=True)
             return False
@@ -91,22 +137,54 @@ class _Http:
         self._exporter = OTLPSpanExporter()
         self._client = self._exporter._client  # the exporter's public method would encode the spans once more
         self._request, self._client._transport.request = self._client._transport.request, self._asked  # type: ignore[method-assign]
-        self.endpoint, self.is_kvtrail = endpoint, False
+        self.endpoint, self.is_kvtrail, self.away = endpoint, False, Away.UNKNOWN
 
     def send(self, payload: bytes) -> bool:
         try:
-            return bool(self._client.export(payload).success)
+            result = self._client.export(payload)
         except Exception:
             logger.debug("kvtrail: the SDK's exporter failed", exc_info=True)
             return False
+        code = result.status_code
+        is_refusal = code is not None and code >= 400 and code not in _AGAIN_HTTP
+        if code is not None and not result.success:
+            self.away = away.of_http(code, is_refusal=is_refusal)
+        if is_refusal:
+            raise Refused(Lost.TOO_LARGE if code == _TOO_LARGE_HTTP else Lost.REFUSED)
+        return bool(result.success)
 
     def _asked(self, *what: Any, **how: Any) -> Any:
         result = self._request(*what, **how)
+        if result.error is not None:
+            self.away = away.of_text(f"{type(result.error).__name__}: {result.error}")
+            raise _Away
         self.is_kvtrail = RECEIVER in {name.lower() for name in result.headers()}
         return result
 
     def close(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+_AGAIN_GRPC = ("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS")
+"""Answers that OTLP/gRPC has a sender try again after."""
+
+
+def _refusal(code: str, trailing: Iterable[tuple[str, str | bytes]]) -> Lost | None:
+    """What a gRPC error says of the request, as OTLP has it: RESOURCE_EXHAUSTED is no refusal where the receiver says when to
+    come again. None if the request may come again."""
+    if code in _AGAIN_GRPC:
+        return None
+    if code != "RESOURCE_EXHAUSTED":
+        return Lost.REFUSED
+    return None if _says_when(trailing) else Lost.TOO_LARGE
+
+
+def _says_when(trailing: Iterable[tuple[str, str | bytes]]) -> bool:
+    """Whether the receiver says when to come again."""
+    return any(
+        key == "google.rpc.retryinfo-bin" or (key == "grpc-status-details-bin" and _RETRY_INFO in bytes(value))  # type: ignore[arg-type]  # `-bin` is bytes
+        for key, value in trailing
+    )
 
 
 _TRANSPORTS: dict[str, Callable[[str], Transport]] = {"grpc": _Grpc, "http/protobuf": _Http}

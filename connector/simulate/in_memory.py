@@ -9,6 +9,7 @@ from typing import Any
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.connector.recording import recorder
+from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder, in_minute
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.ingest import protobuf, steps
@@ -19,7 +20,8 @@ from kvtrail.tracer.model.spans import Span
 BATCH = 512
 """Events per OTLP request, as a recorder sends them."""
 FLUSH_S = 60.0
-_UNSAID = (None,) * (len(semconv.FIELDS[semconv.Kind.HEARTBEAT]) - 3)
+_HEARTBEAT = semconv.FIELDS[semconv.Kind.HEARTBEAT]
+_STEP = _HEARTBEAT.index(semconv.STEP)
 
 
 class InMemoryExporter:
@@ -27,6 +29,9 @@ class InMemoryExporter:
 
     endpoint = "memory"
     is_kvtrail: bool | None = True
+    away = Away.UNKNOWN
+    refused: Mapping[Any, int] = {}
+    left: int | None = 0
 
     def __init__(self) -> None:
         self._held: list[EventTuple] = []
@@ -45,8 +50,9 @@ class InMemoryExporter:
         """Nothing is open."""
 
     def seal(self, *, later_s: int) -> None:
-        """End the history with signs of life for `later_s` seconds after the last event, instead of the recorder's own end:
-        what is still awaited then is overdue. With 0 it ends there, as that of an engine that has died."""
+        """End the history with heartbeats for `later_s` seconds after the last event, in which the scheduler goes on making
+        steps, instead of the recorder's own end: what is still awaited then is overdue. With 0 it ends there, as that of an
+        engine that has died."""
         self._sealed = True
         if not self._held:
             return
@@ -54,9 +60,13 @@ class InMemoryExporter:
         sequence += numbers_of(self._held[-1]) - 1
         last_ns = max(end_ns for *_, end_ns, _, _ in self._held)
         kind, nobody = semconv.Kind.HEARTBEAT.value, (root, b"", "", True)
+        steps = [values[_STEP] for recorded, *_, values in self._held if recorded == kind and values[_STEP] is not None]
         for after_s in range(0, later_s + 1, int(recorder.HEARTBEAT_S)):
             sequence, at_ns = sequence + 1, last_ns + after_s * 10**9
-            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, (sequence, 0, False, *_UNSAID)))
+            said: list[Any] = [sequence, 0, False, *(None,) * (len(_HEARTBEAT) - 3)]
+            if steps:  # the scheduler's own recorder
+                said[_STEP] = steps[-1] + 1 + after_s
+            self._held.append((kind, b"", nobody, sequence, 0, 0, at_ns, at_ns, None, tuple(said)))
 
     def events(self) -> list[Event]:
         """The events, as encoding them as OTLP and decoding them again would give them, but faster."""
@@ -124,6 +134,8 @@ class InMemoryExporter:
             "recorder": self._resource[semconv.RECORDER_ID.key],
             "block_size": self._resource.get(semconv.BLOCK_SIZE.key),
             "capabilities": self._resource.get(semconv.CAPABILITIES.key),
+            "scheduler_async": self._resource.get(semconv.ASYNC_SCHEDULING.key),
+            "patience": self._resource.get(semconv.PATIENCE.key),
             "sampled_only": self._resource.get(semconv.SAMPLED_ONLY.key),
             "launch": self._resource.get(semconv.LAUNCH.key),
             "cache_identity": self._resource.get(semconv.CACHE_IDENTITY.key),

@@ -143,10 +143,11 @@ class BareScheduler:
         priority: int = 0,
         output: Sequence[int] = (),
         salt: str | None = None,
-        adapter: str = "",
+        adapter: Any = "",
         handed_on: bool = False,
     ) -> Any:
-        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object."""
+        """Add a request, which is answered with `output`, then with tokens drawn from the seed; returns vLLM's object. The
+        adapter is a name, or vLLM's `LoRARequest`."""
         request = tiny_model.request(
             request_id,
             prompt,

@@ -92,15 +92,18 @@ def request(
     priority: int,
     block_hasher: Any,
     salt: str | None = None,
-    adapter: str = "",
+    adapter: Any = "",
     handed_on: bool = False,
 ) -> Any:
     """A request as vLLM's scheduler has it: it generates `max_tokens` tokens, whatever they are. `adapter` names a LoRA
-    adapter, which exists by its name only. What is handed on says so in the words of vLLM's disaggregated prefilling."""
+    adapter, which exists by its name only, or is vLLM's `LoRARequest`. What is handed on
+    says so in the words of vLLM's disaggregated prefilling."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
+    if adapter and isinstance(adapter, str):
+        adapter = LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}")
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -114,7 +117,7 @@ def request(
         block_hasher=block_hasher,
         priority=priority,
         cache_salt=salt or None,
-        lora_request=LoRARequest(adapter, 1 + zlib.crc32(adapter.encode()), f"/{adapter}") if adapter else None,
+        lora_request=adapter or None,
     )
 
 

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from functools import wraps
 from itertools import groupby
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvtrail.connector.fingerprints.checks import Checks, Told
-from kvtrail.connector.fingerprints.orders import Group, OrderBook, Orders
+from kvtrail.connector.fingerprints.orders import Group, OrderBook, Orders, below
 from kvtrail.connector.fingerprints.store import is_own
-from kvtrail.connector.fingerprints.truth import Place, Truth
 from kvtrail.connector.settings import FingerprintStore, Guard, HeldBlocks, Settings
 from kvtrail.connector.tracing.identity import identity_of
 from kvtrail.connector.tracing.instrumentation import Instrumentation
 from kvtrail.tracer.model.semconv import Kind
+
+if TYPE_CHECKING:
+    from kvtrail.connector.fingerprints.looks import Told
+    from kvtrail.connector.fingerprints.truth import Place
 
 logger = logging.getLogger("vllm.kvtrail")
 
@@ -72,6 +74,7 @@ class BlockChecks:
             rate=self._settings.rate,
             all_held=self._settings.fingerprint_held is HeldBlocks.ALL,
             identity=identity_of,
+            slim=self._settings.slim,
         )
         self._after("get_num_new_matched_tokens", self._looked_up)
         self._after("update_state_after_alloc", self._allocated)
@@ -125,20 +128,30 @@ class BlockChecks:
     def _registered(self, result: Any, kv_caches: dict[str, Any]) -> None:
         from vllm.distributed import kv_transfer
 
+        from kvtrail.connector.fingerprints.checks import Checks
         from kvtrail.connector.fingerprints.fingerprint import Fingerprints
+        from kvtrail.connector.fingerprints.reference import SlimReference
+        from kvtrail.connector.fingerprints.references import References
+        from kvtrail.connector.fingerprints.slim import SlimFingerprints
+        from kvtrail.connector.fingerprints.truth import Truth
 
         if kv_transfer.has_kv_transfer_group() and kv_transfer.get_kv_transfer_group() is not self._connector:
             return  # another connector's child
         names = {
             group.number: self._kv_cache_config.kv_cache_groups[group.number].layer_names for group in self._groups
         }
+        caches = {number: {name: kv_caches[name] for name in layers} for number, layers in names.items()}
+        num_blocks, sizes = self._kv_cache_config.num_blocks, dict(self._groups)
+        slims: dict[int, SlimFingerprints] = {}
+        truth, slim = Truth(own=self._own), None
+        if self._settings.slim:
+            slims = {number: SlimFingerprints(each, num_blocks, sizes[number]) for number, each in caches.items()}
+            slim = SlimReference(own=self._own, incomplete=truth.incomplete)
         self._checks = Checks(
-            {
-                number: Fingerprints({name: kv_caches[name] for name in layers}, self._kv_cache_config.num_blocks)
-                for number, layers in names.items()
-            },
-            dict(self._groups),
-            Truth(own=self._own),
+            {number: Fingerprints(each, num_blocks) for number, each in caches.items()},
+            sizes,
+            References(truth, slim, sizes, below=below(self._settings.rate), own=self._own),
+            slims=slims,
             heals=self._heals(),
             shares=not self._own,
             tell=self._tell,
@@ -206,7 +219,7 @@ class BlockChecks:
         if (recorder := self._instrumentation.recorder) is None:
             return
         wrong = told.wrong[:MOST_WRONG]
-        name = recorder.contexts.named
+        contexts = recorder.contexts
         values = (
             told.look,
             told.blocks,
@@ -219,17 +232,18 @@ class BlockChecks:
             tuple(each.token for each in wrong) or None,
             tuple(_short(each.hash) for each in wrong) or None,
             tuple(_ranges(each.wrong.layers) for each in wrong) or None,
-            tuple(_held(each.wrong.holds, lambda of: name(of).name) for each in wrong) or None,
-            tuple(each.of and name(each.of).name for each in wrong) or None,
+            tuple(_held(each.wrong.holds, contexts.name_of) for each in wrong) or None,
+            tuple(each.of and contexts.name_of(each.of) for each in wrong) or None,
             len(told.wrong) - len(wrong) or None,
             told.healed or None,
             told.group or None,
             self._steps,
             told.identity,
+            told.slim or None,
         )
         at_ns = monotonic_ns()
         source = self._instrumentation.source
-        recorder.record(Kind.BLOCK_CHECK.value, source, name(told.request_id), at_ns, at_ns, values)
+        recorder.record(Kind.BLOCK_CHECK.value, source, contexts.named(told.request_id), at_ns, at_ns, values)
 
     # In front of the connector's methods.
 
@@ -297,7 +311,7 @@ def attach(
     kv_cache_config: Any,
 ) -> BlockChecks | None:
     """Look at bytes around the calls of this connector, if the settings say so and its caches can be looked at."""
-    if not settings.rate:
+    if not (settings.rate or settings.slim):
         return None
     if not groups_of(vllm_config, kv_cache_config):
         logger.info(

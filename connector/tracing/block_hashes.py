@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from operator import itemgetter
 from time import monotonic_ns
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.recording.sizes import MOST_BYTES
 from kvtrail.connector.tracing.seen_blocks import SeenBlocks
 from kvtrail.tracer.model.semconv import HASH_BYTES, MOST_TOLD
 
 AGAIN_NS = 600 * 10**9
 """After how long everything is told anew, to a tracer that began later, too."""
+MOST_AT_ONCE = MOST_BYTES // HASH_BYTES
+"""Hashes in one event: those of a prompt of two million tokens."""
 _SHORT = itemgetter(slice(-HASH_BYTES, None))
 _HELD: WeakKeyDictionary[Recorder, BlockHashes] = WeakKeyDictionary()
 Told = tuple[bytes | None, int | None]
@@ -52,7 +55,8 @@ class BlockHashes:
 
     def __init__(self, recorder: Recorder, tells: bool = True) -> None:
         """`tells` is false where no hashes are to be told."""
-        self._recorder, self._tells = recorder, tells
+        self._recorder: Recorder = proxy(recorder)  # or else what is held for it would keep it
+        self._tells = tells
         self._seen: SeenBlocks | None = SeenBlocks() if tells else None
         """None, too, once a request was left out, whose blocks nobody knows."""
         self._told: set[bytes] = set()
@@ -73,14 +77,15 @@ class BlockHashes:
         return Start(fresh, known or None, _SHORT(hashes[known - 1]) if known else None, seen)
 
     def since(self, context: RequestContext, request: Any) -> Told:
-        """The hashes of the blocks that the request has filled since it was asked for them last; in detail only."""
+        """The hashes of the blocks that the request has filled since it was asked for them last; in detail only. Of more than
+        `MOST_AT_ONCE` the rest comes when it is asked for them next: a span may not be larger."""
         hashes, first = getattr(request, "block_hashes", ()), context.hashed
         if len(hashes) <= first:
             return None, None
         if not (self._tells and self._recorder.level.detailed and context.recorded):
             self._seen = None
             return None, None
-        fresh = hashes[first:]
+        fresh = hashes[first : first + MOST_AT_ONCE]
         context.hashed += len(fresh)
         self._told.update(fresh)
         if self._seen is not None:

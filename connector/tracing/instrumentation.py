@@ -25,16 +25,17 @@ from kvtrail.connector.known.probe import NO_PROBE, Moved, Probe, Seen
 from kvtrail.connector.recording import death
 from kvtrail.connector.recording.contexts import RequestContext
 from kvtrail.connector.recording.encoder import inside, of_span
-from kvtrail.connector.recording.messages import message
+from kvtrail.connector.recording.messages import located
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Guard, LevelSwitch
 from kvtrail.connector.tracing.block_hashes import BlockHashes
 from kvtrail.connector.tracing.holdings import Holdings
-from kvtrail.connector.tracing.identity import identity_of
+from kvtrail.connector.tracing.identity import Adapters, identity_of
 from kvtrail.connector.tracing.plans import PLACES, Plans
 from kvtrail.connector.tracing.prefix_cache import PrefixCache, can_be_followed
 from kvtrail.connector.tracing.reading import hit_sources, ids_in, ids_of_step
-from kvtrail.connector.tracing.steps import Steps, first_group
+from kvtrail.connector.tracing.spare import spare_capacity
+from kvtrail.connector.tracing.steps import Steps, first_group, held_at_end
 from kvtrail.connector.tracing.store_changes import StoreChanges
 from kvtrail.tracer.model import contract
 from kvtrail.tracer.model.semconv import FIELDS, Kind
@@ -91,13 +92,15 @@ class Instrumentation:
         name: str = "",
         source: bytes = b"",
         probe: Probe | None = None,
+        lease: Callable[[str], float | None] | None = None,
         guard: Guard = Guard.OBSERVE,
         unannounced: bool = False,
         has_groups: bool = False,
         tells_hashes: bool = True,
         tells_cache: bool = True,
     ) -> None:
-        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `guard`, what to do
+        """`name` is the connector's, for the log; `source` the encoded attributes that say who recorded; `lease`, how
+        long the connector keeps an ended request's blocks, in seconds; `guard`, what to do
         with a lookup's answer that breaks the contract; `unannounced`, whether this vLLM has no `on_new_request`;
         `has_groups`, whether there are several KV cache groups; the others, what is recorded at level `detailed`."""
         self._recorder: Any = recorder  # checked once, in `_never_breaks`
@@ -105,6 +108,7 @@ class Instrumentation:
         self._name = name
         self._source = self._call_source = source
         self._probe = probe or Probe()
+        self._lease = lease
         self._guard = guard
         self._unannounced = unannounced
         self._steps = 0
@@ -112,6 +116,7 @@ class Instrumentation:
         self._plans: Any = None if recorder is None else Plans(recorder, source, self._untold)
         self._hashes: Any = None if recorder is None else BlockHashes.of(recorder, tells=tells_hashes)
         self._holdings: Any = None if recorder is None else Holdings(recorder, source)
+        self._adapters = Adapters()
         self._pool: Any = _NO_POOL
         self._cached: Any = None
         """The pool's map of cached blocks when it was last looked at."""
@@ -165,6 +170,7 @@ class Instrumentation:
             self._pool, self._cached = pool, pool.cached_block_hash_to_block
             if self._tells_cache and can_be_followed(pool):
                 self._prefix_cache = PrefixCache.of(pool, self._recorder, has_groups=self._has_groups)
+            self._recorder.spare = self._recorder.spare or spare_capacity(pool)
 
     @_never_breaks(Kind.REQUEST_START)
     def request_started(self, request: Any) -> None:
@@ -174,7 +180,8 @@ class Instrumentation:
             context.source = self._source
             limit, priority = getattr(request, "max_tokens", None), getattr(request, "priority", None)
             *told, seen = self._hashes.at_start(context, request)
-            values = (request.num_tokens, limit, self._steps, priority or None, *told, identity_of(request), seen)
+            whose = (identity_of(request), seen, self._adapters.recorded(request, self._untold))
+            values = (request.num_tokens, limit, self._steps, priority or None, *told, *whose)
             start_ns = context.start_ns
             self._recorder.record(_NAMES[Kind.REQUEST_START], self._source, context, start_ns, monotonic_ns(), values)
 
@@ -272,7 +279,7 @@ class Instrumentation:
     def _failed(
         self, kind: Kind, context: RequestContext | None, start_ns: int, values: tuple[Any, ...], error: Exception
     ) -> None:
-        text, source = message(error), self._source if kind is Kind.FAILURE else self._call_source
+        text, source = located(error), self._source if kind is Kind.FAILURE else self._call_source
         self._recorder.record(_NAMES[kind], source, context, start_ns, monotonic_ns(), values, text)
         with suppress(AttributeError, TypeError):
             setattr(error, _TOLD, True)
@@ -284,6 +291,12 @@ class Instrumentation:
         if self._recorder is None:
             return
         at_ns = monotonic_ns()
+        if self._recorder.spare is not None:
+            try:
+                self._recorder.spare.step(output, at_ns)
+            except Exception:
+                self._recorder.spare = None
+                self._untold(Kind.HEARTBEAT, (), gap=False)
         try:
             if self._pool.cached_block_hash_to_block is not self._cached:
                 self._cached = self._pool.cached_block_hash_to_block
@@ -367,11 +380,12 @@ class Instrumentation:
     @_never_breaks(Kind.RECEIVED)
     def _completed(self, request_id: str, kind: Kind, at_ns: int, values: tuple[Any, ...]) -> None:
         self._record(kind, self._recorder.contexts.of_id(request_id), at_ns, values)
-        self._recorder.contexts.kept.pop(request_id, None)
+        self._recorder.contexts.release(request_id)
 
     @_never_breaks(Kind.REQUEST)
-    def request_ended(self, request: Any, answer: Any) -> None:
-        """After `request_finished`, which answers whether the connector keeps the blocks, and what goes to the client."""
+    def request_ended(self, request: Any, answer: Any, blocks: Any = None) -> None:
+        """After `request_finished`, which is given the blocks that the request holds, and answers whether the connector keeps
+        them, and what goes to the client. The blocks are recorded of a request that is to be handed on and was preempted."""
         context = self._recorder.contexts.of(request)
         if context.ended is None:  # another child of a MultiConnector may have recorded it
             values: tuple[Any, ...]
@@ -381,15 +395,26 @@ class Instrumentation:
                 outcome = request.status.name.removeprefix("FINISHED_").lower()
                 delayed = bool(answer[0])
                 handoff = (getattr(request, "kv_transfer_params", None) or {}).get("do_remote_decode") is True or None
+                held = held_at_end(blocks) if handoff and context.epoch and blocks is not None else None
                 hashes = self._hashes.since(context, request)
                 used = (getattr(request, "num_prompt_tokens", None), context.cached)
-                values = (*counts, outcome, delayed, None, self._steps, *hashes, handoff, None, *used)
+                lease_s = self._lease_s(context.request_id) if delayed else None
+                values = (*counts, outcome, delayed, held, self._steps, *hashes, handoff, lease_s, *used)
             except Exception:  # an end without its numbers is an end all the same
                 self._untold(Kind.REQUEST, (), gap=False)
                 values = _END_UNKNOWN
             self._recorder.record(_NAMES[Kind.REQUEST], self._source, context, context.start_ns, monotonic_ns(), values)
             self._recorder.contexts.end(context, kept=delayed)
         self._steps_told.ended(context.request_id)
+
+    def _lease_s(self, request_id: str) -> int | None:
+        """For how many seconds the connector keeps the blocks of an ended request; None where that is not known."""
+        try:
+            lease_s = None if self._lease is None else self._lease(request_id)
+            return None if lease_s is None else max(0, round(lease_s))
+        except Exception:
+            self._untold("lease", (), gap=False)
+            return None
 
     @_never_breaks(Kind.RESET)
     def cache_reset(self, succeeded: bool | None) -> None:

@@ -221,6 +221,13 @@ def first_group(blocks: Sequence[Sequence[int]] | None) -> tuple[int, ...] | Non
     return tuple(blocks[0]) if len(blocks) == 1 else None
 
 
+def held_at_end(blocks: Any) -> tuple[int, ...] | None:
+    """The block ids that a connector is given at a request's end, as a list, or a tuple of one for each KV cache group. Of
+    several groups it is only recorded that there are none."""
+    groups = (blocks,) if isinstance(blocks, list) else blocks
+    return first_group(groups) if any(groups) else ()
+
+
 def _first_groups(added: Sequence[Sequence[Sequence[int]] | None]) -> list[Sequence[int]] | None:
     """The same for several requests; an engine has as many groups for one as for any other."""
     some = next(filter(None, added), None)

@@ -12,6 +12,7 @@ import inspect
 import json
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cache, wraps
 from itertools import count
@@ -20,7 +21,15 @@ from time import monotonic_ns
 from typing import Any
 
 from kvtrail.connector.fingerprints.store import identity_of
-from kvtrail.connector.known import UNTRACED, by_class, capabilities_declared, importable_as, plain_name
+from kvtrail.connector.known import (
+    UNTRACED,
+    KnownConnector,
+    by_class,
+    capabilities_declared,
+    importable_as,
+    patience_declared,
+    plain_name,
+)
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.recorder import of_process
@@ -174,7 +183,7 @@ class Tracing:
             raise
         finally:
             self._kvtrail_finishing = False
-        self._kvtrail.request_ended(request, answer)
+        self._kvtrail.request_ended(request, answer, block_ids)
         return answer
 
 
@@ -254,9 +263,11 @@ def _instrumentation(
         resource[semconv.CACHE_IDENTITY.key] = identity_of(vllm_config, kv_cache_config)
         if settings.rate:
             resource[semconv.FINGERPRINTS.key] = settings.rate
+        if settings.slim:
+            resource[semconv.SLIM.key] = True
     if settings.heartbeats is not Heartbeats.AUTO:
         resource[semconv.HEARTBEATS.key] = settings.heartbeats.value
-    recorder = of_process(str(transfer.engine_id), resource)
+    recorder = of_process(str(transfer.engine_id), resource, queue_mib=settings.queue_mib)
     if recorder is not None:
         recorder.level.set(settings.level, settings.level_file)
         if role.name == "SCHEDULER":
@@ -275,12 +286,21 @@ def _instrumentation(
         name=name,
         source=encoded,
         probe=probe,
+        lease=_lease(known, connector),
         guard=settings.guard,
         unannounced=unannounced,
         has_groups=len(getattr(kv_cache_config, "kv_cache_groups", (0, 0))) > 1,
         tells_hashes=settings.block_hashes is Switch.ON,
         tells_cache=settings.cache_events is Switch.ON,
     )
+
+
+def _lease(known: KnownConnector | None, connector: Any) -> Callable[[str], float | None] | None:
+    """How long this connector keeps the blocks of an ended request, by its id, where that is known."""
+    if known is None or (lease := known.lease) is None:
+        return None
+    there = weakref.proxy(connector)
+    return lambda request_id: lease(there, request_id)
 
 
 def _described(probe: Probe) -> str:
@@ -398,6 +418,7 @@ def _resource(cls: type, vllm_config: Any, kv_cache_config: Any) -> dict[str, An
         semconv.CONNECTOR_SETTINGS.key: json.dumps(plain, sort_keys=True),
         semconv.CONNECTOR_CLASS.key: importable_as(cls),
         semconv.CAPABILITIES.key: capabilities_declared(cls),
+        semconv.PATIENCE.key: patience_declared(cls, extra),
         semconv.LAUNCH.key: getattr(vllm_config, "instance_id", None) or None,
     }
     return {key: value for key, value in known.items() if value is not None}

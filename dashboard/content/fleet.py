@@ -171,6 +171,7 @@ def recorder_rows(recorders: Iterable[Row], *, now_ns: int) -> list[Row]:
             "Lag": duration(recorder["lag_ns"]),
             "Received": recorder["received"],
             "Dropped": recorder["dropped"],
+            "Why dropped": ", ".join(f"{why} {count(n)}" for why, n in recorder.get("dropped_by", {}).items()) or None,
             "Gaps": recorder["missing"],
             "Not told": ", ".join(f"{kind} {count(n)}" for kind, n in recorder["untold"].items()) or None,
             "Not known here": ", ".join(f"{name} {count(n)}" for name, n in recorder["unknown"].items()) or None,

@@ -43,7 +43,8 @@ TERMS = {
     "could": "What a finding of this rule can do at worst.",
     "did": "What became of the requests that had the finding, as far as spans show.",
     "healed": "The guard replaced a wrong answer before the scheduler used it, or had wrong blocks computed again.",
-    "verdict": "ok: what was checked agrees. drift: an event contradicts another. unknown: neither can be said.",
+    "verdict": "ok: what was checked agrees, which says nothing of how the request ended: its outcome does. drift: an event"
+    " contradicts another. unknown: neither can be said.",
     "trend": "Findings over the range that the page shows, in equal steps; the newest are at the right.",
     "outcome": "What became of the request: finished, failed, lost with its engine, or still running.",
     # What the offload is worth.

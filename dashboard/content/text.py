@@ -12,7 +12,7 @@ from kvtrail.tracer.model.findings import day
 from kvtrail.tracer.model.words import NOTHING, duration, size
 
 WORD_JOINER = "\u2060"
-_ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|\bwww|@")
+_ADDRESS = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp)\\?:|www|@")
 """What Markdown makes a link of without being asked, as far as a joiner must come after it."""
 
 

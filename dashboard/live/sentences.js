@@ -108,7 +108,7 @@ function emptyText(view, { answer, model, elsewhere, isAway, from, to }, inside)
     return ["No request matches", "Nothing in this time matches the filters.", [["Clear search and filters", clear]]];
   }
   if (view.fit) {
-    return ["No requests yet", "The tracer listens. The overview says where to send spans; lanes then show here by themselves.", []];
+    return ["No requests yet", "The tracer listens. The overview says where to send spans. Lanes appear here as soon as they arrive.", []];
   }
   const last = answer.heard_ns === null ? "" : ` The last spans came at ${clock(answer.heard_ns / 1e6, 1000)} UTC.`;
   return ["Nothing ran in this time", `No request overlaps it.${last}`, [["Show the latest there is", { fit: true }]]];

@@ -8,6 +8,7 @@ import streamlit as st
 
 from kvtrail.dashboard.content.glossary import TERMS
 from kvtrail.dashboard.content.palette import BADGES
+from kvtrail.dashboard.content.text import plain
 
 
 def cards(size: Literal["small", "middle", "large"]) -> Any:
@@ -24,4 +25,4 @@ def card(name: str, value: str, note: str | None = None, term: str = "", **optio
 
 def badge(name: str, *, label: str | None = None) -> None:
     """A status, verdict or severity in its colour."""
-    st.badge(label or name, color=BADGES.get(name, "gray"))  # type: ignore[arg-type]
+    st.badge(label or plain(name), color=BADGES.get(name, "gray"))  # type: ignore[arg-type]

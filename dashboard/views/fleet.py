@@ -84,7 +84,7 @@ def recorder_table(recorders: list[Row], *, now_ns: int) -> None:
     st.subheader("Recorders", anchor=False)
     rows = fleet.recorder_rows(recorders, now_ns=now_ns)
     if not rows:
-        st.caption("None seen since this tracer started.")
+        st.caption("No recorder sends now. One that has ended is listed for a minute.")
         return
     st.caption(
         f"{some(len(rows), 'recorder')}, one for each process of an engine; those that lost something are on top."

@@ -70,9 +70,12 @@ def nothing(search: str, chosen: dict[str, str]) -> None:
     if search:
         st.info(f"No request has {plain(search)} in its id, at any time.")
     elif chosen:
-        st.info("No request matches in this range. Widen it, or remove a filter.")
+        st.info("No request matches in this range. Choose a longer one, or remove a filter.")
     else:
-        st.info("No request began in this range. Widen it; the overview says how to begin where there is none at all.")
+        st.info(
+            "No request began in this range. Choose a longer one. If the tracer has no requests at all, the overview says how"
+            " to trace an engine."
+        )
 
 
 class Identity(NamedTuple):

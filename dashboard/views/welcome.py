@@ -34,4 +34,6 @@ def welcome(health: Row) -> None:
             "**No GPU at hand?** A demo drives a real engine on the CPU, with a tracer and a dashboard of its own:"
         )
         st.code(overview.DEMO, language=None, wrap_lines=True)
-        st.caption("Its ports are others than those here. It prints its dashboard's address.")
+        st.caption(
+            "It uses other ports than this tracer and this dashboard, and prints the address of its own dashboard."
+        )

@@ -14,6 +14,7 @@ import click
 
 from kvtrail import __version__
 from kvtrail.tracer.commands import configuration
+from kvtrail.tracer.commands.refusal import Refused
 
 COMMANDS = {
     "serve": (
@@ -50,6 +51,10 @@ COMMANDS = {
     "config": (
         "kvtrail.tracer.commands.configuration:config",
         "Show the options that a command would run with, and where they come from.",
+    ),
+    "store": (
+        "kvtrail.tracer.commands.store:store",
+        "Look whether a tracer's store is whole, make what is derived again, copy it, or put a copy in its place.",
     ),
     "dashboard": ("kvtrail.dashboard.command:dashboard", "Show requests, findings and savings in the browser, live."),
     "demo": ("kvtrail.connector.commands.demo:demo", "Run a real vLLM engine with the OffloadConnector, traced live."),
@@ -102,12 +107,12 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-def _needs(command: str, missing: ImportError) -> click.ClickException:
+def _needs(command: str, missing: ImportError) -> Refused:
     """The sentence that says what a command lacks."""
     if (missing.name or "").partition(".")[0] in _OF_VLLM:
-        return click.ClickException(f"`kvtrail {command}` runs vLLM here: install kvtrail where vLLM is installed")
+        return Refused(f"`kvtrail {command}` runs vLLM here: install kvtrail where vLLM is installed")
     extras = EXTRAS.get(command, "tracer")
-    return click.ClickException(f"`kvtrail {command}` needs {missing.name or missing}: pip install 'kvtrail[{extras}]'")
+    return Refused(f"`kvtrail {command}` needs {missing.name or missing}: pip install 'kvtrail[{extras}]'")
 
 
 @click.group(cls=LazyGroup, context_settings={"auto_envvar_prefix": "KVTRAIL", "help_option_names": ["-h", "--help"]})

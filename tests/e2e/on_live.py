@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from browser import SLOW_MS, playwright, see
+from browser import SLOW_MS, box_of, playwright, see
 from processes import until
 
 
@@ -54,8 +54,7 @@ def address_at_rest(page: playwright.Page) -> str:
 
 
 def drag(page: playwright.Page, begin: tuple[int, int], end: tuple[int, int]) -> None:
-    box = page.locator(".field canvas").bounding_box()
-    assert box is not None
+    box = box_of(page.locator(".field canvas"))
     page.mouse.move(box["x"] + begin[0], box["y"] + begin[1])
     page.mouse.down()
     page.mouse.move(box["x"] + end[0], box["y"] + end[1], steps=5)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from browser import SCHEMES, Scheme, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, Scheme, box_of, holds, needs_chromium, playwright, see, shoot
 from coming import S, coming, goodbye, post
 from on_live import address_at_rest, pixels, ready, shown_range, span_s, wait_for_answers
 from processes import Tracer, until
@@ -39,12 +39,6 @@ def opened(page: playwright.Page, url: str, query: str = "") -> None:
     page.goto(f"{url}/live{query}")
     ready(page)
     wait_for_answers(page, 1)
-
-
-def box_of(page: playwright.Page, selector: str) -> playwright.FloatRect:
-    box = page.locator(selector).bounding_box()
-    assert box is not None, selector
-    return box
 
 
 def test_a_search_falls_through_to_all_time(page: playwright.Page, start_tracer: Start, start_dashboard: Show) -> None:
@@ -101,8 +95,7 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
         opened(page, url)
         page.keyboard.press("n")
         see(page, "A cached lookup answer was handed out without regard to the computed tokens")
-        field = box_of(page, ".field")
-        assert box_of(page, ".detail")["y"] >= field["y"] + field["height"]
+        holds(partial(is_below, page.locator(".detail"), page.locator(".field")))
         playwright.expect(page.locator(".card")).to_be_hidden()
         shoot(page, "live-detail")
 
@@ -113,12 +106,16 @@ def test_a_findings_card_covers_no_lanes_and_no_legend_is_cut(
             until(partial(is_drawn_in, page, scheme))
             shoot(page, f"live-phone-{scheme}")
             for entry in page.locator(".legend li").all():
-                box = entry.bounding_box()
-                assert box is not None
+                box = box_of(entry)
                 assert box["x"] >= 0
                 assert box["x"] + box["width"] <= PHONE["width"]
             unreadable = {name: ratio for name, ratio in contrasts(page).items() if ratio < 4.5}
             assert unreadable == {}, scheme
+
+
+def is_below(lower: playwright.Locator, upper: playwright.Locator) -> None:
+    above = box_of(upper)
+    assert box_of(lower)["y"] >= above["y"] + above["height"]
 
 
 def is_drawn_in(page: playwright.Page, scheme: Scheme) -> bool:
@@ -327,7 +324,7 @@ def clocks(*seconds_ago: int) -> list[str]:
 def brushed(page: playwright.Page) -> None:
     """Drag a new range in the overview, left of the one that is shown."""
     before = page.url
-    box = box_of(page, ".map")
+    box = box_of(page.locator(".map"))
     y = box["y"] + box["height"] / 2
     page.mouse.move(box["x"] + 40, y)
     page.mouse.down()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from browser import SCHEMES, Scheme, drawn, holds, needs_chromium, playwright, see, shoot
+from browser import SCHEMES, Scheme, box_of, drawn, holds, needs_chromium, playwright, see, shoot
 from processes import Tracer
 from test_dashboard_page import HEALTHY, STALE, feed
 from traffic import Engine, served
@@ -48,8 +48,7 @@ def drag(page: playwright.Page, key: str, begin: float, end: float) -> None:
     """Draw along a chart, from one share of its width to another."""
     chart = page.locator(f"[class*='st-key-{key}']").locator("svg.marks")
     chart.scroll_into_view_if_needed()
-    box = chart.bounding_box()
-    assert box is not None
+    box = box_of(chart)
     y = box["y"] + box["height"] * 0.6
     page.mouse.move(box["x"] + box["width"] * begin, y)
     page.mouse.down()

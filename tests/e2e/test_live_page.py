@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from browser import SLOW_MS, needs_chromium, playwright, see, shoot
+from browser import SLOW_MS, box_of, needs_chromium, playwright, see, shoot
 from coming import S, post
 from on_live import facts, ready, shown_range, span_s, wait_for_answers
 from processes import Tracer, until
@@ -75,8 +75,7 @@ def test_fingers_move_and_zoom(
     until(lambda: span_s(phone) == 80)
     shoot(phone, "live-phone")
     for name in ("Help", "Copy link", "Zoom in"):
-        button = phone.get_by_role("button", name=name).bounding_box()
-        assert button is not None, name
+        button = box_of(phone.get_by_role("button", name=name))
         assert button["x"] + button["width"] <= PHONE["width"], name
     swipe(phone, [(150, 150), (200, 150)], [(100, 150), (250, 150)])
     until(lambda: span_s(phone) < 30)
@@ -90,8 +89,7 @@ def test_fingers_move_and_zoom(
 
 def swipe(page: playwright.Page, begin: list[tuple[int, int]], end: list[tuple[int, int]], steps: int = 8) -> None:
     """Fingers go down on the canvas, move, and are lifted."""
-    box = page.locator(".field canvas").bounding_box()
-    assert box is not None
+    box = box_of(page.locator(".field canvas"))
     session = page.context.new_cdp_session(page)
     for step in range(steps + 1):
         share = step / steps

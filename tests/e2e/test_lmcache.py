@@ -103,6 +103,21 @@ def test_bytes_alone_name_exactly_those_whose_tokens_are_wrong(
     assert wrong
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_by_default_the_first_wrong_answer_is_named_and_every_other(tmp_path: Path, tracer: Tracer, seed: int) -> None:
+    """By a few bytes of every block. The probe sees nothing."""
+    (tmp_path / "plain").mkdir()
+    plain = real_lmcache.run(tmp_path / "plain", None, passes=1, seed=seed)
+    ran = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, probed=False, seed=seed)
+    requests_of(tracer, 16)
+    wrong = {f"1-{job}" for job, tokens in ran.tokens[1].items() if tokens != plain.tokens[0][job]}
+    findings: Findings = tracer.get("/api/findings")
+    assert wrong
+    assert {finding["external"] for finding in findings} == wrong
+    assert {finding["rule"] for finding in findings} == {"byte-drift"}
+    assert all("hold" in finding["explanation"] for finding in findings)
+
+
 def test_wrong_bytes_are_healed(tmp_path: Path, tracer: Tracer, expected: Run) -> None:
     heal = BYTES | {"guard": "heal"}
     healed = real_lmcache.run(tmp_path, "0.5.6", grpc_port=tracer.grpc_port, probed=False, kvtrail=heal)

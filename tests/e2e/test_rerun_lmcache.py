@@ -152,5 +152,5 @@ def test_a_log_shows_two_calls_and_the_report_says_what_it_lacks(tmp_path: Path)
         assert code == 0
         assert report["outcomes"] == {"same": 2, "different": 0, "not comparable": 0}
         assert [call["answered"]["returned"] for call in report["calls"]] == [0, 0]
-        assert any("of 1 requests events are missing: cmpl-bench-97810623-16-0" in note for note in report["notes"])
+        assert any("events of 1 request are missing: cmpl-bench-97810623-16-0" in note for note in report["notes"])
         assert any("the size of a KV block is not recorded" in note for note in report["notes"])

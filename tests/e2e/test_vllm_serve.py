@@ -158,6 +158,7 @@ class Story:
     spans: list[dict[str, Any]]
     health: dict[str, Any]
     api: str
+    url: str
     engine: subprocess.Popen[bytes]
 
     def named(self, name: str, trace_id: str = CALLER_TRACE) -> list[dict[str, Any]]:
@@ -248,6 +249,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             call(f"{api}/spans?limit=10000"),
             call(f"{api}/health"),
             api,
+            url,
             engine,
         )
 
@@ -363,6 +365,24 @@ def test_scheduler_and_worker_name_a_trace_alike(story: Story) -> None:
     assert set(own.values()) == {"scheduler", "worker"}
     of_it = [span for span in story.spans if span["span_id"] in own and span["name"] != "kv.schedule"]
     assert {span["trace_id"] for span in of_it} == {story.second["request"]["trace_id"]}
+
+
+def test_no_header_of_a_caller_stops_the_recording(story: Story) -> None:
+    """vLLM takes heads of up to 4 MiB, and makes the id of a request of one of them."""
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1}
+    for number in range(3):
+        made = call(f"{story.url}/v1/completions", body, **{"X-Request-Id": f"{number}-{'x' * 900_000}"})["id"]
+        assert len(made) > 900_000
+    after = [call(f"{story.url}/v1/completions", body)["id"] for _ in range(5)]
+    begun = [f"cmpl-{number}-xxx" for number in range(3)]
+    until(lambda: all(has_finished(story.api, each) for each in (*begun, *after)))
+    (account,) = call(f"{story.api}/requests?search={begun[0]}")
+    assert len(account["external"]) < 300
+    assert [(r["dropped"], r["missing"]) for r in call(f"{story.api}/health")["recorders"]] == [(0, 0)] * 2
+
+
+def has_finished(api: str, search: str) -> bool:
+    return [each["status"] for each in call(f"{api}/requests?search={search}")] == ["finished"]
 
 
 def test_a_shutdown_of_the_server_says_goodbye_for_every_process(story: Story) -> None:

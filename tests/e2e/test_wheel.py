@@ -41,7 +41,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in (*FOLDERS, "src", "docs"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=unwanted)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
 
@@ -345,6 +345,6 @@ def test_the_dashboard_alone_runs_and_says_what_the_others_need(wheel: Path, tmp
 def refused(python: Path, *command: str) -> str:
     """What a command says that cannot run."""
     run = subprocess.run([python.parent / "kvtrail", *command], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "Traceback" not in run.stderr
     return run.stderr

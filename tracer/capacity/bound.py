@@ -21,7 +21,7 @@ Interval = tuple[int, int, int]
 def intervals(touches: Iterable[Touch | None]) -> list[Interval]:
     """The times for which keeping a chunk would have spared tokens, by their beginnings; None means that the store was
     emptied."""
-    last: dict[str, int] = {}
+    last: dict[bytes, int] = {}
     found = []
     for now, touch in enumerate(touches):
         if touch is None:

@@ -11,7 +11,7 @@ too many are held. At capacities of which only a handful of chunks is followed t
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from kvtrail.tracer.capacity.touches import Touch
 
 SPACE = 1 << 32
-"""Keys are hashed to numbers below this one."""
+"""The numbers that keys are hashed to are below this one."""
 WHOLE = -1
 """The group of all chunks, where none is left out."""
 
@@ -49,7 +49,7 @@ class Distances:
         self._groups = groups
         self._threshold = SPACE
         self._stack = _Stack()
-        self._by_hash: list[tuple[int, str]] = []
+        self._by_hash: list[tuple[int, bytes]] = []
         """The followed chunks, the largest hash first, where their number is bounded."""
 
     @property
@@ -68,10 +68,8 @@ class Distances:
         wanted, rate, threshold, largest = touch.wanted, self.rate, self._threshold, 0.0
         is_sample = self.is_sample
         followed, needs = [], []
-        for n, key in enumerate(touch.keys):
-            hashed = _hashed(key)
-            if hashed >= threshold:
-                continue
+        for n, hashed in _below(threshold, touch.keys):
+            key = touch.keys[n]
             if touch.used is None or n < touch.used:
                 followed.append((hashed, key))
             distance = self._stack.distance(key)
@@ -96,9 +94,10 @@ class Distances:
         self._by_hash.clear()
 
 
-def _hashed(key: str) -> int:
-    """A number below `SPACE` that says nothing of the key."""
-    return int.from_bytes(blake2b(key.encode(), digest_size=4).digest())
+def _below(threshold: int, keys: Sequence[bytes]) -> list[tuple[int, int]]:
+    """The places of the keys that are hashed to a number below this one, and that number. A key is a hash already: its last
+    bytes are that number."""
+    return [(n, hashed) for n, key in enumerate(map(int.from_bytes, keys)) if (hashed := key % SPACE) < threshold]
 
 
 class _Stack:
@@ -106,18 +105,18 @@ class _Stack:
     renumbered when it is full."""
 
     def __init__(self) -> None:
-        self._moment: dict[str, int] = {}
+        self._moment: dict[bytes, int] = {}
         self._rebuild()
 
     def __len__(self) -> int:
         return len(self._moment)
 
-    def distance(self, key: str) -> int | None:
+    def distance(self, key: bytes) -> int | None:
         """The capacity at which this chunk is still held; None if it was never used."""
         moment = self._moment.get(key)
         return None if moment is None else len(self._moment) - self._before(moment)
 
-    def use(self, key: str) -> bool:
+    def use(self, key: bytes) -> bool:
         """Count a chunk as used last; returns whether it is new."""
         if self._now == len(self._tree) - 1:
             self._rebuild()
@@ -129,7 +128,7 @@ class _Stack:
         self._add(self._now, 1)
         return before is None
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: bytes) -> None:
         """Follow a chunk no longer."""
         self._add(self._moment.pop(key), -1)
 

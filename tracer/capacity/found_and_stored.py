@@ -15,7 +15,7 @@ from kvtrail.tracer.capacity.touches import Touch
 
 def given_by(touches: Iterable[Touch | None], capacity: int) -> int:
     """The tokens that a store of so many chunks would have given; None means that it was emptied."""
-    store: OrderedDict[str, None] = OrderedDict()
+    store: OrderedDict[bytes, None] = OrderedDict()
     given = 0
     for touch in touches:
         if touch is None:

@@ -63,7 +63,7 @@ class _Running:
     block_size: int
     done: int
 
-    def keys(self, tokens: int) -> list[str]:
+    def keys(self, tokens: int) -> Sequence[bytes]:
         """The keys of the full chunks among its first tokens, as far as they are known."""
         return keys_of(self.chain, tokens, chunk_size=self.chunk_size, block_size=self.block_size)
 

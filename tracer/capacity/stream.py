@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
@@ -73,7 +73,7 @@ class _Request:
     lookups: dict[Owner, Lookup] = field(default_factory=dict)
     touched: dict[Owner, int] = field(default_factory=dict)
 
-    def keys(self, tokens: int, chunk_size: int) -> list[str]:
+    def keys(self, tokens: int, chunk_size: int) -> Sequence[bytes]:
         """The keys of the full chunks among its first tokens, as far as they are known."""
         chain = self.chain.hashes if self.chain.is_whole else ()
         return keys_of(chain, tokens, chunk_size=chunk_size, block_size=self.block_size)

@@ -129,12 +129,17 @@ class Memory:
         """What was told of a key last."""
         return self._young.get(key) or self._old.get(key) or (self._remembered(key) if self._past else None)
 
-    def fates(self, keys: Sequence[Key], is_fresh: Callable[[Key], bool]) -> list[Fact | None]:
+    def fates(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[Fact | None]:
         """Of each key what became of it, as far as that is certain; None: the cache never had it. `is_fresh` says of a key
         whether its block was named for the first time after what is missing."""
         facts = list(map(self._young.get, keys))
-        if self._old or self._past:
-            facts = [fact or self.last(key) for fact, key in zip(facts, keys, strict=True)]
+        if self._old:
+            facts = [fact or older for fact, older in zip(facts, map(self._old.get, keys), strict=True)]
+        if self._past:
+            unseen = [n for n, fact in enumerate(facts) if fact is None]
+            for n, code in zip(unseen, self._past.codes([keys[n] for n in unseen]), strict=True):
+                if code:
+                    facts[n] = _FORGOTTEN[Fate(code)]
         if not self.whole_from and not self._cleared:
             return facts
         known: dict[int, Fact | None] = {}
@@ -165,17 +170,32 @@ class Memory:
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
     def _remembered(self, key: Key) -> Fact | None:
-        code = self._past.code(key) if isinstance(key, bytes) else 0
+        code = self._past.codes((key,))[0] if isinstance(key, bytes) else 0
         return _FORGOTTEN[Fate(code)] if code else None
 
     def _forget(self, count: int) -> None:
         """Let the oldest keys go into the past."""
-        for _ in range(min(count, len(self._leaving))):
-            key = self._leaving.pop()
-            fact: Fact | None = self._old.pop(key)
+        begin = max(0, len(self._leaving) - count)
+        leaving = self._leaving[: begin - 1 if begin else None : -1]
+        del self._leaving[begin:]
+        facts = list(map(self._old.pop, leaving))
+        codes: dict[int, int] = {}
+        """By the fact: a run of blocks has one."""
+        keys: list[bytes] = []
+        kept: list[int] = []
+        for key, fact in zip(leaving, facts, strict=True):
             if key in self._young or not isinstance(key, bytes):
                 continue
-            while fact is not None and (fate := self.now(fact).fate) not in _FORGOTTEN:
-                fact = fact.before
-            if fact is not None:
-                self._past.add(key, fate)
+            if (code := codes.get(id(fact))) is None:
+                code = codes[id(fact)] = self._code(fact)
+            if code:
+                keys.append(key)
+                kept.append(code)
+        if keys:
+            self._past.add(keys, kept)
+
+    def _code(self, fact: Fact | None) -> int:
+        """What the past remembers of a fact; 0 if nothing."""
+        while fact is not None and (fate := self.now(fact).fate) not in _FORGOTTEN:
+            fact = fact.before
+        return 0 if fact is None else fate

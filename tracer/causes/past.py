@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 BUCKET = 8
 """Keys that share a place; the one that came first leaves it first."""
 BUCKETS = 1 << 18
-"""Two million keys in 8 MiB."""
-_CODE_BITS, _CODES = 8, 0xFF
+"""Two million keys in 10 MiB."""
 
 
 class Past:
@@ -18,36 +18,38 @@ class Past:
     """
 
     def __init__(self) -> None:
-        self._slots: array[int] | None = None
-        self._next = bytearray()
+        self._tags: array[int] | None = None
+        self._codes = self._next = bytearray()
 
     def __bool__(self) -> bool:
-        return self._slots is not None
+        return self._tags is not None
 
-    def add(self, key: bytes, code: int) -> None:
-        """Remember a key with this code, instead of an earlier one."""
-        if self._slots is None:
-            self._slots, self._next = array("I", bytes(4 * BUCKET * BUCKETS)), bytearray(BUCKETS)
-        bucket, tag = _place(key)
-        first = bucket * BUCKET
-        for at in range(first, first + BUCKET):
-            if self._slots[at] >> _CODE_BITS == tag:
-                self._slots[at] = tag << _CODE_BITS | code
-                return
-        self._slots[first + self._next[bucket]] = tag << _CODE_BITS | code
-        self._next[bucket] = (self._next[bucket] + 1) % BUCKET
+    def add(self, keys: Iterable[bytes], codes: Iterable[int]) -> None:
+        """Remember each key with its code, instead of an earlier one."""
+        if self._tags is None:
+            self._tags = array("I", bytes(4 * BUCKET * BUCKETS))
+            self._codes, self._next = bytearray(BUCKET * BUCKETS), bytearray(BUCKETS)
+        tags, remembered, following = self._tags, self._codes, self._next
+        for number, code in zip(map(int.from_bytes, keys), codes, strict=True):
+            bucket, tag = number % BUCKETS, number >> 40 & 0xFFFFFF
+            first = bucket * BUCKET
+            here = tags[first : first + BUCKET]
+            if tag in here:
+                at = first + here.index(tag)
+            else:
+                at = first + following[bucket]
+                tags[at] = tag
+                following[bucket] = (following[bucket] + 1) % BUCKET
+            remembered[at] = code
 
-    def code(self, key: bytes) -> int:
-        """The code of a key; 0 if it was never there, or so long ago that it was forgotten here, too."""
-        if self._slots is None:
-            return 0
-        bucket, tag = _place(key)
-        for slot in self._slots[bucket * BUCKET : (bucket + 1) * BUCKET]:
-            if slot >> _CODE_BITS == tag and slot & _CODES:
-                return slot & _CODES
-        return 0
-
-
-def _place(key: bytes) -> tuple[int, int]:
-    number = int.from_bytes(key)
-    return number % BUCKETS, number >> 40 & 0xFFFFFF
+    def codes(self, keys: Iterable[bytes]) -> list[int]:
+        """The code of each key; 0 if it was never there, or so long ago that it was forgotten here, too."""
+        tags, remembered = self._tags, self._codes
+        if tags is None:
+            return [0 for _ in keys]
+        found = []
+        for number in map(int.from_bytes, keys):
+            first, tag = number % BUCKETS * BUCKET, number >> 40 & 0xFFFFFF
+            here = tags[first : first + BUCKET]
+            found.append(remembered[first + here.index(tag)] if tag in here else 0)
+        return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, count, islice, pairwise
+from operator import is_not
 
 from msgspec import Struct
 
@@ -210,25 +212,25 @@ class Split:
         asked, size = self._asked, self._asked.block_size
         assert asked.chain is not None
         first = begin // size
-        start = begin
         facts = self._vllm.fates(asked.chain[first : self._full], self._is_fresh)
-        for block, fact in enumerate(facts[: self._seen(facts, first) - first], start=first):
-            end = (block + 1) * size
-            if end < asked.total or begin < end - size or not self._last_token(block, fact, begin):
-                self._block(block, fact, start, end)
-            start = end
-        self._runs.add(Cause.NEW, "", start, self._full * size)
+        for block, end in self._stretches(facts, first):
+            fact, start = facts[block - first], max(begin, block * size)
+            if end * size < asked.total or begin < start or not self._last_token(block, fact, begin):
+                self._block(block, fact, start, end * size)
 
-    def _seen(self, facts: Sequence[Fact | None], first: int) -> int:
-        """The block from which on no cache ever held any, as far as that is sure; `facts` are those of vLLM's cache."""
-        asked = self._asked
-        is_unsure = asked.is_last_open or asked.shadow is not None or not all(view.store.told for view in self._views)
-        if is_unsure or len(facts) == 1:
-            return self._full
-        seen = max(asked.pending, first + _length(facts))
+    def _stretches(self, facts: Sequence[Fact | None], first: int) -> Iterator[tuple[int, int]]:
+        """The first and the end of each stretch of full blocks with the same known about all of them, from the first one on
+        that was not reused: a long prompt has few. `facts` are those of vLLM's cache."""
+        asked, size = self._asked, self._asked.block_size
+        ends = {first + 1, self._full - 1, self._full, self._hole, self._hole + 1, asked.pending}
+        ends.update(-(-tokens // size) for tokens in asked.promised)
+        ends.update(first + n for n in _changes(facts))
         for view in self._views:
-            seen = max(seen, (view.first + _length(view.fates)) * view.blocks)
-        return min(seen, self._full)
+            ends.update((view.reach, -(-(asked.computed + view.store.offered) // size)))
+            ends.update((view.first + n) * view.blocks for n in (0, *_changes(view.fates), len(view.fates)))
+        if asked.shadow is not None and asked.chain is not None:
+            ends.update(first + n for n in _changes(list(map(self._is_fresh, asked.chain[first : self._full]))))
+        return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
 
     def _last_token(self, block: int, fact: Fact | None, begin: int) -> bool:
         """Enter the final block, if nothing but the rule was in the way of it."""
@@ -251,7 +253,7 @@ class Split:
         return False
 
     def _block(self, block: int, fact: Fact | None, start: int, end: int) -> None:
-        """Enter a block: the first cause that is true of it."""
+        """Enter a block, and those behind it with the same known about them: the first cause that is true of them."""
         add, vllm, asked = self._runs.add, self._vllm, self._asked
         if asked.is_last_open and end == asked.total and (fact is None or fact.fate is not Fate.HELD):
             add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
@@ -324,7 +326,7 @@ class Split:
     def _lost(
         self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]], start: int, end: int
     ) -> None:
-        """Enter a block that no cache holds, by the cache that lost it last."""
+        """Enter blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
         unstored = ""
         for view, chunk in chunks:
@@ -365,12 +367,9 @@ def _doubt(fates: list[Fact | None], hole: int) -> None:
             fates[number] = fates[hole]
 
 
-def _length(facts: Sequence[Fact | None]) -> int:
-    """How many facts there are up to the last that is one."""
-    count = len(facts)
-    while count and facts[count - 1] is None:
-        count -= 1
-    return count
+def _changes(known: Sequence[object]) -> Iterator[int]:
+    """The places of those that are not the same as the one before."""
+    return compress(count(1), map(is_not, known, islice(known, 1, None)))
 
 
 _CONTRADICTED = Fact(Fate.UNSURE, 0)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from kvtrail.tracer.commands.options import Store
+from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.commands.serve import PORT, serve, tls_of
 
 _SHARED = ("host", "allow_host", "token_file", "insecure", "tls_cert", "tls_key", "tls_client_ca", "log_format")
@@ -41,5 +42,7 @@ def api(store: Any, tls_cert: Path | None, tls_key: Path | None, tls_client_ca: 
         )
     try:
         run(store=store, tls=tls_of(tls_cert, tls_key, tls_client_ca), **options)
-    except (PortTaken, StoreError, Unsafe) as error:
+    except Unsafe as error:
+        raise Refused(str(error)) from error
+    except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from kvtrail.tracer.commands.options import INCONCLUSIVE, Duration, Store, rule_named
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.model.ids import bounded
 from kvtrail.tracer.replay.audit import Audit, audit_stored
 from kvtrail.tracer.replay.audit import audit as judge
 from kvtrail.tracer.reports import findings, output_file, terminal
@@ -20,6 +22,10 @@ from kvtrail.tracer.store import StoreError
 
 if TYPE_CHECKING:
     from kvtrail.tracer.store.clickhouse.connection import Address
+
+
+Explained = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""By engine and request, why the tokens were reused or computed, admission by admission."""
 
 
 def _rules(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> list[Rule] | None:
@@ -71,7 +77,7 @@ def _explain(context: click.Context, parameter: click.Parameter, name: str | Non
     "--why",
     metavar="REQUEST",
     help="Instead of an audit, print why each token of this request was reused or computed. Its id is the engine's or the"
-    " caller's.",
+    " caller's. With --store, the answer is what its tracer found out, whatever --since says.",
 )
 @click.option(
     "--explain",
@@ -114,15 +120,19 @@ def audit(
     Example: kvtrail audit --explain stale-lookup
     """
     if (store is None) != bool(files):
-        raise click.UsageError("name the files to judge, or a store with --store")
+        both = "name either files to judge or a store with --store, not both"
+        raise click.UsageError("name the files to judge, or a store with --store" if store is None else both)
+    why = why and bounded(why)
     with output_file.or_exit(None, StoreError, doing="the audit"):
+        if store is not None and why is not None:
+            _explain_request(context, _stored_causes(store, why), why, as_json=as_json)
         if store is not None:
-            result = _judge_stored(store, since, rules, why)
+            result = _judge_stored(store, since, rules)
         else:
             with terminal.progress(files) as on_bytes:
                 result = judge(files, rules=rules, why=why, on_bytes=on_bytes)
         if why is not None:
-            _tell_why(context, result, why, as_json=as_json)
+            _explain_request(context, result.explained, why, as_json=as_json)
         if as_json:
             text = json.dumps(result.as_dict(), indent=2)
         else:
@@ -133,23 +143,32 @@ def audit(
     context.exit(1 if result.drift else INCONCLUSIVE if result.inconclusive else 0)
 
 
-def _tell_why(context: click.Context, result: Audit, why: str, *, as_json: bool) -> None:
+def _explain_request(context: click.Context, explained: Explained, why: str, *, as_json: bool) -> NoReturn:
     """Print why the tokens of a request were reused or computed, and exit."""
-    if not result.explained:
+    if not explained:
         raise click.UsageError(f"no request has the id {why!r}, the engine's or the caller's")
     entries = [
-        {"engine": engine, "request": request, "causes": causes}
-        for (engine, request), causes in result.explained.items()
+        {"engine": engine, "request": request, "causes": causes} for (engine, request), causes in explained.items()
     ]
-    terminal.echo(json.dumps(entries, indent=2) if as_json else causes_text(result.explained, columns=terminal.width()))
+    terminal.echo(json.dumps(entries, indent=2) if as_json else causes_text(explained, columns=terminal.width()))
     context.exit(0)
 
 
-def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None, why: str | None) -> Audit:
+def _stored_causes(store: Path | Address, why: str) -> Explained:
+    """What the rows of the requests with this id say, as their tracer judged them. Raises StoreError if none can be read."""
+    from kvtrail.tracer.store.opening import reader_of
+
+    reader = reader_of(store)
+    one = reader.request(why)
+    rows = [] if one is None else [*reader.requests(search=why), one]
+    return {(row["engine"], row["request"]): row["causes"] for row in rows if why in (row["request"], row["external"])}
+
+
+def _judge_stored(store: Path | Address, since: timedelta, rules: list[Rule] | None) -> Audit:
     """Judge what was stored since so long ago. Raises StoreError if it cannot be read."""
     from kvtrail.tracer.store.opening import reader_of
 
     until_ns = time.time_ns()
     since_ns = max(0, until_ns - int(since.total_seconds() * 1e9))
     reader = reader_of(store)
-    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules, why=why)
+    return audit_stored(lambda: reader.spans(since_ns=since_ns, until_ns=until_ns), str(store), rules=rules)

@@ -91,7 +91,7 @@ def _summary(result: Minimized, output: Path) -> Iterator[str]:
     yield (
         f"{where}: {words.count(result.events)} of {words.some(result.events_before, 'event')},"
         f" {words.count(result.requests)} of {words.some(result.requests_before, 'request')};"
-        f" {words.count(result.tries)} histories were judged."
+        f" found by judging {words.some(result.tries, 'candidate')}."
     )
     yield "It is a part of a recording, renumbered, and every span says so; do not judge it together with the whole."
     if output != STDOUT:

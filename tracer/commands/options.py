@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import click
 
 from kvtrail.tracer.detect.rules import Rule, all_rules
+from kvtrail.tracer.serve.roles import TokenFile
 
 TRACES = click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
 INCONCLUSIVE = 3
@@ -31,6 +33,32 @@ class Store(click.ParamType[Any]):
             return Address.of(value) if Address.is_one(value) else Path(value)
         except ValueError as error:
             self.fail(f"{error}", parameter, context)
+
+
+class TokenFiles(click.ParamType[Any]):
+    """A file of tokens, and the role that they open: `FILE` or `ROLE=FILE`."""
+
+    name = "[role=]file"
+    envvar_list_splitter = os.pathsep  # as of paths: one with a space in its name stays one
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        if isinstance(value, TokenFile):
+            return value
+        try:
+            return TokenFile.of(str(value))
+        except ValueError as error:
+            self.fail(f"{error}", parameter, context)
+
+
+class Several(click.Option):
+    """An option that may be given several times; a file of `kvtrail --config` may name a single value without a list."""
+
+    def __init__(self, *names: Any, **settings: Any) -> None:
+        settings["multiple"] = True
+        super().__init__(*names, **settings)
+
+    def type_cast_value(self, context: click.Context, value: Any) -> Any:
+        return super().type_cast_value(context, [value] if isinstance(value, str) else value)
 
 
 class Duration(click.ParamType[timedelta]):

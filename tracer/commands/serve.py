@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvtrail.tracer.commands import configuration, forwarding
-from kvtrail.tracer.commands.options import Store
+from kvtrail.tracer.commands.options import Several, Store, TokenFiles
+from kvtrail.tracer.commands.refusal import Refused
 from kvtrail.tracer.serve import limits
 
 if TYPE_CHECKING:
@@ -96,14 +97,16 @@ def _bounded(command: F) -> F:
     show_default=True,
     type=click.FloatRange(min=0.01, max=MAX_GIB),
     callback=_finite,
-    help="Drop the oldest spans and requests where the store takes more than so many GiB. Findings leave last.",
+    help="Drop the oldest spans and requests before the store's files, WAL included, take more than so many GiB. Findings"
+    " leave last.",
 )
 @click.option(
     "--max-requests",
     default=limits.MOST_REQUESTS,
     show_default=True,
     type=click.IntRange(min=1),
-    help="How many requests to hold in memory. A request that was evicted and comes back is unknown.",
+    help="How many requests to hold in memory. What comes late of one that was evicted is judged with what the store still"
+    " has of it.",
 )
 @_bounded
 @click.option(
@@ -115,16 +118,18 @@ def _bounded(command: F) -> F:
 )
 @click.option(
     "--allow-host",
-    multiple=True,
+    cls=Several,
     metavar="NAME",
     help="A name by which browsers and scrapers may ask over HTTP, besides addresses, localhost and this machine's own name."
     " `*` stands for anything: `*.svc.cluster.local`. May be given several times.",
 )
 @click.option(
     "--token-file",
-    type=_FILE,
+    cls=Several,
+    type=TokenFiles(),
     help="File of bearer tokens, one a line. With it, everything but /healthz and /readyz wants one of them. It is read again"
-    " when it has changed.",
+    " when it has changed. `write=FILE`, `read=FILE` and `change=FILE` are of tokens that open only this; may be given"
+    " several times.",
 )
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without any token.")
 @click.option(
@@ -187,7 +192,9 @@ def serve(
             forward=forward,
             **options,
         )
-    except (BadTarget, PortTaken, StoreError, Unsafe) as error:
+    except (BadTarget, Unsafe) as error:
+        raise Refused(str(error)) from error
+    except (PortTaken, StoreError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect import handlers
@@ -45,8 +45,17 @@ from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 SCHEDULER = "scheduler"
 NEVER = 1 << 62
 """Beyond every number of an event."""
+ASKED_AGAIN_NS = 5 * 10**9
+"""What counts at most of the time from one answer 'ask me later' to the next: a busy engine may ask again after minutes."""
 REMEMBERED_LOOKUPS = 16
 """Distinct lookups remembered per request as witnesses; repeated ones with the same numbers count as one."""
+
+
+class Loaded(NamedTuple):
+    """A load that was received: the allocation for it, and the computed tokens after it."""
+
+    alloc: Alloc
+    end: int
 
 
 @dataclass(slots=True)
@@ -56,11 +65,11 @@ class Evidence:
 
     recent_lookups: list[Lookup] = field(default_factory=list)
     """Over all epochs."""
-    connectors: set[str] = field(default_factory=set)
-    """Connectors that were asked about the request, over all epochs: the children of a MultiConnector, and the
+    connectors: dict[str, int] = field(default_factory=dict)
+    """How often each connector was asked about the request, over all epochs: the children of a MultiConnector, and the
     MultiConnector itself if it is traced."""
-    repeated_hits: int = 0
-    """Lookups with a hit in the epoch, up to its allocation."""
+    repeated_hits: dict[str, int] = field(default_factory=dict)
+    """By connector, its lookups with a hit in the epoch, up to its allocation."""
     allocs: dict[str, Alloc] = field(default_factory=dict)
     """The last allocation of the epoch, by connector."""
     schedule: Schedule | None = None
@@ -73,8 +82,12 @@ class Evidence:
     """The allocation whose asynchronous load has not been received."""
     received: Received | None = None
     """The last completed asynchronous load of the epoch."""
+    loaded: tuple[Loaded, ...] = ()
+    """The asynchronous load that was received last, over all epochs, as each connector saw it that loads; none after a failed
+    load."""
     received_by: frozenset[str] = frozenset()
-    """The connectors that reported the epoch's last asynchronous load: a MultiConnector passes reports to all children."""
+    """The connectors that recorded the epoch's last report that a load was received: a MultiConnector passes it to all of its
+    children."""
     sent_by: frozenset[str] = frozenset()
     """The connectors that reported the delayed blocks as sent."""
     stored_end: int = 0
@@ -85,6 +98,8 @@ class Evidence:
     """Open asynchronous transfers by number, over all epochs."""
     ended_jobs: dict[int, TransferEnd] = field(default_factory=dict)
     """The ends of transfers by number, over all epochs."""
+    ran_ahead: bool = False
+    """Whether a step has been recorded since that load which was scheduled before its error could be reported."""
     short: Load | None = None
     """A load that brought less than expected and for which no error has been reported yet."""
     short_elsewhere: Load | None = None
@@ -93,6 +108,10 @@ class Evidence:
     """The epoch's first lookup that was answered, while the request has not been given blocks since."""
     deferred: Lookup | None = None
     """The first of a row of answers 'ask me later', from one connector, that goes on."""
+    deferred_last: Lookup | None = None
+    """The last one of that row."""
+    deferred_ns: int = 0
+    """How long that row has been going on, in which the connector was asked every few seconds."""
     failed_ever: bool = False
     """Whether a load was reported as failed, in any epoch."""
     load_error: LoadError | None = None
@@ -130,10 +149,11 @@ class Evidence:
         """Forget what a preemption makes void."""
         if (last := self.schedule) is not None:
             self.reached = max(self.reached, last.computed + last.scheduled - (last.drafted or 0))
-        self.repeated_hits, self.stored_end, self.load_failed = 0, 0, False
+        self.stored_end, self.load_failed = 0, False
         self.schedule = self.loading = self.received = self.store = self.stats = self.blocks = self.short = None
         self.asked = self.deferred = self.load_error = None
         self.allocs.clear()
+        self.repeated_hits.clear()
         self.received_by = frozenset()
 
 
@@ -177,7 +197,7 @@ class Account:
     longest_match: int = 0
     """The longest prefix that any of its lookups matched."""
     lookups: int = 0
-    """Lookup calls, in all epochs."""
+    """Lookups of the scheduler, in all epochs: one asks all children of a MultiConnector, and counts once."""
     loads: int = 0
     """How often it was given blocks to load tokens into."""
     wait_loads: int = 0
@@ -238,6 +258,18 @@ class Account:
             if lookup.epoch == self.epoch and lookup.connector_id == connector_id:
                 return lookup
         return None
+
+    def repeats_report(self, event: Received) -> bool:
+        """Whether another child of a MultiConnector was passed this report before: it hands every report to all of them."""
+        evidence = self.evidence
+        last = evidence.received
+        return (
+            last is not None
+            and evidence.loading is None
+            and event.connector_id not in evidence.received_by
+            and event.scheduler_step == last.scheduler_step
+            and len(evidence.connectors) > 1
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The account as JSON-ready data, without its evidence and phases."""
@@ -312,15 +344,16 @@ class Account:
             self.abandon(event.end_ns, CUT_OFF)
 
     def _enter_lookup(self, event: Lookup) -> None:
-        self.lookups += 1
         self.refused += event.refused is not None
         self.total, self.computed = event.total, event.computed
         self.matched, self.returned = event.matched, event.returned
         if event.matched is not None and event.matched > self.longest_match:
             self.longest_match = event.matched
         evidence = self.evidence
-        evidence.connectors.add(event.connector_id)
-        evidence.repeated_hits += bool(event.returned)
+        asked, hits = evidence.connectors, evidence.repeated_hits
+        asked[event.connector_id] = asked.get(event.connector_id, 0) + 1
+        self.lookups = max(self.lookups, asked[event.connector_id])
+        hits[event.connector_id] = hits.get(event.connector_id, 0) + bool(event.returned)
         evidence.rank_lookups.clear()
         recent = evidence.recent_lookups
         if recent and _same(recent[-1], event):
@@ -340,7 +373,11 @@ class Account:
                 self._wait(evidence.deferred, event)
                 evidence.deferred = None
         elif evidence.deferred is None:
-            evidence.deferred = event
+            evidence.deferred = evidence.deferred_last = event
+            evidence.deferred_ns = 0
+        elif evidence.deferred.connector_id == event.connector_id and evidence.deferred_last is not None:
+            evidence.deferred_ns += min(max(0, event.end_ns - evidence.deferred_last.end_ns), ASKED_AGAIN_NS)
+            evidence.deferred_last = event
 
     def _count_load(self, event: Alloc) -> None:
         """Count a load, once however many children of a MultiConnector report it."""
@@ -373,7 +410,6 @@ class Account:
             # A lookup from before a gap may not be the one before this allocation.
             if last is not None and is_async and last.sequence >= evidence.known_from:
                 evidence.loading = event
-                evidence.received_by = frozenset()
 
     def _enter_schedule(self, event: Schedule) -> None:
         evidence = self.evidence
@@ -391,7 +427,10 @@ class Account:
                 evidence.blocks = list(event.blocks_ids)
             elif evidence.blocks is not None:
                 evidence.blocks = grown(evidence.blocks, event.blocks_ids)
-        evidence.schedule, evidence.short = event, None
+        evidence.ran_ahead = bool(event.scheduler_async) and evidence.short is not None and not evidence.ran_ahead
+        if not evidence.ran_ahead:
+            evidence.short = None
+        evidence.schedule = event
         evidence.asked = evidence.deferred = evidence.load_error = None
 
     def _recompute(self, first: Schedule) -> None:
@@ -415,12 +454,12 @@ class Account:
             self.waited_ns += max(0, event.end_ns - event.start_ns)
         if event.expected is not None and event.count < event.expected:
             if event.recorder == self.recorder:
-                self.evidence.short = event
+                self.evidence.short, self.evidence.ran_ahead = event, False
             else:
                 self.evidence.short_elsewhere = event
 
     def _enter_load_error(self, event: LoadError) -> None:
-        self.evidence.short, self.evidence.load_failed = None, True
+        self.evidence.short, self.evidence.load_failed, self.evidence.loaded = None, True, ()
         self.evidence.failed_ever, self.evidence.load_error = True, event
 
     def _enter_block_check(self, event: BlockCheck) -> None:
@@ -460,13 +499,31 @@ class Account:
         if evidence.loading is not None:
             self.wait_loads += 1
             self._wait(evidence.loading, event)
-        evidence.loading, evidence.received = None, event
-        evidence.received_by |= {event.connector_id}
+            evidence.loaded = self._asynchronous_loads()
+        if self.repeats_report(event):
+            evidence.received_by |= {event.connector_id}
+            if any(load.alloc.connector_id == event.connector_id for load in evidence.loaded):
+                evidence.received = event  # of all children that were passed the report, the one that loaded
+        else:
+            evidence.loading, evidence.received, evidence.received_by = None, event, frozenset({event.connector_id})
         if self.ended_ns is not None:
             evidence.end = None  # vLLM frees an ended request's blocks at either report
         if event.failed:
             evidence.short, evidence.load_failed = None, True
             evidence.failed_ever = True
+        if evidence.load_failed:
+            evidence.loaded = ()
+
+    def _asynchronous_loads(self) -> tuple[Loaded, ...]:
+        """The epoch's asynchronous loads."""
+        taken = [
+            (alloc, self.last_lookup(alloc.connector_id)) for alloc in self.evidence.allocs.values() if alloc.allocated
+        ]
+        return tuple(
+            Loaded(alloc, lookup.computed + alloc.allocated)
+            for alloc, lookup in taken
+            if lookup is not None and lookup.is_async
+        )
 
     def _enter_sent(self, event: Sent) -> None:
         self.evidence.sent, self.evidence.end = event, None

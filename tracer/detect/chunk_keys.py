@@ -34,6 +34,10 @@ class ChunkKeys:
             return True
         return False if not self.unnamed and (self.lost is None or key in self._absent) else None
 
+    def holds_nothing_but(self, keys: Iterable[str]) -> bool:
+        """Whether the store is known to hold none but these chunks."""
+        return self.lost is None and not self.unnamed and self._held.issubset(keys)
+
     def missing(self, keys: Iterable[str]) -> list[str]:
         """Those of the keys that the store is known not to hold."""
         held = self._held

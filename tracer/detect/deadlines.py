@@ -1,7 +1,7 @@
 """What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
 
-Time is the recorder's (`recorded_time`). The rules are asked at every sign of life, and when the next event of a request
-comes, since that may end the waiting.
+Time is the recorder's (`recorded_time`), and counts while the request could have got what it waits for (`means`). The
+rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.rules import DeadlineRule, Tally
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest, Wait
@@ -58,10 +59,10 @@ class Deadlines:
             return
         time = recorder.engine.time
         if time.number < event.sequence:  # it came before its turn
-            recorder.asked_later += [(event, wait) for wait in self._waits(request.account)]
+            recorder.asked_later += [(event, wait) for wait in self._waits(request.account, recorder.engine)]
         elif time.of(event) - request.waits_ns >= self.soonest_ns:
-            for wait in self._waits(request.account):
-                self._judge(wait, time.of(event), recorder, is_last=True)
+            for wait in self._waits(request.account, recorder.engine):
+                self._judge(wait, event, recorder)
 
     def catch_up(self, recorder: TrackedRecorder) -> None:
         """Ask how long requests had waited when the events came whose turn it has been meanwhile."""
@@ -69,7 +70,7 @@ class Deadlines:
         recorder.asked_later = [(event, wait) for event, wait in asked if event.sequence > time.number]
         for event, wait in asked:
             if event.sequence <= time.number:
-                self._judge(wait, time.of(event), recorder, is_last=True)
+                self._judge(wait, event, recorder)
 
     def ask(self, recorder: TrackedRecorder, *, is_last: bool = False) -> list[Key]:
         """Ask how long requests have waited at the recorder's last event; `is_last` at the end of a history. Returns those
@@ -87,37 +88,47 @@ class Deadlines:
                 break
             if engine.lost_number > request.account.evidence.number:
                 continue  # what it waits for may have been recorded, and lost
-            waits = self._waits(request.account)
-            late += [key for wait in waits if self._judge(wait, engine.time.now_ns, recorder, is_last=is_last)]
+            waits = self._waits(request.account, engine)
+            late += [key for wait in waits if self._judge(wait, None, recorder, is_last=is_last)]
             if not waits:
                 request.waits_ns = 0
                 del recorder.waiting[key]
         return late
 
-    def _waits(self, account: Account) -> list[Wait]:
+    def _waits(self, account: Account, engine: Engine) -> list[Wait]:
         """What a request waits for, as events say after which none is missing."""
         if account.status == "abandoned":
             return []
         waits, known_from = [], account.evidence.known_from
         for tally, rule in self._rules:
             try:
-                pending = rule.pending(account)
-                if pending is not None and all(e.sequence >= known_from for e in (pending[0], *pending[1].witness)):
-                    waits.append(Wait(tally, rule, *pending))
+                pending = rule.pending(account, engine)
+                if pending is not None and all(
+                    e.sequence >= known_from for e in (pending.since, *pending.drift.witness)
+                ):
+                    waits.append(Wait(tally, rule, pending))
             except Exception as error:
                 self._judgements.failed(tally, error)
         return waits
 
-    def _judge(self, wait: Wait, until_ns: int, recorder: TrackedRecorder, *, is_last: bool) -> bool:
-        """Whether a request has waited too long. A finding is told the whole time when the waiting ends, and of several in an
-        epoch it tells the first."""
-        time = recorder.engine.time
-        waited_s = (until_ns - time.of(wait.since)) / 1e9
-        if (
-            waited_s < wait.rule.after_s or wait.since.sequence > time.number
-        ):  # its account is ahead of the recorder's time
+    def _judge(self, wait: Wait, until: Event | None, recorder: TrackedRecorder, *, is_last: bool = True) -> bool:
+        """Whether a request has waited too long, until an event or now. A finding has the whole time once the waiting
+        ends, and of several in an epoch it has the first."""
+        engine, pending = recorder.engine, wait.pending
+        time, since = engine.time, pending.since
+        if since.sequence > time.number:  # its account is ahead of the recorder's time
             return False
-        drift = replace(wait.drift, numbers={"waited_s": round(waited_s, 1), **wait.drift.numbers})
+        number, until_ns = (time.number, time.now_ns) if until is None else (until.sequence, time.of(until))
+        waited_s = (until_ns - time.of(since)) / 1e9
+        if waited_s < pending.within_s:
+            return False
+        from_ns = time.of(engine.flow.turn(since, by_number=number) if pending.in_turn else since)
+        counted_ns = pending.counted.between(from_ns, until_ns)
+        counted_s = max(counted_ns / 1e9, min(pending.asked_s, (until_ns - from_ns) / 1e9))
+        if counted_s < pending.within_s:
+            return False
+        numbers = {"waited_s": round(waited_s, 1), "counted_s": round(counted_s), **pending.drift.numbers}
+        drift = replace(pending.drift, numbers=numbers)
         try:
             fresh = wait.rule.finding(drift)
             known = self._judgements.known(fresh)

@@ -13,12 +13,12 @@ Between two recorders there is no order: their clocks are never compared.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
 from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect.account import SCHEDULER, Account
+from kvtrail.tracer.detect.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.judgements import Judgements
@@ -215,10 +215,10 @@ class Detector:
         for held in (self.accounts, self.finished, self._requests, self._gaps, self.findings):
             held.pop(key, None)  # type: ignore[attr-defined]
 
-    def forget_finished(self, *, before_ns: int) -> int:
-        """Drop the requests that are `over`, and the recorders that said goodbye before `before_ns`; returns how many
-        requests were dropped."""
-        leaving = self.over(before_ns=before_ns)
+    def forget_finished(self, *, before_ns: int, but: Collection[Key] = ()) -> int:
+        """Drop the requests that are `over`, except for some, and the recorders that said goodbye before `before_ns`;
+        returns how many requests were dropped."""
+        leaving = [key for key in self.over(before_ns=before_ns) if key not in but]
         for key in leaving:
             self.forget(key)
         self.forget_recorders(
@@ -433,7 +433,10 @@ class Detector:
         if event.request is None:  # request rules that need the event alone judge it all the same
             for tally, judge_request in self._incomplete_request_rules.get(kind, ()):
                 try:
-                    judgement = judge_request(event, Account(event.engine, "", missing=Unknown.UNSEEN))
+                    evidence = Evidence(short=engine.short)
+                    judgement = judge_request(
+                        event, Account(event.engine, "", missing=Unknown.UNSEEN, evidence=evidence)
+                    )
                     if judgement is not None:
                         self._judgements.record(tally, judgement)
                 except Exception as error:
@@ -441,6 +444,7 @@ class Detector:
         try:
             engine.apply(event)
             engine.time.enter(event)
+            engine.means.enter(event, engine.time.now_ns, engine.loads, engine.kept)
         except Exception as error:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.detect.account import SCHEDULER, Account
 from kvtrail.tracer.model.events import Alloc, Event, Failure, Heartbeat, Lookup, RequestStart, Schedule
 from kvtrail.tracer.model.findings import Finding, Severity
-from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE
+from kvtrail.tracer.model.outcomes import ABORTED
+from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE, UNHEARD
 
 CAUSE_NS = 60 * 10**9
 """How long before a death its cause may have been found."""
@@ -28,7 +29,7 @@ class Death:
         engine: vLLM's engine id.
         at_ns: Unix nanoseconds.
         ended_by: the exception that ended it, its class and the beginning of its text.
-        lost: ids of the requests that were open.
+        lost: ids of the requests that were lost with it (`is_lost`).
         cause: see `cause_of`.
     """
 
@@ -49,7 +50,7 @@ class _Side:
     raised: Event | None = None
     goodbye: Heartbeat | None = None
     open: dict[str, bool] = field(default_factory=dict)
-    """The requests that it left open, and whether a call about each raised."""
+    """The requests that were lost with it, and whether a call about each raised."""
 
 
 def is_fatal(event: Event) -> bool:
@@ -57,6 +58,14 @@ def is_fatal(event: Event) -> bool:
     if event.error is None or type(event) not in _RAISES:
         return False
     return not (isinstance(event, Failure) and event.call == _SHUTDOWN)
+
+
+def is_lost(account: Account) -> bool:
+    """Whether a request is lost with its engine: it was open, or its blocks were kept for another engine to read, as a
+    prefill engine keeps them for decode."""
+    kept = account.evidence.end
+    is_kept_for_another = kept is not None and kept.handoff is True and kept.outcome != ABORTED
+    return account.ended_ns is None or account.outcome in (CUT_OFF, UNHEARD) or is_kept_for_another
 
 
 def cause_of(findings: Iterable[Finding], engine: str, ended_ns: int, failed: Container[str]) -> Finding | None:
@@ -100,7 +109,7 @@ class Endings:
     def leave(self, account: Account) -> None:
         """A request is not heard of any more."""
         side = self._sides.get(account.recorder)
-        if side is not None and (account.ended_ns is None or account.outcome == CUT_OFF):
+        if side is not None and is_lost(account):
             side.open[account.request] = account.status == "failed"
 
     def deaths(self, findings: Iterable[Finding]) -> list[Death]:

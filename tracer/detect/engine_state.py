@@ -7,13 +7,19 @@ by itself: where events are missing, what they may have touched is forgotten, an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtrail.tracer.detect import handlers
 from kvtrail.tracer.detect.account import SCHEDULER, grown
 from kvtrail.tracer.detect.chunk_keys import ChunkKeys
+from kvtrail.tracer.detect.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
+from kvtrail.tracer.detect.means import Means
+from kvtrail.tracer.detect.own_chunks import OwnChunks
 from kvtrail.tracer.detect.recorded_time import RecordedTime
+from kvtrail.tracer.detect.transfer_ends import TransferEnds
+from kvtrail.tracer.detect.transfer_flow import TransferFlow
 from kvtrail.tracer.detect.truth import Truth
+from kvtrail.tracer.detect.writers import Writers
 from kvtrail.tracer.model.events import (
     UNFAMILIAR,
     Alloc,
@@ -25,6 +31,7 @@ from kvtrail.tracer.model.events import (
     Heartbeat,
     Holdings,
     Key,
+    Load,
     LoadError,
     LoadPlan,
     Lock,
@@ -32,6 +39,7 @@ from kvtrail.tracer.model.events import (
     Plan,
     Pool,
     Preempt,
+    Prefetch,
     Received,
     RequestEnd,
     RequestStart,
@@ -45,12 +53,13 @@ from kvtrail.tracer.model.events import (
     Unlock,
 )
 from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.model.patience import of_connector
 from kvtrail.tracer.model.semconv import Kind
 
 MOST_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
-
-
+MOST_FETCHES = 10_000
+"""Requests of which it is remembered what was fetched for them."""
 FULL = 0.9
 """The part of a tier in use from which on it is full: evictions begin earlier, at 0.8 in LMCache."""
 
@@ -80,7 +89,9 @@ class Engine:
     lost_number: int = -1
     """The highest number of a missing event."""
     time: RecordedTime = field(default_factory=RecordedTime)
-    """The recorder's own time: the clock for rules with a deadline."""
+    """The recorder's own time."""
+    means: Means = field(default_factory=Means)
+    """What of this time the scheduler could use: the clocks of rules with a deadline."""
     closed: bool = False
     """Whether the recorder has said goodbye."""
     raised: bool = False
@@ -104,6 +115,10 @@ class Engine:
     """Open transfers that have a number."""
     loads: dict[str, Alloc] = field(default_factory=dict)
     """Open asynchronous loads by request."""
+    given_up: GivenUps = field(default_factory=GivenUps)
+    """Who gave up while waiting for a connector."""
+    flow: TransferFlow = field(default_factory=TransferFlow)
+    """How the connectors' transfers get on. Kept where events are missing."""
     lookups: dict[str, dict[str, Lookup]] = field(default_factory=dict)
     """The last lookup of a live request, by connector."""
     stores: dict[str, ChunkKeys] = field(default_factory=dict)
@@ -124,14 +139,24 @@ class Engine:
     preemptions: list[Preempt] = field(default_factory=list)
     """Consecutive preemptions, with no request scheduled in between."""
 
-    identities: dict[str, str] = field(default_factory=dict)
-    """The identity of each live request that tells one: its adapter and salt."""
-    writers: dict[tuple[str, str], tuple[str, StorePlan]] = field(default_factory=dict)
-    """By connector and key: the identity under which the chunk was stored first, and that plan."""
+    short: Load | None = None
+    """A load of the last step with loads that brought less than expected, while no error has been reported since."""
+    writers: Writers = field(default_factory=Writers)
+    """Whose KV stored chunks hold."""
+    own_chunks: OwnChunks = field(default_factory=OwnChunks)
+    """Where the chunks of open requests lie, and which of them their own stores have pushed out."""
     kept: dict[str, RequestEnd] = field(default_factory=dict)
     """The ends of requests whose blocks are kept since."""
     polled: Heartbeat | None = None
     """The first sign of life that told the present number of scheduling steps."""
+    beat: Heartbeat | None = None
+    """The latest heartbeat that told the scheduler's steps."""
+    transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
+    """By connector and direction, whether its transfers still end: `load`, `store`, or `save` for what an ended request's
+    blocks are kept for."""
+    fetched: dict[str, dict[tuple[str, str], tuple[Prefetch, Evict | None]]] = field(default_factory=dict)
+    """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
+    the eviction of the chunk since."""
     full_tiers: dict[tuple[str, str], FullTier] = field(default_factory=dict)
     """By connector and tier."""
     probes_off: set[str] = field(default_factory=set)
@@ -146,6 +171,32 @@ class Engine:
             known = self.stores[connector_id] = ChunkKeys(lost=self.missing)
         return known
 
+    def rows_given_up(self, event: RequestEnd | Heartbeat) -> list[GivenUp]:
+        """The rows of requests that were given up while they waited for a connector, as far as an event changes them: the end
+        of one more, or time that has passed. A load that was given up can still be received, a question not be answered."""
+        if isinstance(event, RequestEnd):
+            since = self._gave_up(event)
+            rows = [] if since is None else [self.given_up.with_end(since, event)]
+        else:
+            rows = [row for row in self.given_up.rows.values() if isinstance(row.first, Alloc)]
+        until_ns, stepping = self.time.of(event), self.means.stepping
+        begun_ns = [self.time.of(row.first) for row in rows]
+        return [
+            replace(row, waited_ns=until_ns - from_ns, counted_ns=stepping.between(from_ns, until_ns))
+            for row, from_ns in zip(rows, begun_ns, strict=True)
+        ]
+
+    def _gave_up(self, event: RequestEnd) -> Event | None:
+        """Since when a request has waited for a connector until its caller ended it; None if it did not wait, or the
+        scheduler could not ask the connector again."""
+        since, asked = self.given_up.since(event, self.loads.get(event.request or ""))
+        if asked is not None:
+            asked_ns, until_ns = self.time.of(asked), self.time.of(event)
+            passed_ns = until_ns - asked_ns
+            if passed_ns > ASKED_AGAIN_NS and 2 * self.means.spare.between(asked_ns, until_ns) < passed_ns:
+                return None
+        return since
+
     def last_lookup(self, event: Event) -> Lookup | None:
         """The last lookup of the event's request by the event's connector."""
         return self.lookups.get(event.request or "", {}).get(event.connector_id)
@@ -153,15 +204,18 @@ class Engine:
     def lose(self, why: Unknown, *, before: Event) -> None:
         """Events are missing before this one: forget all that they may have changed."""
         self.missing, self.lost_number = why, before.sequence - 1
+        self.flow.lose(before)
         for known in self.stores.values():
             known.lose(why)
         for facts in (
             self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
-            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.identities, self.writers,
-            self.kept, self.full_tiers, self.resets,
+            self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
+            self.kept, self.full_tiers, self.resets, self.transfer_ends, self.fetched,
         ):  # fmt: skip
             facts.clear()
-        self.locked = None
+        self.means.lose()
+        self.given_up.lose()
+        self.locked = self.short = None
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
@@ -178,34 +232,38 @@ class Engine:
         self.lose(Unknown.NEWER, before=event)
 
     def _enter_request_start(self, event: RequestStart) -> None:
-        request = event.request or ""
-        self.met.add(request)
-        if event.identity is not None:
-            self.identities[request] = event.identity
+        self.met.add(event.request or "")
+        self.writers.enter_start(event)
 
     def _enter_lookup(self, event: Lookup) -> None:
         if event.request is not None:
             self.lookups.setdefault(event.request, {})[event.connector_id] = event
+            self.given_up.enter_lookup(event)
         if event.chunk_keys:
             self.keys(event.connector_id).claimed(event.chunk_keys)
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = event.request or ""
         self.admitted.add(request)
+        self.fetched.pop(request, None)
         if event.blocks_ids is not None:
             self._contest(event, event.blocks_ids)
             if self.invalid:
                 self._renew(request, event.blocks_ids)
             self.tables[request] = list(event.blocks_ids)
             self.untold.discard(request)
-            lookup = self.last_lookup(event)
-            if event.allocated and lookup is not None and lookup.is_async:
-                self.loads[request] = event
-                self._open(event, event.blocks_ids[_first_loaded(event) :])
+        lookup = self.last_lookup(event)
+        if event.allocated and event.error is None and lookup is not None and lookup.is_async:
+            self.loads[request] = event
+            self.flow.loads(event)
+            self._ends(event, "load").begin(request, event)
+            if event.blocks_ids is not None:
+                self._open(event, event.blocks_ids[first_loaded(event) :])
 
     def _enter_schedule(self, event: Schedule) -> None:
         request = event.request or ""
         self.preemptions.clear()
+        self.short = None
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
             if first or not event.blocks_whole:  # a table that is told anew gives nothing
@@ -252,48 +310,65 @@ class Engine:
 
     def _enter_request(self, event: RequestEnd) -> None:
         request = event.request or ""
+        for row in self.rows_given_up(event):
+            self.given_up.rows[row.first.connector_id] = row
+        self.given_up.enter_end(event)
         if event.free_delayed:
             self.kept[request] = event
+            if not (event.handoff or event.lease_s or of_connector(event.connector, event.patience).keep_s):
+                self._ends(event, "save").begin(request, event)
         else:
             self._holds_nothing(request)
         self.lookups.pop(request, None)
+        self.own_chunks.enter_end(request)
+        self.writers.enter_end(request)
         self.met.discard(request)
-        self.identities.pop(request, None)
+        self.fetched.pop(request, None)
+        if event.outcome == "aborted":
+            for ends in self.transfer_ends.values():
+                ends.forget(request)
 
     def _enter_sent(self, event: Sent) -> None:
         self._holds_nothing(event.request or "")
-        self.kept.pop(event.request or "", None)
+        self._release(event)
 
     def _enter_free(self, event: Free) -> None:
-        self.kept.pop(event.request or "", None)
+        self._release(event)
 
     def _enter_received(self, event: Received) -> None:
-        self.kept.pop(event.request or "", None)  # vLLM frees an ended request's blocks at either report
+        self._release(event)  # vLLM frees an ended request's blocks at either report
         alloc = self.loads.pop(event.request or "", None)
+        self.flow.received(event)
+        self.given_up.enter_received()
         self._settle(event.request or "")
         if alloc is not None:
+            self._end(event.request or "", alloc, "load", event)
             self._close(alloc, alloc.blocks_ids or ())
 
     def _enter_load_plan(self, event: LoadPlan) -> None:
+        if event.request in self.met:
+            self.own_chunks.enter_plan(event)
         if event.transfer_id is not None:
-            self.jobs[event.transfer_id] = event
-            self._open(event, event.blocks_ids or ())
+            self._begin(event, "load")
 
     def _enter_store_plan(self, event: StorePlan) -> None:
         self.storing.add(event.connector_id)
-        if (identity := self.identities.get(event.request or "")) and len(self.writers) < MOST_KEYS:
-            for key in event.chunk_keys or ():
-                self.writers.setdefault((event.connector_id, key), (identity, event))
+        if event.request in self.met:
+            self.own_chunks.enter_plan(event)
+        self.writers.enter_store(event)
         if event.transfer_id is not None:
-            self.jobs[event.transfer_id] = event
-            self._open(event, event.blocks_ids or ())
+            self._begin(event, "store")
         else:
             self._stored(event)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         self._settle(event.transfer_id)
         plan = self.jobs.pop(event.transfer_id, None)
-        if plan is not None:
+        self.flow.ended(plan, event)
+        if plan is None:  # it may have been a store
+            self.resets.pop(event.connector_id, None)
+        else:
+            self._end(event.transfer_id, plan, "store" if isinstance(plan, StorePlan) else "load", event)
             self._close(plan, plan.blocks_ids or ())
             if isinstance(plan, StorePlan):
                 if event.failed:
@@ -307,7 +382,14 @@ class Engine:
         if plan := self.jobs.get(event.transfer_id):
             self._close(plan, plan.blocks_ids or ())
 
+    def _enter_load(self, event: Load) -> None:
+        if event.expected is not None and event.count < event.expected:
+            self.short = event
+        elif self.short is not None and self.short.start_ns != event.start_ns:  # those of a step begin together
+            self.short = None
+
     def _enter_load_error(self, event: LoadError) -> None:
+        self.short = None
         self.invalid.update(dict.fromkeys(event.blocks_ids, event))
         for block in event.blocks_ids:
             self.recomputing.pop(block, None)
@@ -315,14 +397,28 @@ class Engine:
     def _enter_evict(self, event: Evict) -> None:
         self._made_room(event)
         if event.chunk_key is not None:
+            self.own_chunks.enter_evict(event, self.keys(event.connector_id))
             self.keys(event.connector_id).evicted(event.chunk_key)
-            self.writers.pop((event.connector_id, event.chunk_key), None)
+            chunk = (event.connector_id, event.chunk_key)
+            for known in self.fetched.values():
+                if chunk in known:
+                    known[chunk] = (known[chunk][0], event)
+            self.writers.of.pop((event.connector_id, event.chunk_key), None)
+
+    def _enter_prefetch(self, event: Prefetch) -> None:
+        if event.chunk_keys and len(self.fetched) < MOST_FETCHES:
+            known = self.fetched.setdefault(event.request or "", {})
+            known.update({(event.connector_id, key): (event, None) for key in event.chunk_keys})
 
     def _enter_reset(self, event: Reset) -> None:
         if event.succeeded is not False:
             self.resets[event.connector_id] = event
-            self.writers = {key: writer for key, writer in self.writers.items() if key[0] != event.connector_id}
+            self.writers.enter_reset(event.connector_id)
             self.keys(event.connector_id).cleared()
+            self.fetched.clear()
+            for (connector_id, _), ends in self.transfer_ends.items():
+                if connector_id == event.connector_id:
+                    ends.forget()
 
     def _enter_holdings(self, event: Holdings) -> None:
         keys = self.keys(event.connector_id)
@@ -355,8 +451,15 @@ class Engine:
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
             self.probes_off.update(event.recorder_probes_off)
             self._blame_probe()
+        for row in self.rows_given_up(event):
+            self.given_up.rows[row.first.connector_id] = row
         if self.polled is None or self.polled.scheduler_step != event.scheduler_step:
             self.polled = event
+        if event.scheduler_step is not None:
+            if self.beat is not None:
+                for ends in self.transfer_ends.values():
+                    ends.pass_time(self.beat, event)
+            self.beat = event
 
     def _blame_probe(self) -> None:
         """A probe has switched itself off, and the recorder has left a gap for what it told: what is unknown is so for it."""
@@ -365,6 +468,33 @@ class Engine:
         for known in self.stores.values():
             if known.lost is Unknown.LOST:
                 known.lost = Unknown.PROBE
+
+    def _release(self, event: Sent | Free | Received) -> None:
+        """The blocks of an ended request are given back, if any were kept."""
+        request = event.request or ""
+        end = self.kept.pop(request, None)
+        if end is not None and (end.connector_id, "save") in self.transfer_ends:
+            self._end(request, end, "save", event)
+
+    def _ends(self, event: Event, direction: str) -> TransferEnds:
+        key = (event.connector_id, direction)
+        ends = self.transfer_ends.get(key)
+        if ends is None:
+            ends = self.transfer_ends[key] = TransferEnds()
+        return ends
+
+    def _begin(self, plan: Plan, direction: str) -> None:
+        """A transfer with a number has begun."""
+        number = plan.transfer_id or 0
+        self.jobs[number] = plan
+        ends = self._ends(plan, direction)
+        ends.open.pop(plan.request or "", None)  # the same load, as its allocation announced it
+        ends.begin(number, plan)
+        self._open(plan, plan.blocks_ids or ())
+
+    def _end(self, key: int | str, began: Event, direction: str, event: Event) -> None:
+        """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
+        self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
 
     def _refused(self, event: Plan) -> None:
         """A store has failed."""
@@ -434,7 +564,7 @@ class Engine:
                     del self.transfers[block]
 
 
-def _first_loaded(event: Alloc) -> int:
+def first_loaded(event: Alloc) -> int:
     """The first block of an allocation that the load writes; without a block size, all of them may be."""
     if not event.block_size or event.total is None:
         return 0
@@ -448,4 +578,4 @@ def is_full(event: Pool) -> bool:
 
 
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.KEY, Kind.HEARTBEAT, Kind.POOL, Kind.BLOCK_CHECK, UNFAMILIAR)
+_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.POOL, Kind.BLOCK_CHECK, UNFAMILIAR)

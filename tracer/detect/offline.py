@@ -56,13 +56,20 @@ class OfflineDetector:
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.
         explained: of the requests that were asked about, why their tokens were reused or computed.
         probes_off: connectors whose probe was switched off, since it failed.
+        about: the only request, by engine and id, that is spoken of; None if all are.
     """
 
     def __init__(
-        self, *, rules: Sequence[Rule] | None = None, patience_ns: int | None = None, why: str | None = None
+        self,
+        *,
+        rules: Sequence[Rule] | None = None,
+        patience_ns: int | None = None,
+        why: str | None = None,
+        about: Key | None = None,
     ) -> None:
         """`why` is a request that is asked about, by the engine's id or the caller's. `patience_ns` is how long to wait
-        before anything is given up, by the times of the events that come; None waits for ever."""
+        before anything is given up, by the times of the events that come; None waits for ever. `about` is the only request,
+        by engine and id, that is spoken of: the events of others are evidence."""
         self.findings: dict[str, Finding] = {}
         self.verdicts: Counter[Verdict] = Counter()
         self.became: dict[Key, tuple[str, str | None, str | None]] = {}
@@ -73,7 +80,7 @@ class OfflineDetector:
         self.lookups = self.hits = 0
         self.probes_off: set[str] = set()
         self.explained: dict[Key, list[dict[str, Any]]] = {}
-        self._why = why
+        self._why, self.about = why, about
         self._engines: dict[str, str] = {}
         """By recorder."""
         self._forgotten: dict[int, None] = {}
@@ -150,6 +157,8 @@ class OfflineDetector:
     def _count(self, account: Account) -> None:
         """Note the last that is known of a request."""
         self._endings.leave(account)
+        if self.about not in (None, (account.engine, account.request)):
+            return
         verdict = self._detector.verdict(account)
         self.verdicts[verdict] += 1
         if verdict is Verdict.UNKNOWN and (why := self._detector.why_unknown(account)) is not None:
@@ -175,7 +184,7 @@ class OfflineDetector:
 
     def _note(self, event: Event) -> None:
         self._endings.note(event)
-        if isinstance(event, Lookup):
+        if isinstance(event, Lookup) and self.about in (None, (event.engine, event.request)):
             self.lookups += 1
             self.hits += bool(event.answer)
         elif isinstance(event, Heartbeat):
@@ -216,4 +225,5 @@ class OfflineDetector:
         for finding in findings:
             if hash((finding.engine, finding.request)) in self._forgotten:
                 raise TooLate
-            self.findings[finding.id] = finding
+            if self.about in (None, (finding.engine, finding.request)):
+                self.findings[finding.id] = finding

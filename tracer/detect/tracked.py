@@ -8,9 +8,8 @@ from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
 from kvtrail.tracer.detect.ordering import Stream
-from kvtrail.tracer.detect.rules import DeadlineRule, Tally
+from kvtrail.tracer.detect.rules import DeadlineRule, Pending, Tally
 from kvtrail.tracer.model.events import Event, RequestStart
-from kvtrail.tracer.model.findings import Drift
 
 Key = tuple[str, str]
 """A request: its engine and its id."""
@@ -50,12 +49,11 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A request waits, by a rule with a deadline, since an event; and the drift if it waits too long."""
+    """What a request waits for, and the rule with a deadline that says so."""
 
     tally: Tally
     rule: DeadlineRule
-    since: Event
-    drift: Drift
+    pending: Pending
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvtrail.tracer.detect.slim_truth import SlimTruth
 from kvtrail.tracer.model.events import BlockCheck
 
 COMPUTED, LOADED = "computed", "loaded"
@@ -45,6 +46,8 @@ def told(event: BlockCheck) -> Iterator[Told]:
 class Truth:
     """What is known of computed contents."""
 
+    slim: SlimTruth = field(default_factory=SlimTruth)
+    """By some bytes of every block."""
     _of_hash: dict[tuple[Scope, str], dict[int, Told]] = field(default_factory=dict)
     """By hash, its contents, each with the block that was told first."""
     _contents: int = 0
@@ -75,6 +78,7 @@ class Truth:
 
     def enter(self, event: BlockCheck) -> None:
         """Remember what an event tells."""
+        self.slim.enter(event)
         scope = _scope(event)
         if scope is None:
             return

@@ -20,22 +20,25 @@ from msgspec.structs import fields, replace
 from kvtrail.tracer.ingest import steps
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CLASSES, LONGEST_NS, Event, Unfamiliar
+from kvtrail.tracer.model.parts import PART
 from kvtrail.tracer.model.semconv import Kind
 from kvtrail.tracer.model.spans import Span
 
 _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, cls in CLASSES.items()}
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
-_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED))
+_RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *PART))
 _NAMESPACE = f"{semconv.SCOPE}."
 _OUTCOME = semconv.OUTCOME.key
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
-    (Kind.REQUEST, Kind.CUT_OFF), (semconv.REQUEST_MODEL.key, semconv.CALLERS_ID.key)
+    (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.OF_ROOT)
 )
 """Attributes that recorders write for other backends, by kind. They are no fields of an event."""
 _OPTIONAL = (
     (semconv.BLOCK_SIZE.key, int),
     (semconv.CAPABILITIES.key, str),
+    (semconv.PATIENCE.key, str),
+    (semconv.ASYNC_SCHEDULING.key, bool),
     (semconv.SAMPLED_ONLY.key, bool),
     (semconv.LAUNCH.key, str),
     (semconv.LACKS.key, str),
@@ -324,7 +327,10 @@ class Decoded:
 
     def _add_malformed(self, malformed: MalformedSpan, ids: Ids) -> None:
         malformed.trace_id = ids[0]
-        self.malformed.append(malformed)
+        # What led to it is a cycle of 30 kB, which would keep the request, too, and the call that brought it, until cycles
+        # are looked for.
+        malformed.__cause__ = malformed.__context__ = None
+        self.malformed.append(malformed.with_traceback(None))
 
 
 class Remembered(dict[Key, Parsed]):
@@ -391,6 +397,19 @@ class Decoder(ABC, Generic[Data, Encoded]):
             parts.append((resource, decoded := Decoded()))
             self._sort(decoded, resource, scope, spans)
         return parts
+
+    def one_by_one(self, data: Data) -> tuple[list[tuple[Mapping[str, Any], Decoded]], list[Exception]]:
+        """What `parts` gives, with a part for each span, and the errors of those at which kvtrail fails."""
+        parts: list[tuple[Mapping[str, Any], Decoded]] = []
+        errors: list[Exception] = []
+        for resource, scope, spans in self._lists(data):
+            for span in spans:
+                try:
+                    self._sort(alone := Decoded(), resource, scope, [span])
+                    parts.append((resource, alone))
+                except Exception as error:
+                    errors.append(error)
+        return parts, errors
 
     def _sort(self, decoded: Decoded, resource: Mapping[str, Any], scope: str, spans: Sequence[Encoded]) -> None:
         """Sort a list of spans in."""

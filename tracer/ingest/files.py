@@ -7,6 +7,8 @@ compressed block, or within a line: all that comes before is read, and `Source.d
 from __future__ import annotations
 
 import io
+import os
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -95,13 +97,15 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], io.BufferedReader, Source | 
     """The file as it lies there, its text, and what decompresses it, if it is compressed; `-` is the standard input.
 
     Raises:
-        OSError: the file cannot be opened, or nothing that reads its compression is installed.
+        OSError: the file cannot be opened, is a device, or nothing that reads its compression is installed.
     """
     if path == STDIN:
         raw = cast(io.BufferedReader, sys.stdin.buffer)
         yield raw, *_text(raw)
         return
     with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode) and not file.raw.isatty():
+            raise OSError("a device, which may never end")
         yield file, *_text(file)
 
 

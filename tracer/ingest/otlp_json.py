@@ -365,24 +365,39 @@ def salvaged(data: Any) -> tuple[bytes, Refused | None]:
     try:
         return to_protobuf(data), None
     except MalformedOtlp as error:
-        good, refused = [], 0
-        for part in _parts(data):
-            try:
-                good.append(to_protobuf(part))
-            except MalformedOtlp:
-                refused += 1
-        if not good:
+        rest, refused = _readable(data)
+        if not rest:
             raise
-        return b"".join(good), Refused(refused, str(error))  # on the wire, requests one after the other are one request
+        return to_protobuf({"resourceSpans": rest}), Refused(refused, str(error))
 
 
-def _parts(data: Any) -> Iterator[Any]:
-    """A request for each span of a request."""
+def _readable(data: Any) -> tuple[list[dict[str, Any]], int]:
+    """The resources of a request with those of their spans that are OTLP, and how many spans are not. Each resource is read
+    once: it may be long, and its spans many."""
+    rest, refused = [], 0
     for resource_spans in _held(data, "resourceSpans", "resource_spans"):
+        of_resource = {"resource": resource_spans.get("resource")}
+        has_source = _is_otlp(of_resource)
+        scopes = []
         for scope_spans in _held(resource_spans, "scopeSpans", "scope_spans"):
-            for span in _held(scope_spans, "spans"):
-                alone = {"scope": scope_spans.get("scope"), "spans": [span]}
-                yield {"resourceSpans": [{"resource": resource_spans.get("resource"), "scopeSpans": [alone]}]}
+            of_scope, spans = {"scope": scope_spans.get("scope")}, [*_held(scope_spans, "spans")]
+            good: list[dict[str, Any]] = []
+            if has_source and _is_otlp({"scopeSpans": [of_scope]}):
+                good += (span for span in spans if _is_otlp({"scopeSpans": [{"spans": [span]}]}))
+            if good:
+                scopes.append({**of_scope, "spans": good})
+            refused += len(spans) - len(good)
+        if scopes:
+            rest.append({**of_resource, "scopeSpans": scopes})
+    return rest, refused
+
+
+def _is_otlp(resource_spans: dict[str, Any]) -> bool:
+    try:
+        to_protobuf({"resourceSpans": [resource_spans]})
+    except MalformedOtlp:
+        return False
+    return True
 
 
 def _held(data: Any, *names: str) -> Iterator[dict[str, Any]]:

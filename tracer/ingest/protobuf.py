@@ -11,6 +11,7 @@ import base64
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from google.protobuf.descriptor import FileDescriptor
@@ -23,7 +24,16 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered, as_bytes
+from kvtrail.tracer.ingest.decode import (
+    Decoded,
+    Decoder,
+    Ids,
+    MalformedOtlp,
+    Refused,
+    Remembered,
+    as_bytes,
+    taken_apart,
+)
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import LATEST_NS, Span
 
@@ -46,15 +56,14 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         with _refusal():
             return super().spans(data)
 
-    def numbered(self, data: bytes, *, first: int, count: int) -> Iterator[tuple[int, Span]]:
-        """What `spans` gives of a request with so many spans, each with its number; the first has the number `first`. A step
-        has one number, and so have all its rows."""
-        spans = self.spans(data)
-        if len(spans) == count:
-            yield from enumerate(spans, first)
-            return
-        for number, alone in enumerate(each(data), first):
-            yield from ((number, span) for span in self.spans(alone))
+    def numbered(self, data: bytes, *, first: int) -> Iterator[tuple[int, Span]]:
+        """What `spans` gives, each with its number; the first has the number `first`. A step has one number, and so have all
+        its rows."""
+        numbers = count(first)
+        with _refusal():
+            for resource, scope, spans in self._lists(data):
+                for span, number in zip(spans, numbers, strict=False):
+                    yield from ((number, each) for each in taken_apart(self._span(span, resource, scope)))
 
     def decoded(self, data: bytes) -> Decoded:
         with _refusal():
@@ -73,18 +82,41 @@ class ProtobufDecoder(Decoder[bytes, Any]):
         try:
             return data, self.parts(data), None
         except MalformedOtlp as error:
-            readable = []
-            refused = 0
-            for alone in each(data):
-                try:
-                    self.decoded(alone)
-                    readable.append(alone)
-                except MalformedOtlp:
-                    refused += 1
-            if not readable:
+            rest, refused = self._readable(data)
+            if not rest:
                 raise
-            rest = b"".join(readable)  # a request after another one is a request
             return rest, self.parts(rest), Refused(refused, str(error))
+
+    def _readable(self, data: bytes) -> tuple[bytes, int]:
+        """A request without its spans that cannot be read, and how many these are; nothing if it has no others. Each resource
+        is read and kept once: it may be long, and its spans many."""
+        rest, refused = Parts.Request(), 0
+        for resource_spans in _loosely(Parts.Request, data).resource_spans:
+            of_resource = _loosely(Parts.ResourceSpans, resource_spans)
+            kept = Parts.ResourceSpans(resource=of_resource.resource)
+            has_source = self._can_read(kept)
+            for scope_spans in of_resource.scope_spans:
+                of_scope = _loosely(Parts.ScopeSpans, scope_spans)
+                in_scope = Parts.ScopeSpans(scope=of_scope.scope)
+                if has_source and self._can_read(Parts.ResourceSpans(scope_spans=[in_scope.SerializeToString()])):
+                    in_scope.spans.extend(filter(self._can_read_span, of_scope.spans))
+                if in_scope.spans:
+                    kept.scope_spans.append(in_scope.SerializeToString())
+                refused += len(of_scope.spans) - len(in_scope.spans)
+            if kept.scope_spans:
+                rest.resource_spans.append(kept.SerializeToString())
+        return rest.SerializeToString(), refused
+
+    def _can_read_span(self, span: bytes) -> bool:
+        alone = Parts.ScopeSpans(spans=[span])
+        return self._can_read(Parts.ResourceSpans(scope_spans=[alone.SerializeToString()]))
+
+    def _can_read(self, resource_spans: Any) -> bool:
+        try:
+            self.decoded(Parts.Request(resource_spans=[resource_spans.SerializeToString()]).SerializeToString())
+        except MalformedOtlp:
+            return False
+        return True
 
     def _lists(self, data: bytes) -> Iterator[tuple[dict[str, Any], str, Sequence[Any]]]:
         for resource_spans in Request.FromString(data).resource_spans:
@@ -131,7 +163,8 @@ def value(any_value: AnyValue) -> Any:
     if kind is None:
         return None
     if kind == "array_value":
-        return [value(item) for item in any_value.array_value.values]
+        # Of a long list of numbers one look at each is enough: what is no number has 0 in its place.
+        return [item.int_value or value(item) for item in any_value.array_value.values]
     if kind == "kvlist_value":
         return attributes(any_value.kvlist_value.values)
     if kind == "bytes_value":
@@ -176,18 +209,6 @@ def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
 
 def _event(event: ProtoSpan.Event) -> dict[str, Any]:
     return {"name": event.name, "time_ns": event.time_unix_nano, "attributes": attributes(event.attributes)}
-
-
-def each(data: bytes) -> Iterator[bytes]:
-    """A request for each span of a request."""
-    for resource_spans in _loosely(Parts.Request, data).resource_spans:
-        of_resource = _loosely(Parts.ResourceSpans, resource_spans)
-        for scope_spans in of_resource.scope_spans:
-            of_scope = _loosely(Parts.ScopeSpans, scope_spans)
-            for span in of_scope.spans:
-                alone = Parts.ScopeSpans(scope=of_scope.scope, spans=[span]).SerializeToString()
-                whose = Parts.ResourceSpans(resource=of_resource.resource, scope_spans=[alone]).SerializeToString()
-                yield Parts.Request(resource_spans=[whose]).SerializeToString()
 
 
 def cut(data: bytes, marks: Collection[bytes]) -> bytes:

@@ -14,6 +14,8 @@ from kvtrail.tracer.model import semconv
 
 MOST_ROWS = 16_384
 """Rows of a step. More are taken for damage: no engine runs so many requests at once."""
+MOST_SHARED = 2**19
+"""Attributes of a step times its rows: each row has them all. Recorders write a dozen."""
 _COLUMNS = frozenset(column.key for column in semconv.ROWS)
 _PLAIN = (
     (semconv.ROW_REQUESTS.key, semconv.REQUEST_ID.key, None),
@@ -59,6 +61,8 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
     if type(first) is not int:
         raise Unfit(semconv.SEQUENCE.key, f"is {_SHORT.repr(first)}, but must be int")
     common = {key: value for key, value in attributes.items() if key not in _COLUMNS}
+    if len(common) * count > MOST_SHARED:
+        raise Unfit(semconv.ROW_REQUESTS.key, f"has {count} elements, and each would share {len(common)} attributes")
     names: list[str] = [semconv.SEQUENCE.key]
     columns: list[Any] = [range(first, first + count)]
     for key, name, default in _PLAIN:

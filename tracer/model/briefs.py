@@ -1,4 +1,4 @@
-"""What each kind of event tells, in a sentence or two, for the documentation."""
+"""What each kind of event and span tells, in a sentence or two, for the documentation."""
 
 from __future__ import annotations
 
@@ -48,3 +48,24 @@ BRIEFS: dict[Kind, str] = {
     " of their own kinds.",
     Kind.HEARTBEAT: "A recorder's sign of life, with its own losses.",
 }
+
+STEP_BRIEF = (
+    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` whose request gets blocks, runs"
+    " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
+    " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
+    " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
+    " `kv.schedule` again. The span is a child of `kv.engine`, and not in the requests' traces."
+)
+
+ENGINE_BRIEF = (
+    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions, pools,"
+    " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
+    " itself: it has no number, and no rule asks for it."
+)
+
+FINDING_BRIEF = (
+    "A finding, as a sidecar that forwards writes it (docs/forwarding.md): the event `kv.finding` of the request's root, and"
+    " a span of its own, `kv.finding <rule>`, below the root, with links to its witnesses. The scope of the span is"
+    " `kvtrail.findings`. It lasts from its first witness to its last, and its status is ERROR, unless all of it was healed."
+    " The span also has what names the engine, the request and the connector on every span."
+)

@@ -21,19 +21,26 @@ class Capability(StrEnum):
     """A request has either one load or stores under way at any time, never both."""
     HANDS_ON = "hands_on"
     """A request that is to be handed on to another engine keeps its blocks after its end, until they are sent."""
+    RECEIVES_ONCE = "receives_once"
+    """What it offers asynchronously was handed on by another engine, which gives it up once it was received."""
     ANSWERS_FOR_CHILDREN = "answers_for_children"
     """Its answers are its children's, which may be traced as well: what both report is counted once."""
     TELLS_CHUNKS = "tells_chunks"
     """All that its store gains and loses is told, in order: by keys, which are the hash of each chunk's last block, or by the
     tokens of a store. No other engine writes to it."""
 
+    EVICTS_ANY = "evicts_any"
+    """Its store evicts any chunk to make room, one of the same prompt included: what a store loses that is smaller than a
+    prompt is a matter of its size."""
+
 
 _WITHOUT_ATTRIBUTE = {
     "OffloadConnector": {Capability.REPORTS_ALL_STORES},
     "LMCache": {Capability.REPORTS_ALL_STORES},
-    "OffloadingConnector": {Capability.EXCLUSIVE_TRANSFERS},
-    "Nixl": {Capability.HANDS_ON},
-    "MooncakeConnector": {Capability.HANDS_ON},
+    "OffloadingConnector": {Capability.EXCLUSIVE_TRANSFERS, Capability.EVICTS_ANY},
+    "Nixl": {Capability.HANDS_ON, Capability.RECEIVES_ONCE},
+    "MooncakeConnector": {Capability.HANDS_ON, Capability.RECEIVES_ONCE},
+    "MoRIIOConnector": {Capability.RECEIVES_ONCE},
     "MultiConnector": {Capability.ANSWERS_FOR_CHILDREN},
 }
 """By the beginning of a connector's name: its capabilities in a trace that declares none."""

@@ -51,6 +51,8 @@ _KEYS = {
             semconv.RECORDER_ID,
             semconv.BLOCK_SIZE,
             semconv.CAPABILITIES,
+            semconv.PATIENCE,
+            semconv.ASYNC_SCHEDULING,
             semconv.SAMPLED_ONLY,
             semconv.LAUNCH,
             semconv.LACKS,
@@ -95,6 +97,10 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
     chunk_size: Count | None = None
     capabilities: str | None = None
     """What its recorder declares about connectors: the value of `semconv.CAPABILITIES`."""
+    patience: str | None = None
+    """For how long its recorder declares that connectors wait for another engine: the value of `semconv.PATIENCE`."""
+    scheduler_async: bool | None = None
+    """True where its recorder says that a step is scheduled before the one before it has ended."""
     sampled: bool | None = None
     """False where OpenTelemetry's sampler left the request out."""
     sampled_only: bool | None = None
@@ -128,6 +134,7 @@ class RequestStart(Event, kw_only=True, gc=False):
     block_after: bytes | None = None
     identity: str | None = None
     block_seen: Count | None = None
+    adapter_version: str | None = None
 
 
 class RequestEnd(Event, kw_only=True, gc=False):
@@ -290,6 +297,7 @@ class Prefetch(Event, kw_only=True, gc=False):
     kind = Kind.PREFETCH
     start: Count
     count: Count
+    chunk_keys: Keys | None = None
 
 
 class Lock(Event, kw_only=True, gc=False):
@@ -410,6 +418,7 @@ class BlockCheck(Event, kw_only=True, gc=False):
     group: Count | None = None
     scheduler_step: Count | None = None
     identity: str | None = None
+    check_slim: bytes = b""
 
     @property
     def wrong(self) -> int:
@@ -423,12 +432,11 @@ class BlockCheck(Event, kw_only=True, gc=False):
 
     def numbers(self) -> dict[str, Any]:
         """Without what is told for other engines, which is much and says nothing to a person."""
-        return {
-            name: value for name, value in super().numbers().items() if name not in _FOR_OTHER_ENGINES and value != ()
-        }
+        told = super().numbers().items()
+        return {name: value for name, value in told if name not in _FOR_OTHER_ENGINES and value not in ((), "")}
 
 
-_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens"})
+_FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tokens", "check_slim"})
 
 
 class Failure(Event, kw_only=True, gc=False):
@@ -449,6 +457,9 @@ class Heartbeat(Event, kw_only=True, gc=False):
     idle_events: tuple[Number, ...] | None = None
     recorder_ended_by: str | None = None
     held_bytes: Count | None = None
+    scheduler_spare_ns: Count | None = None
+    scheduler_paused: bool | None = None
+    recorder_dropped_by: Keys | None = None
 
 
 UNFAMILIAR = "kv.unfamiliar"

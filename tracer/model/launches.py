@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvtrail.tracer.model.semconv import NO_GOODBYE
+
 
 class State(StrEnum):
     """What is known of an engine."""
@@ -14,9 +16,9 @@ class State(StrEnum):
     SILENT = "silent"
     """Nothing was heard of it for a while, and nothing explains that."""
     DIED = "died"
-    """An exception ended it, or it ended without a goodbye while requests were open."""
+    """An exception ended it, or it ended without a goodbye and requests were lost with it."""
     DRAINED = "drained"
-    """It said goodbye and named no exception, or left no request open."""
+    """It said goodbye and named no exception, or nothing was lost with it."""
     REPLACED = "replaced"
     """Nothing was heard of it any more, and another engine came in its place."""
     UNSEEN = "unseen"
@@ -25,6 +27,16 @@ class State(StrEnum):
 
 FINAL = (State.DIED, State.DRAINED)
 """What an engine itself has said; no silence changes it."""
+
+
+class DeathCause(StrEnum):
+    """How an engine was lost."""
+
+    EXCEPTION = "exception"
+    KILLED = "killed"
+    """Its process ended without a goodbye, and requests were lost with it."""
+    LOST_CONTACT = "lost_contact"
+    """It fell silent: it was killed with everything around it, or the network between is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,7 @@ class Launch:
         began_ns: the first that was heard of it.
         ended_ns: its last sign, once it has ended or is silent.
         ended_by: the exception that ended it, its class and the beginning of its text.
-        lost: requests that were open when it ended.
+        lost: requests that were open when it ended, or whose blocks it kept for another engine.
         cause: of its death; None if nothing was found that might have caused it.
     """
 
@@ -60,6 +72,15 @@ class Launch:
     ended_by: str | None = None
     lost: int = 0
     cause: Cause | None = None
+
+    @property
+    def death(self) -> DeathCause | None:
+        """How it was lost; None while it runs, and for an end that a rollout, a drain or a scale-down explains."""
+        if self.state is State.SILENT:
+            return DeathCause.LOST_CONTACT
+        if self.state is not State.DIED:
+            return None
+        return DeathCause.KILLED if self.ended_by == NO_GOODBYE else DeathCause.EXCEPTION
 
 
 _RANKS = (State.DIED, State.DRAINED, State.RUNNING, State.REPLACED, State.SILENT, State.UNSEEN)

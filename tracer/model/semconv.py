@@ -129,9 +129,7 @@ HASHES = Attribute(
 )
 FIRST = Attribute("kvtrail.block.first", int, "Number of the block that the first hash is of; absent where it is 0.")
 AFTER = Attribute(
-    "kvtrail.block.after",
-    bytes,
-    "The hash of the block before that one, whose chain other requests have told.",
+    "kvtrail.block.after", bytes, "The hash of the block before that one, whose chain other requests have told."
 )
 CHANGES = Attribute(
     "kvtrail.cache.changes",
@@ -217,6 +215,11 @@ IDENTITY = Attribute(
     "What the KV depends on besides the tokens: a digest of the adapter's name and the cache salt; `plain` without either.",
     "identity",
 )
+ADAPTER_VERSION = Attribute(
+    "kvtrail.adapter.version",
+    str,
+    "A digest of parts of the weights of the request's adapter, or of its path without them.",
+)
 SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
 WHOLE = Attribute(
     "kvtrail.blocks.whole", bool, "The blocks are all of the request's table, not only what the step adds."
@@ -236,6 +239,13 @@ CHECK_HASHES = _check(
 )
 CHECK_FINGERPRINTS = _check("fingerprints", tuple, "The fingerprint of each of these, a signed number of 64 bits.")
 CHECK_TOKENS = _check("tokens", tuple, "The first token of each of these in the request.")
+CHECK_SLIM = _check(
+    "slim",
+    bytes,
+    "Slim fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the fingerprint, and"
+    " the block's first token in the request (32 bits). Of blocks that the request `computed` while it had met no wrong"
+    " block, and of the unknown ones of those that it `loaded`.",
+)
 WRONG_KINDS = _check(
     "wrong.kinds",
     tuple,
@@ -261,7 +271,8 @@ CALL = Attribute("kvtrail.call", str, "The connector's method that was called.")
 RECORDED = Attribute(
     "kvtrail.recorder.recorded", int, "Events recorded since this recorder began, dropped ones included."
 )
-DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped because the ring was full or an export failed.")
+DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped since this recorder began.")
+DROPPED_BY = Attribute("kvtrail.recorder.dropped_by", tuple, "These by their reason: `queue_bytes:3` (docs/limits.md).")
 CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
 ENDED_BY = Attribute(
     "kvtrail.recorder.ended_by",
@@ -275,6 +286,13 @@ HELD_BYTES = Attribute(
     "Bytes of KV that the connectors of this process hold in host memory, on each worker, as their probes see it; absent"
     " where none can.",
 )
+SPARE = Attribute(
+    "kvtrail.scheduler.spare.ns",
+    int,
+    "Nanoseconds, since this recorder began, in which the scheduler had the means to run one more request: a slot, tokens"
+    " left in the step, and blocks for all that wait; or nothing ran, loaded or held blocks. Absent where it is not seen.",
+)
+PAUSED = Attribute("kvtrail.scheduler.paused", bool, "The scheduler is paused, as for an update of the weights.")
 CLOCK_OFFSET = Attribute(
     "kvtrail.recorder.clock.offset",
     int,
@@ -303,7 +321,7 @@ IDLE_EVENTS = Attribute(
 )
 
 FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY, SEEN),
+    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY, SEEN, ADAPTER_VERSION),
     Kind.REQUEST: (
         TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, FIRST, HANDOFF, LEASE, PROMPT, CACHE_READ,
     ),
@@ -322,7 +340,7 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.FLUSH: (JOB,),
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED, GROUP, BOUNDARIES),
-    Kind.PREFETCH: (START, COUNT),
+    Kind.PREFETCH: (START, COUNT, KEYS),
     Kind.LOCK: (LOCKS,),
     Kind.UNLOCK: (LOCKS,),
     Kind.REFCOUNT: (KEY, REFS, PINS),
@@ -340,11 +358,12 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.BLOCK_CHECK: (
         CHECK_LOOK, CHECK_BLOCKS, CHECK_UNKNOWN, CHECK_HASHES, CHECK_FINGERPRINTS, CHECK_TOKENS, WRONG_KINDS, WRONG_BLOCKS,
         WRONG_TOKENS, WRONG_HASHES, WRONG_LAYERS, WRONG_HOLDS, WRONG_FROM, WRONG_MORE, CHECK_HEALED, GROUP, STEP, IDENTITY,
+        CHECK_SLIM,
     ),
     Kind.FAILURE: (CALL,),
     Kind.HEARTBEAT: (
         RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS, ENDED_BY,
-        HELD_BYTES,
+        HELD_BYTES, SPARE, PAUSED, DROPPED_BY,
     ),
 }  # fmt: skip
 """The attributes of each kind, in the order in which the recorder's tuples hold them."""
@@ -382,23 +401,11 @@ ROWS: tuple[Attribute, ...] = (
 """The columns of `STEP_SPAN`, arrays with one element for each row, `ROW_BLOCKS` apart."""
 STEP_FIELDS: tuple[Attribute, ...] = (*ROWS, STEP, STEP_TOKENS)
 """The attributes of `STEP_SPAN`, in the order in which the recorder's tuple holds them."""
-STEP_BRIEF = (
-    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` whose request gets blocks, runs"
-    " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
-    " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
-    " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
-    " `kv.schedule` again. The span is a child of `kv.engine`, and not in the requests' traces."
-)
 
 ENGINE_SPAN = "kv.engine"
 """The root of what concerns no request. Who reads it passes it over: no event is of this kind."""
 ENGINE_NS = 60 * 10**9
 """What one such root covers, in nanoseconds of Unix time."""
-ENGINE_BRIEF = (
-    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions, pools,"
-    " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
-    " itself: it has no number, and no rule asks for it."
-)
 
 REQUEST_ID = Attribute("kvtrail.request.id", str, "The engine's id of the request.", "request")
 EXTERNAL_ID = Attribute("kvtrail.request.external_id", str, "The caller's id, without the engine's suffix.", "external")
@@ -424,7 +431,14 @@ COMMON: tuple[Attribute, ...] = (
 
 REQUEST_MODEL = Attribute("gen_ai.request.model", str, "The name under which vLLM serves the model.")
 CALLERS_ID = Attribute("gen_ai.request.id", str, "The caller's id, as vLLM's own `llm_request` has it.")
-OF_ROOT: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID)
+OPERATION = Attribute(
+    "gen_ai.operation.name", str, "`chat` where the caller's id is that of vLLM's chat api, else `text_completion`."
+)
+PROVIDER = Attribute("gen_ai.provider.name", str, "Always `vllm`.")
+OUTPUT_TOKENS = Attribute(
+    "gen_ai.usage.output_tokens", int, "The same as `kvtrail.tokens.output`, where that is known."
+)
+OF_ROOT: tuple[Attribute, ...] = (REQUEST_MODEL, CALLERS_ID, OPERATION, PROVIDER, OUTPUT_TOKENS)
 """What the root says for tools that know nothing of kvtrail. Ours reads it elsewhere: it is no field of an event."""
 CUT_OFF = "cut_off"
 """The outcome of a request that was open when its engine ended."""
@@ -484,6 +498,13 @@ CAPABILITIES = Attribute(
     " name decides.",
     "capabilities",
 )
+PATIENCE = Attribute(
+    "kvtrail.connector.patience",
+    str,
+    "JSON: by connector name, for how many seconds it waits for another engine at most, by its own settings: `load_s`, for"
+    " its part of an asynchronous load; `keep_s`, for it to read the blocks of an ended request.",
+    "patience",
+)
 LAUNCH = Attribute(
     "kvtrail.engine.launch",
     str,
@@ -512,6 +533,9 @@ CACHE_IDENTITY = Attribute(
 FINGERPRINTS = Attribute(
     "kvtrail.fingerprints", float, "The share of blocks whose bytes are judged, 0 to 1; absent where none are."
 )
+SLIM = Attribute(
+    "kvtrail.fingerprints.slim", bool, "Some bytes of every block are judged, too; absent where they are not."
+)
 HEARTBEATS = Attribute(
     "kvtrail.recorder.heartbeats",
     str,
@@ -520,7 +544,8 @@ HEARTBEATS = Attribute(
 RESOURCE: tuple[Attribute, ...] = (
     RECORDER_ID, ENGINE_ID, VERSION, BLOCK_SIZE, MODEL, SERVED_MODEL, ENGINE_VERSION, POOL_BLOCKS, MAX_BATCHED,
     MAX_SEQUENCES, MAX_LENGTH, POLICY, RESERVES, ASYNC_SCHEDULING, PREFIX_CACHING, DRAFTS, CONNECTOR_SETTINGS,
-    CONNECTOR_CLASS, CAPABILITIES, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY, FINGERPRINTS, HEARTBEATS,
+    CONNECTOR_CLASS, CAPABILITIES, PATIENCE, SAMPLED_ONLY, LAUNCH, LACKS, CACHE_IDENTITY, FINGERPRINTS, SLIM,
+    HEARTBEATS,
 )  # fmt: skip
 """Resource attributes that a recorder adds to those of the OpenTelemetry SDK (`service.name`, `host.name`, …)."""
 
@@ -559,12 +584,6 @@ FINDING_FIELDS: tuple[Attribute, ...] = (
 """The attributes of a finding, on its span and on its event."""
 FINDING_WITNESS = Attribute(
     "kvtrail.finding.witness", str, "On a link: what the explanation calls the span that is linked to, such as `L1`."
-)
-FINDING_BRIEF = (
-    "A finding, as a sidecar that forwards writes it (docs/forwarding.md): the event `kv.finding` of the request's root, and"
-    " a span of its own, `kv.finding <rule>`, below the root, with links to its witnesses. The scope of the span is"
-    " `kvtrail.findings`. It lasts from its first witness to its last, and its status is ERROR, unless all of it was healed."
-    " The span also has what names the engine, the request and the connector on every span."
 )
 
 

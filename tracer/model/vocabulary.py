@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.briefs import BRIEFS
+from kvtrail.tracer.model.briefs import BRIEFS, ENGINE_BRIEF, FINDING_BRIEF, STEP_BRIEF
+from kvtrail.tracer.model.parts import PART
 
 
 def as_markdown() -> str:
@@ -25,16 +26,20 @@ def as_markdown() -> str:
         f"## On the resource\n\n{head}{rows(semconv.RESOURCE)}\n",
         "## On the resource of a minimized trace\n\nA trace with these is no recording but a part of one, numbered anew by"
         f" `kvtrail minimize`.\n\n{head}{rows(semconv.MINIMIZED)}\n",
+        "## On the resource of a part that is about one request\n\nA trace with these was downloaded from the page of a"
+        " request, and is no recording. Its numbers are closed up where other events were left out, and the ids of its"
+        " recorders are its own. Where it says `kvtrail.recorder.sampled_only`, its spans are not all that its rules would"
+        f" need.\n\n{head}{rows(PART)}\n",
     ]
     for kind, attributes in semconv.FIELDS.items():
         shown = (*attributes, *semconv.OF_ROOT) if kind in semconv.ROOTS else attributes
         table = f"\n\n{head}{rows(shown)}" if shown else ""
         parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
         if kind is semconv.Kind.SCHEDULE:
-            parts.append(f"## `{semconv.STEP_SPAN}`\n\n{semconv.STEP_BRIEF}\n\n{head}{rows(semconv.STEP_FIELDS)}\n")
-    parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{semconv.ENGINE_BRIEF}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
+            parts.append(f"## `{semconv.STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(semconv.STEP_FIELDS)}\n")
+    parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{ENGINE_BRIEF}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
     of_finding = rows((*semconv.FINDING_FIELDS, semconv.FINDING_WITNESS))
-    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{semconv.FINDING_BRIEF}\n\n{head}{of_finding}\n")
+    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{FINDING_BRIEF}\n\n{head}{of_finding}\n")
     return "\n".join(parts)
 
 

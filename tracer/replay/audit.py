@@ -15,6 +15,7 @@ from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.detect.endings import Death
 from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.rules import Rule
+from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers
 from kvtrail.tracer.ingest.trace_file import by_time
@@ -24,6 +25,7 @@ from kvtrail.tracer.model.launches import State
 from kvtrail.tracer.model.outcomes import Did
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.model.words import count, some
+from kvtrail.tracer.replay.part import Parts, Recorded
 
 REMEMBERED_FOREIGN = 100_000
 """Foreign spans remembered, to count one that is there twice once."""
@@ -61,6 +63,8 @@ class Audit:
         unjudged: rules that could never decide, by the reason; of a rule with several, the most frequent.
         asked: the rules that were asked for by name.
         explained: of the requests that were asked about, by engine and id, why their tokens were reused or computed.
+        recorded: requests, by engine and id, with only a part at hand that does not decide by itself: what is said of them is
+            what their tracer recorded.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -90,6 +94,7 @@ class Audit:
     unjudged: dict[Unknown, list[str]] = field(default_factory=dict)
     asked: Sequence[str] = ()
     explained: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    recorded: Sequence[tuple[str, str]] = ()
 
     def engine_name(self, engine: str) -> str:
         """The engine's name for people."""
@@ -116,8 +121,11 @@ class Audit:
                 "No lookup was recorded: look whether requests reach the engine, and whether it is the scheduler's."
             )
         elif not self.hits:
+            missed = (
+                "The only lookup did not hit" if self.lookups == 1 else f"None of {count(self.lookups)} lookups hit"
+            )
             reasons.append(
-                f"None of {some(self.lookups, 'lookup')} hit, so no load and nothing behind it was judged: send prompts that"
+                f"{missed}, so no load and nothing behind it was judged: send prompts that"
                 " the connector's store holds, and vLLM's own cache does not."
             )
         if judged := [
@@ -173,7 +181,7 @@ class Audit:
                     "at_ns": death.at_ns,
                     "ended_by": death.ended_by,
                     "lost": list(death.lost),
-                    "cause": None if death.cause is None else death.cause.id,
+                    "cause": _named_cause(death.cause),
                 }
                 for death in self.deaths
             ],
@@ -199,6 +207,7 @@ class Audit:
             "unknown_attributes": dict(sorted(self.unknown_attributes.items())),
             "unreadable": [{"file": f, "line": n, "reason": r} for f, n, r in self.unreadable],
             "stories": self.stories,
+            "recorded": [{"engine": engine, "request": request} for engine, request in self.recorded],
         }
 
 
@@ -230,15 +239,19 @@ def audit_stored(
     place: str,
     *,
     rules: Sequence[Rule] | None = None,
-    why: str | None = None,
 ) -> Audit:
     """Judge stored spans as one history, which `read` gives from its beginning, about in the order of time. `place` names
     where they are stored."""
     with _uncollected():
         try:
-            return _audit_stored(read(), place, rules, why, patience_ns=GRACE_NS)
+            return _audit_stored(read(), place, rules, patience_ns=GRACE_NS)
         except TooLate:
-            return _audit_stored(read(), place, rules, why, patience_ns=None)
+            return _audit_stored(read(), place, rules, patience_ns=None)
+
+
+def _named_cause(cause: Finding | None) -> dict[str, str] | None:
+    """The finding that a death is put down to, as JSON-ready data: it may be one of those that --rule leaves out."""
+    return None if cause is None else {name: getattr(cause, name) for name in ("id", "rule", "title", "request")}
 
 
 @contextmanager
@@ -265,12 +278,14 @@ def _audit(
     traces, logs, skipped = readers(paths, on_bytes=on_bytes)
     # The numbers of a log include events that no line records.
     detector = OfflineDetector(rules=rules, patience_ns=None if logs else patience_ns, why=why)
+    parts = Parts(rules, why)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
     resources: dict[Any, Mapping[str, Any]] = {}
     for reader, batch in by_time(traces):
-        resources |= {resource.get(semconv.RECORDER_ID.key): resource for resource in batch.resources}
-        detector.feed(batch.events)
+        here = {resource.get(semconv.RECORDER_ID.key): resource for resource in batch.resources}
+        resources |= here
+        detector.feed(parts.take(batch.events, here))
         _count(batch, reader.path, result, foreign)
     for trace in traces:
         result.unreadable += [(str(trace.path), number, reason) for number, reason in trace.bad_lines]
@@ -287,18 +302,17 @@ def _audit(
         result.unreadable += [(str(log.path), number, reason) for number, reason in log.bad_lines]
     result.unreadable += skipped
     result.skipped = len(skipped)
-    return _concluded(result, detector, resources, rules)
+    return _concluded(result, detector, resources, rules, parts)
 
 
 def _audit_stored(
     lists: Iterable[Sequence[Span]],
     place: str,
     rules: Sequence[Rule] | None,
-    why: str | None,
     *,
     patience_ns: int | None,
 ) -> Audit:
-    detector = OfflineDetector(rules=rules, patience_ns=patience_ns, why=why)
+    detector = OfflineDetector(rules=rules, patience_ns=patience_ns)
     result = Audit()
     foreign: dict[tuple[str, str], None] = {}
     resources: dict[Any, Mapping[str, Any]] = {}
@@ -309,41 +323,75 @@ def _audit_stored(
             batch.add(span)
         detector.feed(batch.events)
         _count(batch, Path(place), result, foreign)
-    return _concluded(result, detector, resources, rules)
+    return _concluded(result, detector, resources, rules, Parts(rules))
 
 
 def _concluded(
-    result: Audit, detector: OfflineDetector, resources: Mapping[Any, Mapping[str, Any]], rules: Sequence[Rule] | None
+    result: Audit,
+    detector: OfflineDetector,
+    resources: Mapping[Any, Mapping[str, Any]],
+    rules: Sequence[Rule] | None,
+    parts: Parts,
 ) -> Audit:
     """The result, with what the detector says once it has heard everything."""
     detector.close()
     result.engine_names = engines.names(engines.descriptions(resources.values()))
-    result.findings = by_weight(detector.findings.values())
+    result.findings = list(detector.findings.values())
     result.deaths = detector.deaths
-    result.did = dict(_did(result, detector))
-    result.became = {key: words.became(*account) for key, account in detector.became.items()}
+    accounts = detector.became
     result.verdicts, result.checks, result.missing = detector.verdicts, detector.checks, detector.missing
     result.events = detector.events
     result.repeated += detector.repeated
     result.lookups, result.hits = detector.lookups, detector.hits
     result.reasons, result.unfinished = detector.reasons, sorted(detector.unfinished)
-    result.silent, result.joined_late, result.probes_off = (
-        detector.silent,
-        detector.joined_late,
-        sorted(detector.probes_off),
-    )
-    result.unjudged = _unjudged(detector)
-    result.asked = [rule.id for rule in rules or ()]
+    result.silent, result.joined_late, probes_off = detector.silent, detector.joined_late, detector.probes_off
+    undecided = detector.undecided
     result.explained = detector.explained
+    for part, recorded in parts.closed():
+        result.events += part.events
+        result.repeated += part.repeated
+        result.lookups, result.hits = result.lookups + part.lookups, result.hits + part.hits
+        result.checks, undecided = result.checks + part.checks, undecided + part.undecided
+        result.explained = {**result.explained, **part.explained}
+        accounts |= part.became
+        probes_off |= part.probes_off
+        _enter_part(result, part, recorded)
+    result.findings = by_weight({finding.id: finding for finding in result.findings}.values())
+    result.did = dict(_did(result, accounts))
+    result.became = {key: words.became(*account) for key, account in accounts.items()}
+    result.probes_off = sorted(probes_off)
+    result.unjudged = _unjudged(undecided, result.checks)
+    result.asked = [rule.id for rule in rules or ()]
     return result
 
 
-def _did(result: Audit, detector: OfflineDetector) -> Iterator[tuple[str, Did]]:
-    """What each finding did, by its id."""
+def _enter_part(result: Audit, part: OfflineDetector, recorded: Recorded | None) -> None:
+    """Add the verdict of a part. Of the engine it says nothing: neither whether it ended, nor whether it was heard from its
+    beginning."""
+    if recorded is None:
+        result.findings += part.findings.values()
+        result.verdicts += part.verdicts
+        result.reasons += part.reasons
+        result.missing += part.missing
+        result.unfinished = sorted((*result.unfinished, *part.unfinished))
+        return
+    assert part.about is not None
+    result.findings += recorded.findings
+    result.verdicts[recorded.verdict] += 1
+    result.missing += recorded.missing
+    result.recorded = [*result.recorded, part.about]
+    if recorded.unknown is not None:
+        result.reasons[recorded.unknown] += 1
+        if recorded.unknown is Unknown.OPEN:
+            result.unfinished = sorted((*result.unfinished, part.about))
+
+
+def _did(result: Audit, accounts: Mapping[Key, tuple[str, str | None, str | None]]) -> Iterator[tuple[str, Did]]:
+    """What each finding did, by its id. `accounts` has how the requests with findings ended."""
     died = {death.engine for death in result.deaths}
     causes = {death.cause.id for death in result.deaths if death.cause is not None}
     for finding in result.findings:
-        account = detector.became.get((finding.engine, finding.request))
+        account = accounts.get((finding.engine, finding.request))
         state = State.DIED if finding.engine in died else State.RUNNING
         became = None if account is None else outcomes.outcome(account[0], account[1], state)
         is_cause = finding.id in causes
@@ -353,12 +401,14 @@ def _did(result: Audit, detector: OfflineDetector) -> Iterator[tuple[str, Did]]:
         )
 
 
-def _unjudged(detector: OfflineDetector) -> dict[Unknown, list[str]]:
+def _unjudged(
+    undecided: Counter[tuple[str, Unknown]], checks: Counter[tuple[str, Verdict]]
+) -> dict[Unknown, list[str]]:
     """The rules that could never decide, by their most frequent reason."""
     unjudged: dict[Unknown, list[str]] = {}
     seen = set()
-    for (rule, why), _ in _ranked(detector.undecided):
-        if rule not in seen and not detector.checks[rule, Verdict.OK] and not detector.checks[rule, Verdict.DRIFT]:
+    for (rule, why), _ in _ranked(undecided):
+        if rule not in seen and not checks[rule, Verdict.OK] and not checks[rule, Verdict.DRIFT]:
             unjudged.setdefault(why, []).append(rule)
         seen.add(rule)
     return {why: sorted(rules) for why, rules in unjudged.items()}

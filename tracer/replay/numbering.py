@@ -45,6 +45,25 @@ class Numbering:
         return [numbered(e, {stream: new[stream][number] for stream, number in streams(e)}) for e in chosen_events]
 
 
+def closed_up(events: Sequence[Event]) -> list[Event]:
+    """Events that were chosen from a recording which is not at hand, with new numbers in their recorders' streams: as many
+    are missing before an event as its request misses there, since the events of a request are either all chosen or none."""
+    last: dict[Hashable, int] = {}
+    next_number: dict[str, int] = {}
+    closed: dict[int, Event] = {}
+    for index in sorted(range(len(events)), key=lambda index: events[index].sequence):
+        event = events[index]
+        number = next_number.get(event.recorder, 0)
+        if event.request is not None:
+            stream = (event.engine, event.request, event.recorder)
+            number += max(0, event.request_sequence - last.get(stream, -1) - 1)
+            last[stream] = max(event.request_sequence, last.get(stream, -1))
+        next_number[event.recorder] = number + 1
+        closed[index] = copy(event)
+        closed[index].sequence = number
+    return [closed[index] for index in range(len(events))]
+
+
 def in_span(event: Event, span: Span) -> Span:
     """The span with the event's numbers."""
     numbers = {

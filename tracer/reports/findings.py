@@ -120,7 +120,8 @@ def _finding(finding: Finding, columns: int | None, *, engine: str, did: Did | N
     """One contradiction: where and how often it occurred, what it did, why it is one, and the moments that show it. `engine`
     is named unless it is empty; `became` says what became of the request."""
     facts = [f"request {finding.request}", f"epoch {finding.epoch}"] if finding.request else []
-    facts.append(finding.connector)
+    if finding.connector:  # of a MultiConnector's children it may not be known which
+        facts.append(finding.connector)
     if engine:
         facts.append(f"engine {engine}")
     often = words.ending(finding.count)
@@ -170,8 +171,10 @@ def _said(witness: Witness, epoch: int) -> str:
 def _summary(result: Audit, columns: int | None) -> str:
     of = result.verdicts
     lines = wrapped(
-        f"{sum(of.values())} requests: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok, {of[Verdict.UNKNOWN]} unknown;"
-        f" {result.events} events, {result.foreign} foreign spans, {result.missing} events missing.",
+        f"{words.some(sum(of.values()), 'request')}: {of[Verdict.DRIFT]} with drift, {of[Verdict.OK]} ok,"
+        f" {of[Verdict.UNKNOWN]} unknown;"
+        f" {words.some(result.events, 'event')}, {words.some(result.foreign, 'foreign span')},"
+        f" {words.some(result.missing, 'event')} missing.",
         columns,
     )
     for what, unknown in (("spans", result.unknown_spans), ("attributes", result.unknown_attributes)):
@@ -182,6 +185,12 @@ def _summary(result: Audit, columns: int | None) -> str:
     if result.unreadable:
         file, number, reason = result.unreadable[0]
         text = f"{len(result.unreadable)} lines or spans could not be read; the first: {file}:{number}: {reason}"
+        lines += wrapped(plain(text), columns)
+    if result.recorded:
+        text = (
+            "What is said here of these is what their tracer recorded, since the part of the recording that is at hand does"
+            f" not show it by itself: {', '.join(request for _, request in result.recorded)}."
+        )
         lines += wrapped(plain(text), columns)
     for why, rules in result.unjudged.items():
         lines += wrapped(f"Never decided, because {why}: {', '.join(rules)}.", columns)

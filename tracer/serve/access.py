@@ -1,4 +1,5 @@
-"""Who may speak to the sidecar: those who show a token, where there is a file of tokens; and the certificates of TLS."""
+"""Who may speak to the sidecar: those who show a token for what they want to do, where there are files of tokens; and the
+certificates of TLS."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import hmac
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtrail.tracer.serve.exposure import Unsafe, is_local
+from kvtrail.tracer.serve.roles import Role, TokenFile, role_of, tokens_in
 
 logger = logging.getLogger("kvtrail")
 
@@ -24,7 +26,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What a kubelet asks, which has no token."""
 LOOK_AGAIN_S = 1.0
 """How often the file of tokens is looked at."""
-UNAUTHORIZED = 401
+UNAUTHORIZED, FORBIDDEN = 401, 403
 _SCHEME = "bearer "
 _WANTED = "a token is wanted here: send `authorization: Bearer <token>`"
 
@@ -38,13 +40,13 @@ class Tls:
     key: Path
     client_authorities: Path | None = None
 
-    def for_grpc(self) -> grpc.ServerCredentials:
-        """Raises Unsafe if a file cannot be used."""
-        self.check()
-        chain = [(self.key.read_bytes(), self.certificate.read_bytes())]
-        if self.client_authorities is None:
-            return grpc.ssl_server_credentials(chain)
-        return grpc.ssl_server_credentials(chain, self.client_authorities.read_bytes(), require_client_auth=True)
+    def for_gate(self) -> ssl.SSLContext:
+        """Of the gRPC port. Raises Unsafe if a file cannot be used."""
+        context = self.check()
+        context.set_alpn_protocols(["h2"])
+        if self.client_authorities is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def for_uvicorn(self) -> dict[str, Any]:
         """The settings of `uvicorn.Config`."""
@@ -53,8 +55,8 @@ class Tls:
             settings |= {"ssl_ca_certs": str(self.client_authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
         return settings
 
-    def check(self) -> None:
-        """Raises Unsafe if a file cannot be used."""
+    def check(self) -> ssl.SSLContext:
+        """What the files make. Raises Unsafe if one cannot be used."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self.certificate, self.key)
@@ -63,11 +65,12 @@ class Tls:
         except (OSError, ssl.SSLError) as error:
             files = ", ".join(map(str, filter(None, (self.certificate, self.key, self.client_authorities))))
             raise Unsafe(f"cannot use these files for TLS: {files}: {error}") from error
+        return context
 
 
 class Tokens:
-    """The tokens of a file, one a line; lines that begin with `#` are none. It is read again when it has changed, so that
-    tokens can be replaced while both the old and the new one count."""
+    """The tokens of a file (`tokens_in`). It is read again when it has changed, so that
+    tokens can be replaced while both the old and the new one count. Where it is gone or empty, none counts."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises Unsafe if the file cannot be read, or holds no token."""
@@ -96,8 +99,9 @@ class Tokens:
                 self._tokens, self._seen = self._read(), stamp
                 logger.info("the tokens in %s have changed", self._path)
         except Unsafe as error:
-            logger.warning("%s; those from before still count", error)
-            self._seen = ()
+            if self._tokens:
+                logger.error("%s; nobody is admitted until it has one", error)
+            self._tokens, self._seen = [], ()
 
     def _stamp(self) -> tuple[int, ...]:
         try:
@@ -108,53 +112,85 @@ class Tokens:
 
     def _read(self) -> list[bytes]:
         try:
-            lines = [line.strip() for line in self._path.read_text().splitlines()]
+            tokens = tokens_in(self._path)
         except (OSError, UnicodeDecodeError) as error:
             raise Unsafe(f"cannot read the tokens: {error}") from error
-        tokens = [line.encode() for line in lines if line and not line.startswith("#")]
         if not tokens:
             raise Unsafe(f"{self._path} holds no token: write one a line")
         return tokens
 
 
-class OnlyWithToken:
-    """Middleware that refuses HTTP requests without a token."""
+class Access:
+    """Who may do what: a token opens the roles of each file that holds it. A role without a file is closed to all."""
 
-    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+    def __init__(self, files: Iterable[TokenFile]) -> None:
+        """Raises Unsafe if a file cannot be read, or holds no token."""
+        self._files = [(each.roles, Tokens(each.path)) for each in files]
+
+    def roles(self, authorization: str | None) -> frozenset[Role]:
+        """What the value of an `authorization` header opens; nothing if its token is in no file."""
+        opened = [roles for roles, tokens in self._files if tokens.admit(authorization)]
+        return frozenset().union(*opened)
+
+
+def access(files: Iterable[TokenFile]) -> Access | None:
+    """That of some files of tokens; None where there is none, and nobody needs a token.
+
+    Raises:
+        Unsafe: a file cannot be read, or holds no token.
+    """
+    given = list(files)
+    return Access(given) if given else None
+
+
+class OnlyWithToken:
+    """Middleware that refuses HTTP requests without a token for what they ask."""
+
+    def __init__(self, app: ASGIApp, tokens: Access) -> None:
         self._app = app
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] == "http"
-            and scope["path"] not in OPEN_PATHS
-            and not self._tokens.admit(Headers(scope=scope).get("authorization"))
-        ):
-            refused = {"WWW-Authenticate": "Bearer", "connection": "close"}
-            await JSONResponse({"detail": _WANTED}, UNAUTHORIZED, refused)(scope, receive, send)
-            return
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            wanted = role_of(scope["method"], scope["path"])
+            opened = self._tokens.roles(Headers(scope=scope).get("authorization"))
+            if wanted not in opened:
+                code, challenge = UNAUTHORIZED, "Bearer"
+                if opened:
+                    code, challenge = FORBIDDEN, f'Bearer error="insufficient_scope", scope="{wanted}"'
+                headers = {"WWW-Authenticate": challenge, "connection": "close"}
+                await JSONResponse({"detail": _refusal(opened, wanted)}, code, headers)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls over gRPC without a token."""
+    """Refuses calls over gRPC without a token that may write: there is nothing else to call."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Access) -> None:
         self._tokens = tokens
-        self._refusal = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._unknown = _refusing(grpc.StatusCode.UNAUTHENTICATED, _WANTED)
+        self._forbidden = _refusing(grpc.StatusCode.PERMISSION_DENIED, _refusal({Role.READ}, Role.WRITE))
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        metadata = dict(handler_call_details.invocation_metadata)
-        return (
-            continuation(handler_call_details) if self._tokens.admit(metadata.get("authorization")) else self._refusal
-        )
+        opened = self._tokens.roles(dict(handler_call_details.invocation_metadata).get("authorization"))
+        if Role.WRITE in opened:
+            return continuation(handler_call_details)
+        return self._forbidden if opened else self._unknown
 
 
-def _refuse(request: Any, context: grpc.ServicerContext) -> None:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, _WANTED)
+def _refusal(opened: Collection[Role], wanted: Role) -> str:
+    return f"this token may not {wanted}: show one that may" if opened else _WANTED
 
 
-def check_exposure(host: str, tokens: Tokens | None, *, insecure: bool) -> None:
+def _refusing(code: grpc.StatusCode, text: str) -> Any:
+    def refuse(requests: Any, context: grpc.ServicerContext) -> None:
+        context.abort(code, text)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)  # which reads nothing of the message
+
+
+def check_exposure(host: str, tokens: Access | None, *, insecure: bool) -> None:
     """Raises Unsafe where anybody on the network could read what is served, and nobody has said that this is meant."""
     if tokens is not None or insecure or is_local(host):
         return

@@ -7,6 +7,7 @@ others.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from kvtrail import __version__
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.serve import api_lanes, api_ranges, api_requests, api_status
-from kvtrail.tracer.serve.access import OnlyWithToken, Tokens
+from kvtrail.tracer.serve.access import Access, OnlyWithToken
 from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.api_requests import MAX_NS, Limit
 from kvtrail.tracer.serve.errors import Where
@@ -36,6 +37,7 @@ from kvtrail.tracer.serve.receivers import http_routes
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.serve.tail import EVERY_S, Tail, numbered
 from kvtrail.tracer.store import ACTIVITY_KEPT_S, ACTIVITY_S, Reader, StoreError
+from kvtrail.tracer.store.sqlite import damage
 
 UNAVAILABLE = 503
 MAX_RECORDERS = 500
@@ -48,6 +50,8 @@ class Health(BaseModel):
 
     status: str
     """`ok`, or why nothing can be stored."""
+    damage: str | None
+    """How many rows of the store were met that cannot be read, and what to do; None if none was."""
     version: str
     started_ns: int
     last_received_ns: int | None
@@ -111,12 +115,12 @@ def application(
     *,
     shipper: Shipper | None = None,
     hosts: KnownHosts | None = None,
-    tokens: Tokens | None = None,
+    tokens: Access | None = None,
     ending: threading.Event | None = None,
     limits: Limits = DEFAULTS,
 ) -> FastAPI:
     """The ASGI application: API and metrics on one port, and OTLP for a pipeline. `hosts` are those that may
-    be asked for, by default all, and `tokens` those that a request must show; `ending` is set when the process is to
+    be asked for, by default all, and `tokens` who may do what; `ending` is set when the process is to
     end."""
     app = FastAPIOffline(  # whose pages load nothing from anywhere else
         redoc_url=None,
@@ -131,11 +135,17 @@ def application(
     if isinstance(process, Pipeline):
         app.include_router(http_routes(process, metrics, limits))
         fresh = [Depends(process.catch_up)]
+        metrics.watch("store_damaged_rows", "Rows of the store that were met and cannot be read.", damage.rows)
     _add_probes(app, process)
 
     @app.exception_handler(StoreError)
     def away(request: Request, error: StoreError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, status_code=UNAVAILABLE)
+
+    @app.exception_handler(sqlite3.DatabaseError)
+    def damaged(request: Request, error: sqlite3.DatabaseError) -> JSONResponse:
+        process.errors.count(Where.API, error, f"{request.url.path} is not answered")
+        return JSONResponse({"detail": f"the store cannot be read: {error}"}, status_code=UNAVAILABLE)
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> JSONResponse:
@@ -168,8 +178,11 @@ def _add_probes(app: FastAPI, process: Live) -> None:
 
     @app.get("/readyz", tags=["Probes"], summary="Whether it stores what it is sent: for a readiness probe")
     def readyz() -> JSONResponse:
+        # A damaged row costs one answer, and taking the traffic away would cost every span: it is said, and no trouble.
         trouble = process.trouble
-        return JSONResponse({"status": trouble or "ok"}, status_code=200 if trouble is None else UNAVAILABLE)
+        met = damage.sentence()
+        said = {"status": trouble or "ok", **({} if met is None else {"damage": met})}
+        return JSONResponse(said, status_code=200 if trouble is None else UNAVAILABLE)
 
 
 def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: Reader) -> None:
@@ -196,6 +209,7 @@ def _add_routes(api: APIRouter, process: Live, shipper: Shipper | None, reader: 
         by_status = process.recorders.count_by_status()
         return Health(
             status=process.trouble or "ok",
+            damage=damage.sentence(),
             **state(),
             spool=None if shipper is None else shipper.state(),
             forward=None if process.forwarder is None else process.forwarder.state(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.ingest import decode, otlp_json
+from kvtrail.tracer.model import ids
 from kvtrail.tracer.model.events import Event, Unfamiliar
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.outcomes import Outcome
@@ -25,11 +26,13 @@ from kvtrail.tracer.serve.api_places import ChosenEngines
 from kvtrail.tracer.serve.became import having
 from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.live import Live
+from kvtrail.tracer.serve.parts import part_about
 from kvtrail.tracer.store import FindingFilter, Reader, Sort
 
 MAX_FINDINGS = 1000
 """Findings of one request that are shown."""
-MAX_NS = 2**63 - 1
+MAX_NS = 2**62
+"""The latest moment and the last number that may be asked for: what is added to it still fits into 64 bits."""
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
@@ -69,7 +72,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     """Add the routes to the router of `/api`."""
 
     def account_of(request: str, engine: str) -> dict[str, Any]:
-        account = reader.request(request, engine=engine)
+        account = reader.request(request, engine=engine) or reader.request(ids.bounded(request), engine=engine)
         if account is None:
             raise HTTPException(404, f"no request here has {request!r} as its engine's or its external id")
         return account
@@ -105,7 +108,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
         else:
             if engine:
                 chosen = [engine] if chosen is None else [name for name in chosen if name == engine]
-            ask = partial(reader.requests, search=search, verdict=verdict, since_ns=since_ns, before_ns=before_ns)
+            ask = partial(
+                reader.requests, search=ids.bounded(search), verdict=verdict, since_ns=since_ns, before_ns=before_ns
+            )
             if outcome is not None:
                 return having(outcome, ask, fates, status=status, engines=chosen, sort=sort, limit=limit)
             found = ask(status=status, engines=chosen, sort=sort, limit=limit)
@@ -119,7 +124,9 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
     @api.get("/otlp", summary="A request's spans as OTLP, for any OpenTelemetry tool and for `kvtrail audit`")
     def spans(request: str, engine: str = "") -> Response:
         account = account_of(request, engine)
-        lines = f"{otlp_json.spans_to_json_line(reader.spans_of(account))}\n"
+        own, findings = reader.spans_of(account), findings_of(account)
+        part = part_about(reader, account, findings, spans=own, missing=missing_of(map(_event, own)))
+        lines = f"{otlp_json.spans_to_json_line(part)}\n"
         return _file(lines, account["request"], ending="jsonl", media_type="application/x-ndjson")
 
     @api.get("/perfetto", summary="A request's timeline as Chrome trace events, for ui.perfetto.dev")
@@ -141,16 +148,23 @@ def timeline(account: dict[str, Any], spans: Sequence[Span], findings: list[dict
         key=lambda pair: (pair[0].start_ns, -1) if pair[1] is None else (pair[0].end_ns, pair[1].sequence),
     )
     steps = []
-    numbers: dict[str, list[int]] = {}
     for span, event in ordered:
         if event is not None:
             replayed.apply(event)
-            numbers.setdefault(event.recorder, []).append(event.request_sequence)
         if isinstance(event, Unfamiliar) or (event is None and span.scope == SCOPE):
             continue
         steps.append(_step(span, event, replayed))
-    missing = sum(max(seen) + 1 - len(set(seen)) for seen in numbers.values())
+    missing = missing_of(event for _, event in ordered)
     return Timeline(request=account, steps=steps, findings=findings, missing=missing)
+
+
+def missing_of(events: Iterable[Event | None]) -> int:
+    """How many events of a request are missing, by the gaps in the numbers of those that there are."""
+    numbers: dict[str, set[int]] = {}
+    for event in events:
+        if event is not None:
+            numbers.setdefault(event.recorder, set()).add(event.request_sequence)
+    return sum(max(seen) + 1 - len(seen) for seen in numbers.values())
 
 
 def _step(span: Span, event: Event | None, account: Account) -> TimelineStep:

@@ -18,6 +18,7 @@ from kvtrail.tracer.serve.fates import Fates
 from kvtrail.tracer.serve.live import Live
 from kvtrail.tracer.serve.status import Range, RuleSummary, Statement
 from kvtrail.tracer.store import FindingFilter, Reader
+from kvtrail.tracer.store.sqlite import damage
 
 LOOKED_AT = 2_000
 """Findings, the latest, for which it is asked what they did."""
@@ -58,6 +59,7 @@ def add_routes(api: APIRouter, process: Live, reader: Reader) -> None:
             *status.of_rules(rules),
             *status.of_hit_rate(rows, range_),
             *status.of_lost_spans(_missing(process, chosen, range_), place),
+            *status.of_damage(damage.sentence()),
         ]
         if not statements:
             running = [name for name, each in fates.launches.items() if each.state is State.RUNNING]

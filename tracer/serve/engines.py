@@ -65,6 +65,7 @@ class RecorderState:
         first, highest: the lowest and the highest sequence number received.
         received: how many events arrived.
         dropped: how many events the recorder says it dropped.
+        dropped_by: the same by the reason that it gives.
         untold: what the recorder says it could not tell, and how often, by kind.
         unknown: names in its spans that only another version of kvtrail knows, and how often they came.
         probes_off: the connectors whose probe has switched itself off.
@@ -93,6 +94,7 @@ class RecorderState:
     highest: int
     received: int = 0
     dropped: int = 0
+    dropped_by: dict[str, int] = field(default_factory=dict)
     untold: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
     probes_off: tuple[str, ...] = ()
@@ -159,9 +161,8 @@ class RecorderState:
 
     def _count_beat(self, beat: Heartbeat) -> None:
         self.dropped = max(self.dropped, beat.recorder_dropped)
-        for kind, _, times in (text.rpartition(":") for text in (beat.recorder_untold or ())[:MOST_UNTOLD]):
-            if times.isdecimal() and (kind in self.untold or len(self.untold) < MOST_UNTOLD):
-                self.untold[kind] = max(self.untold.get(kind, 0), int(times))
+        _count_up(self.dropped_by, beat.recorder_dropped_by)
+        _count_up(self.untold, beat.recorder_untold)
         self.probes_off = beat.recorder_probes_off or self.probes_off
         self.held_bytes = self.held_bytes if beat.held_bytes is None else beat.held_bytes
         self.is_scheduler = self.is_scheduler or beat.scheduler_step is not None
@@ -183,8 +184,8 @@ class RecorderState:
     def as_dict(self) -> dict[str, Any]:
         """The state as JSON-ready data."""
         names = (
-            "id", "engine", "received", "dropped", "missing", "status", "last_ns", "heard_ns", "lag_ns", "untold",
-            "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
+            "id", "engine", "received", "dropped", "dropped_by", "missing", "status", "last_ns", "heard_ns", "lag_ns",
+            "untold", "unknown", "probes_off", "gives_signs", "ended_by", "memory_limit", "held_bytes",
         )  # fmt: skip
         own = {name: getattr(self, name) for name in names}
         return {**own, **self.description, "connectors": sorted(self.connectors)}
@@ -202,6 +203,13 @@ class RecorderState:
             shown_name(self.engine, about), about["model"], about["service"], about["instance"], about["pod"], about["host"],
             about["version"], about["kvtrail"],
         )  # fmt: skip
+
+
+def _count_up(counts: dict[str, int], named: Sequence[str] | None) -> None:
+    """Take over counts that a sign of life names, such as `kv.lookup:3`; they never sink."""
+    for name, _, times in (text.rpartition(":") for text in (named or ())[:MOST_UNTOLD]):
+        if times.isdecimal() and (name in counts or len(counts) < MOST_UNTOLD):
+            counts[name] = max(counts.get(name, 0), int(times))
 
 
 class Recorders:
@@ -307,9 +315,11 @@ class EngineState:
         open_loads: asynchronous loads that have not been received.
         open_load_oldest_ns: age of the oldest open load by the engine's own clock. An engine that has fallen silent does
             not age.
+        overdue_loads: open loads that the rule `stuck-load` has found.
         kept_requests: requests that have ended and whose blocks the connector still holds.
         kept_blocks: how many blocks those are, where the recorder names them.
         kept_oldest_ns: time since the oldest of those requests ended, by the engine's own clock.
+        overdue_frees: of those requests, the ones that the rule `late-free` has found.
         held_bytes, memory_limit: what its connector holds in host memory, and may hold, on the worker where it is most; None
             where no recorder knows.
     """
@@ -323,9 +333,11 @@ class EngineState:
     probes_off: int = 0
     open_loads: int = 0
     open_load_oldest_ns: int = 0
+    overdue_loads: int = 0
     kept_requests: int = 0
     kept_blocks: int = 0
     kept_oldest_ns: int = 0
+    overdue_frees: int = 0
     held_bytes: int | None = None
     memory_limit: int | None = None
 
@@ -348,13 +360,16 @@ def engine_states(recorders: Iterable[RecorderState], detector: Detector) -> lis
         if waiting is None:
             continue
         evidence = account.evidence
+        late = {finding.rule for finding in detector.findings.get((account.engine, account.request), {}).values()}
         if evidence.loading is not None and account.ended_ns is None:
             waiting.open_loads += 1
             waiting.open_load_oldest_ns = max(waiting.open_load_oldest_ns, now_ns - evidence.loading.end_ns)
+            waiting.overdue_loads += "stuck-load" in late
         if evidence.end is not None:
             waiting.kept_requests += 1
             waiting.kept_blocks += len(evidence.end.blocks_ids or evidence.blocks or ())
             waiting.kept_oldest_ns = max(waiting.kept_oldest_ns, now_ns - evidence.end.end_ns)
+            waiting.overdue_frees += "late-free" in late
     return list(states.values())
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
+from kvtrail.tracer.serve.access import Tls, access, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound
@@ -16,6 +15,7 @@ from kvtrail.tracer.serve.limits import Limits
 from kvtrail.tracer.serve.live import Onlooker
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.receivers import address
+from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.server import DRAIN_S
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
@@ -29,7 +29,7 @@ def serve(
     http_port: int,
     store: Address,
     allow_host: Sequence[str],
-    token_file: Path | None,
+    token_file: Sequence[TokenFile],
     insecure: bool,
     tls: Tls | None,
     log_format: str,
@@ -39,14 +39,14 @@ def serve(
     Raises:
         Unsafe: anybody could use it, or what should prevent that cannot be read.
         PortTaken: the address is in use.
-        StoreError: there is no such ClickHouse, or no tracer has made its tables.
+        StoreError: there is no such ClickHouse, or its tables can be neither read nor made.
     """
-    tokens = None if token_file is None else Tokens(token_file)
+    tokens = access(token_file)
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
     listener = bound(host, http_port)
-    reader = ClickHouseReader(store)
+    reader = ClickHouseReader(store, is_first=True)
     metrics = Metrics()
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     ending = threading.Event()

@@ -78,24 +78,31 @@ class HttpServer(uvicorn.Server):
         return len(self.server_state.connections)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application; beyond the connections that are allowed, only for those who ask whether it lives."""
-        is_full = scope["type"] == "http" and self.connections > self._limits.max_connections
-        if is_full and scope["path"] not in OPEN_PATHS:
+        """The application. Beyond the connections that are allowed, those that only wait make room; where there are none,
+        only those are answered who ask whether it lives."""
+        surplus = self.connections - self._limits.max_connections
+        is_full = surplus > 0 and self._close_stalled(time.monotonic()) < surplus
+        if is_full and scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             self._on_refusal()
             headers = {"retry-after": str(RETRY_S), "connection": "close"}
             await PlainTextResponse("too many connections", UNAVAILABLE, headers)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _close_stalled(self, now_s: float) -> None:
+    def _close_stalled(self, now_s: float) -> int:
         """uvicorn ends a connection that is idle between two requests, but not one that sends half of one. Where there are
-        too many connections, those that have waited longest go at once."""
+        too many connections, those that have waited longest go at once. Returns how many go."""
         waiting = [each for each in self.server_state.connections if _is_waiting(each)]
         self._waiting = {each: self._waiting.get(each, now_s) for each in waiting}
         surplus = self.connections - self._limits.max_connections
-        for number, each in enumerate(sorted(waiting, key=self._waiting.__getitem__)):
-            if number < surplus or now_s - self._waiting[each] > self._limits.receive_seconds:
-                each.transport.close()
+        stalled = [
+            each
+            for number, each in enumerate(sorted(waiting, key=self._waiting.__getitem__))
+            if number < surplus or now_s - self._waiting[each] > self._limits.receive_seconds
+        ]
+        for each in stalled:
+            each.transport.close()
+        return len(stalled)
 
 
 def _is_waiting(connection: Any) -> bool:

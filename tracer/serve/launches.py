@@ -9,14 +9,14 @@ speaks for its engine: workers are ended by their engine, well or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
-from kvtrail.tracer.detect.endings import cause_of
+from kvtrail.tracer.detect.endings import cause_of, is_lost
 from kvtrail.tracer.model.launches import FINAL, Cause, Launch, State
-from kvtrail.tracer.model.semconv import CUT_OFF, NO_GOODBYE, UNHEARD
+from kvtrail.tracer.model.semconv import NO_GOODBYE
 from kvtrail.tracer.serve.engines import SILENT_NS, Recorders, RecorderState, Status
 
 SETTLED_NS = GRACE_NS + 5 * 10**9
@@ -34,9 +34,18 @@ class Launches:
         changed: those that are to be written. The caller clears it.
     """
 
-    def __init__(self, stored: Iterable[Launch], heard: Mapping[str, int], *, at_ns: int) -> None:
+    def __init__(
+        self,
+        stored: Iterable[Launch],
+        heard: Mapping[str, int],
+        *,
+        at_ns: int,
+        on_change: Callable[[Launch | None, Launch], object] = lambda before, now: None,
+    ) -> None:
         """`stored` are the launches as they were last written, and `heard` has when their engines were last heard of, Unix
-        nanoseconds; it is `at_ns` of the monotonic clock."""
+        nanoseconds; it is `at_ns` of the monotonic clock. `on_change` gets each launch that changes, as it was, None if it
+        was not known, and as it is."""
+        self._on_change = on_change
         self.changed: dict[Key, Launch] = {}
         self._known = {(launch.engine, launch.launch): launch for launch in stored}
         self._heard, self._began_at = heard, at_ns
@@ -80,7 +89,7 @@ class Launches:
         if is_same and at_ns - self._unsettled.get(key, at_ns) <= SETTLED_NS:
             return
         if told.ended_ns is not None:
-            lost = [each for each in its if each.ended_ns is None or each.outcome in (CUT_OFF, UNHEARD)]
+            lost = [each for each in its if is_lost(each)]
             cause = _cause(told, lost, detector)
             if known is not None and known.ended_ns is not None:  # requests that have ended are forgotten after a while
                 told = replace(told, lost=max(len(lost), known.lost), cause=cause or known.cause)
@@ -93,6 +102,7 @@ class Launches:
         else:
             self._unsettled[key] = at_ns
         if told != known:
+            self._on_change(known, told)
             self._known[key] = self.changed[key] = told
             while len(self._known) > MOST_LAUNCHES:
                 del self._known[next(iter(self._known))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field, fields
 
 MIB = 2**20
@@ -17,6 +18,13 @@ def _limit(default: int, text: str) -> int:
     return field(default=default, metadata={"help": text})
 
 
+MOST_DESCRIPTORS = 65_536
+OWN_DESCRIPTORS = 128
+"""Of files, and of what else the process opens for itself."""
+BEHIND_GATE = 3
+"""Descriptors of a connection over gRPC: the sender's, and both ends of the one to the server behind the gate."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The options of `kvtrail serve` that bound what it takes in."""
@@ -25,8 +33,8 @@ class Limits:
     max_waiting: int = _limit(
         256, "OTLP requests that may wait over each protocol; the sender of the next tries again."
     )
-    max_waiting_mib: int = _limit(64, "MiB of bodies that may be received or wait over HTTP.")
-    max_connections: int = _limit(500, "Connections over HTTP.")
+    max_waiting_mib: int = _limit(64, "MiB of OTLP requests that may be received or wait over each protocol.")
+    max_connections: int = _limit(500, "Connections over each protocol.")
     max_readers: int = _limit(200, "Readers of /api/tail at a time.")
     receive_seconds: int = _limit(30, "Seconds that a body may take to arrive, and a connection to ask for something.")
 
@@ -42,6 +50,23 @@ class Limits:
 
 
 DEFAULTS = Limits()
+
+
+def raise_descriptors() -> int:
+    """Raise this process's soft limit of open files as far as it may; returns what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def grpc_connections(limits: Limits, descriptors: int) -> int:
+    """How many connections the gRPC port takes, so that HTTP keeps all of its own: who asks for metrics, and kubelets, come
+    over HTTP."""
+    left = descriptors - OWN_DESCRIPTORS - limits.max_connections
+    return max(min(limits.max_connections, left // BEHIND_GATE), 1)
 
 
 def texts() -> dict[str, str]:

@@ -6,6 +6,7 @@ Of each kind of message so many a minute are told, and then how many were left o
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,9 +69,10 @@ class Sparingly:
             kind = self._kinds.get(key)
             if kind is None:
                 kind = self._kinds[key] = _Kind()
-                minute = threading.Timer(self._minute_s, self._end, (key,))
-                minute.daemon = True
-                minute.start()
+                if not sys.is_finalizing():  # a thread that is started then is never run, and is waited for
+                    minute = threading.Timer(self._minute_s, self._end, (key,))
+                    minute.daemon = True
+                    minute.start()
             is_told = kind.told < MOST_TOLD
             kind.told += is_told
             kind.left_out += not is_told

@@ -44,6 +44,8 @@ from kvtrail.tracer.model.events import (
     TransferEnd,
 )
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.launches import DeathCause, Launch, State
+from kvtrail.tracer.model.losses import Lost
 from kvtrail.tracer.model.semconv import CUT_OFF, Kind
 from kvtrail.tracer.serve.durations import TRACE_ID_LENGTH, Duration, Durations
 from kvtrail.tracer.serve.engines import INFO, EngineState
@@ -56,6 +58,7 @@ disable_created_metrics()  # a `_created` series beside every counter adds nothi
 CALL_SECONDS = (1e-5, 1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 2.5, 10.0)
 TRANSFER_SECONDS = (1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 LAG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+_LOST = frozenset(Lost)
 OUTCOMES = frozenset({"stopped", "length_capped", "aborted", "ignored", "error", "repetition", "unknown", CUT_OFF})
 """vLLM's finish statuses, and the end of a request whose engine ended first. What a newer vLLM adds is `other`."""
 UNSPECIFIED = "external_unspecified"
@@ -211,6 +214,9 @@ class Metrics:
             "events_missing", "Events that never arrived, by the gaps in their sequence numbers.", ("engine",)
         )
         self.events_dropped = counter("events_dropped", "Events that the recorders report as dropped.", ("engine",))
+        self.events_dropped_by_reason = counter(
+            "events_dropped_by_reason", "The same, by the reason.", ("engine", "reason")
+        )
         self.lag_seconds = histogram(
             "event_lag_seconds",
             "Time from the end of an engine's oldest event in a batch until the batch is stored.",
@@ -238,6 +244,15 @@ class Metrics:
         self.forwarding = Figures(counter, gauge)
 
         # The state of the engines.
+        self.deaths = counter("engine_deaths", "Launches of an engine that died, by the cause.", ("engine", "cause"))
+        self.lost_requests = counter(
+            "engine_lost_requests", "Requests that were lost with an engine, by the cause.", ("engine", "cause")
+        )
+        self.lost_contact = gauge(
+            "engine_lost_contact_timestamp_seconds",
+            "Last sign of an engine that fell silent, while nothing explains it.",
+            ("engine",),
+        )
         self._info = gauge("engine_info", "How an engine describes itself; always 1.", ("engine", *INFO))
         states: tuple[tuple[str, str, Callable[[EngineState], float | None]], ...] = (
             (
@@ -251,9 +266,11 @@ class Metrics:
             ("recorder_probes_off", "Probes of connectors that have switched themselves off.", lambda s: s.probes_off),
             ("open_loads", "Asynchronous loads that have not been received.", lambda s: s.open_loads),
             ("open_load_oldest_seconds", "Age of the oldest open load, or 0.", lambda s: s.open_load_oldest_ns / 1e9),
+            ("overdue_loads", "Open loads that are late: findings of `stuck-load`.", lambda s: s.overdue_loads),
             ("kept_requests", "Ended requests whose blocks are still held.", lambda s: s.kept_requests),
             ("kept_blocks", "Blocks held for them, where the recorder names them.", lambda s: s.kept_blocks),
             ("kept_oldest_seconds", "Time since the oldest of them ended, or 0.", lambda s: s.kept_oldest_ns / 1e9),
+            ("overdue_frees", "Kept requests that are late: findings of `late-free`.", lambda s: s.overdue_frees),
             ("held_bytes", "Host memory that a connector holds, on each worker.", lambda s: s.held_bytes),
             ("held_limit_bytes", "Host memory that it may hold, on each worker.", lambda s: s.memory_limit),
         )
@@ -308,6 +325,11 @@ class Metrics:
         self._series.at(self.events_missing, engine).inc(missing)
         self._series.at(self.events_dropped, engine).inc(dropped)
 
+    def count_dropped_by(self, engine: str, why: str, events: int) -> None:
+        """Count events that a recorder says it dropped for this reason; one that only another version knows is `other`."""
+        reason = why if why in _LOST else OTHER
+        self._series.at(self.events_dropped_by_reason, engine, reason).inc(events)
+
     def count_unknown(self, engine: str, *, what: str) -> None:
         """Count a `span` or an `attribute` that only another version of kvtrail knows."""
         self._series.at(self.unfamiliar, engine, what).inc()
@@ -317,6 +339,10 @@ class Metrics:
         connector = self._series.connector(finding.connector)
         series = self._series.at(self.findings, finding.engine, connector, finding.rule, finding.severity)
         series.inc(1, _exemplar(finding.trace_id))
+        of = finding.numbers
+        if "owner_engine" in of:
+            # Its worker did not know them; what engines of equal caches have computed shows it.
+            self._series.at(self.blocks_checked, finding.engine, connector, of["look"], "wrong").inc(of["wrong"])
 
     def count_batch(self, events: Iterable[Event], facts: Iterable[Fact]) -> None:
         """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
@@ -436,10 +462,34 @@ class Metrics:
         if not self._series.has_own(engine):
             return
         shown = self._info_shown.get(engine)
-        if shown is not None and shown != info:
+        if shown is None:
+            self._begin_deaths(engine)
+        elif shown != info:
             self._series.remove(self._info, engine, *shown)
         self._info_shown[engine] = info
         self._series.at(self._info, engine, *info).set(1)
+
+    def _begin_deaths(self, engine: str) -> None:
+        """Show that an engine has not died: an alert sees no increase in a series that begins at 1."""
+        for cause in DeathCause:
+            self._series.at(self.deaths, engine, cause).inc(0)
+            self._series.at(self.lost_requests, engine, cause).inc(0)
+
+    def count_launch(self, before: Launch | None, now: Launch) -> None:
+        """Count what a launch that has changed says of its engine: its death, the requests lost with it, and its silence. All
+        that was lost may be known only a while later."""
+        self._begin_deaths(now.engine)
+        if now.death is not None:
+            is_known = before is not None and before.death is now.death
+            self._series.at(self.deaths, now.engine, now.death).inc(not is_known)
+            counted = before.lost if before is not None and is_known else 0
+            self._series.at(self.lost_requests, now.engine, now.death).inc(max(0, now.lost - counted))
+        if not self._series.has_own(now.engine):
+            return
+        if now.state is State.SILENT:
+            self._series.at(self.lost_contact, now.engine).set((now.ended_ns or 0) / 1e9)
+        else:
+            self._series.remove(self.lost_contact, now.engine)
 
     def show(self, state: EngineState) -> None:
         """Set the gauges of an engine. An engine that shares the label `other` has none."""

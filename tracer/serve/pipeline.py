@@ -13,27 +13,24 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
-from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.detector import GRACE_NS, MOST_REQUESTS, Detector
 from kvtrail.tracer.detect.lanes import lane_of
-from kvtrail.tracer.detect.savings import SavingsCounter
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.ingest.decode import Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
-from kvtrail.tracer.model.events import Event, RequestEnd, RequestStart, Schedule, Store
+from kvtrail.tracer.model.events import Event, RequestStart
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
+from kvtrail.tracer.model.launches import Launch
 from kvtrail.tracer.serve.activity import summed
 from kvtrail.tracer.serve.arrivals import Arrivals, Arrived
+from kvtrail.tracer.serve.clock import Clock
 from kvtrail.tracer.serve.engines import EngineState, Recorders, RecorderState, Status, engine_states
 from kvtrail.tracer.serve.errors import Where
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
@@ -41,6 +38,7 @@ from kvtrail.tracer.serve.launches import Launches
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.received import received
 from kvtrail.tracer.serve.reception import Reception
+from kvtrail.tracer.serve.sums import Sums
 from kvtrail.tracer.serve.tail import Tail
 from kvtrail.tracer.serve.trace_copy import TraceCopy
 from kvtrail.tracer.store import Batch, Chunk, StoreError
@@ -60,12 +58,15 @@ MANY_UNFINISHED = 1_000
 """So many requests take a while to read back, and the log says so."""
 MOST_BEHIND, WAIT_BEHIND_S = 50_000, 5.0
 """Spans that may be stored and not judged; the sender of the next waits, and is to try again after so many seconds."""
+RECALLED = 20_000
+"""Spans, the latest, that a start reads back as a whole: some seconds of work."""
 RESUME_S = 1.0
 """How long it waits where what is stored cannot be read or judged."""
 MANY_DIRTY = 5_000
 """So many changed requests are not waited with: accounts that are not held any more have no row."""
-CATCH_UP_S = 0.05
-"""How often rows are written at most because somebody asks."""
+CATCH_UP_S, MOST_CATCH_UP_S = 0.05, 0.25
+"""How often rows are written at most because somebody asks, and how long one who asks waits for them: what then is still to
+be written is shown later."""
 ROWS_AT_ONCE = 500
 """Rows of requests that are written together, so that a batch does not wait for long."""
 
@@ -84,29 +85,30 @@ class Pipeline:
         grace_ns: int = GRACE_NS,
         rows_every_ns: int = 0,
         resume: bool = True,
+        clock: Clock | None = None,
     ) -> None:
         """The rows of requests are written with a batch, or in tidying, if that was not done for `rows_every_ns`.
-        Without `resume`, the caller is to call this method."""
-        self.savings, self._needs = SavingsCounter(), LiveNeeds()
-        self._follow: dict[type[Event], Callable[[Any], Mapping[str, int]]] = {
-            Schedule: self._needs.ran,
-            RequestEnd: self._needs.ended,
-            Store: self._needs.stored,
-        }
+        Without `resume`, the caller is to call this method. By the `clock`, what is missing is given up and what has ended
+        is forgotten."""
+        self._clock: Clock = clock or time
+        self._judged = writer.judged()
+        """The last span that was judged; all of them were, unless it is behind."""
         self._arrivals = Arrivals(writer.receipts(), writer.seen())
-        heard_before = self._arrivals.last()
-        self._summed_before = dict(heard_before)
-        """By recorder, the highest number that is in the sums of an earlier tracer."""
+        heard_before = self._arrivals.last() if self._judged else {}
+        self._sums = Sums(heard_before, metrics.internal_errors)
+        self.savings = self._sums.savings
         self.detector = Detector(
             max_requests=max_requests,
-            listener=self._sum_up,
-            on_causes=self._explained,
-            on_reset=self._needs.reset,
+            listener=self._sums.enter,
+            on_causes=self._sums.explain,
+            on_reset=self._sums.reset,
             on_error=metrics.internal_errors.count,
             came_before=heard_before,
         )
         self.recorders = Recorders()
-        self._launches = Launches(writer.launches(), writer.heard(), at_ns=time.monotonic_ns())
+        self._launches = Launches(
+            writer.launches(), writer.heard(), at_ns=time.monotonic_ns(), on_change=self._count_launch
+        )
         self.forwarder = forwarder
         self.started_ns = time.time_ns()
         self.last_received_ns: int | None = None
@@ -132,13 +134,12 @@ class Pipeline:
         self._rows_at = time.monotonic_ns() - rows_every_ns
         self._folded_at = time.monotonic_ns()
         self._reported: set[str] = set()
-        self._read_back_ids: set[tuple[str, int]] = set()
         self._lost: Counter[str] = Counter()
         self._shown: dict[str, EngineState] = {}
         """The engines in the metrics."""
         self._is_behind, self._is_closing = True, False
-        self._judged = writer.judged()
-        """The last span that was judged; all of them were, unless it is behind."""
+        self._is_recalling, self._may_settle = writer.last_number() > 0, True
+        """While it recalls, accounts are not whole, and no row is written; where it could not, the next start does."""
         self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
         if resume:
             self.resume()
@@ -202,25 +203,33 @@ class Pipeline:
         self._metrics.ingest_seconds.observe(time.perf_counter() - started_s)
         return came.refused
 
-    def resume(self) -> None:
-        """Read the unfinished requests back from the store, so that a restart does not look like a gap. What comes
-        meanwhile is stored, and judged after them."""
+    def resume(self, on_judged: Callable[[int], None] = lambda number: None) -> None:
+        """Read back from the store what a restart must not make unknown: the requests that have not ended, and what the
+        latest spans say of the engines and their caches. What comes meanwhile is stored, and judged after it;
+        `on_judged` hears up to which span."""
         unsettled: set[Key] = set()
         unfinished: set[Key] = set()
-        with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
+        with self._recalling():
             unsettled = self._writer.unsettled(until=self._judged)
             unfinished = self._writer.open_requests() | unsettled
+        with self._lock:
+            self._dirty.update(dict.fromkeys(unsettled))
+            self._sums.is_recalling = True
         if len(unfinished) > MANY_UNFINISHED:
             logger.info(
                 "reading %s unfinished requests back; what comes meanwhile is stored, and judged then", len(unfinished)
             )
-        self._read_back(unfinished)
+        with self._recalling():
+            recent = self._writer.beginning(after=self._judged - RECALLED)
+            self._read_back(unfinished, until=recent)
+            self._recall_all(after=recent)
         with self._lock:
-            self._dirty.update(dict.fromkeys(unsettled))
+            self._is_recalling, self._sums.is_recalling = self._is_closing, False
             self._recalled, self._recalled_unknown = self.detector.verdicts, self.detector.unknown
         while self._is_behind and not self._is_closing:
             try:
                 self._judge_stored()
+                on_judged(self._judged)
             except Exception as error:
                 self.trouble = f"what was stored is not judged: {error}"
                 logger.error("%s; trying again in %s s", self.trouble, RESUME_S)
@@ -251,17 +260,18 @@ class Pipeline:
         with self._lock:
             if following is not None:
                 number, events = following
-                for event in events:
-                    if event.sequence <= self._summed_before.get(event.recorder, -1):
-                        self._summed_before[event.recorder] = event.sequence - 1
+                self._sums.come_first(events)
                 self._judge(Arrived(_of_this_time(events)))
                 self._judged = number
             self._is_behind = self._judged < self._last_number
+            are_due = not self._is_behind or self._rows_are_due()
+            self._write(rows=are_due)
+        while are_due and self._due:
             self._write(rows=True)
 
     def write_rows(self) -> None:
         """Write the rows of the requests that have changed until now."""
-        if self._is_behind:
+        if self._is_recalling:
             return
         if self._due or self._dirty or self.savings.cells or self.trouble is not None:
             self._write(rows=True)
@@ -280,13 +290,25 @@ class Pipeline:
                     self.forwarder.found(found)
 
     def catch_up(self) -> None:
-        """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once. All who ask
-        within `CATCH_UP_S` are served together."""
-        with self._catching_up:
-            if (self._dirty or self._due) and not self._is_behind:
+        """Write what rows are missing, for somebody who asks for them: what was acknowledged is seen at once, unless there is
+        much of it. All who ask within `CATCH_UP_S` are served together."""
+        until_s = time.monotonic() + MOST_CATCH_UP_S
+        if not self._catching_up.acquire(timeout=MOST_CATCH_UP_S):
+            return
+        try:
+            is_needed = bool(self._dirty or self._due) and not self._is_recalling
+            if is_needed:
                 time.sleep(max(0, CATCH_UP_S - (time.monotonic_ns() - self._rows_at) / 1e9))
-                with suppress(StoreError):  # `trouble` tells it
-                    self.write_rows()
+            while is_needed and self._lock.acquire(timeout=max(0, until_s - time.monotonic())):
+                try:
+                    self._write(rows=True)
+                finally:
+                    self._lock.release()
+                is_needed = bool(self._due) and time.monotonic() < until_s
+        except StoreError:
+            pass  # `trouble` has it
+        finally:
+            self._catching_up.release()
 
     def fold(self) -> None:
         """Do in the store what is cheaper for many spans and requests at a time. To be called every second or so."""
@@ -303,6 +325,11 @@ class Pipeline:
         steps = self._writer.prune(before_ns=time.time_ns() - retain_ns, most_bytes=most_bytes)
         self._in_steps(lambda: next(steps, None) is not None)
 
+    def is_filling(self) -> bool:
+        """Whether the store comes near to its bound, and should be pruned before the others' turn."""
+        with self._lock:
+            return self._writer.is_filling()
+
     def _in_steps(self, step: Callable[[], bool]) -> None:
         """Do something that takes long, until a step says that there was nothing left to do."""
         while True:
@@ -317,12 +344,12 @@ class Pipeline:
 
         To be called every second or so.
         """
-        now_ns = time.time_ns()
+        now_ns = self._clock.time_ns()
         before_ns = now_ns - FORGET_FINISHED_NS
         with self._lock:
             with self.errors.caught(Where.TIDY):
-                self._take_findings(self.detector.settle(before_ns=time.monotonic_ns() - self._grace_ns))
-            # What is forgotten below has no row any more.
+                self._take_findings(self.detector.settle(before_ns=self._clock.monotonic_ns() - self._grace_ns))
+            # What is forgotten below has no account to make a row of.
             is_last_time = not self._dirty.keys().isdisjoint(self.detector.over(before_ns=before_ns))
         if is_last_time or self._rows_are_due():
             self.write_rows()
@@ -337,7 +364,8 @@ class Pipeline:
                 gone = self.recorders.update(at_ns=time.monotonic_ns())
             self._look_at_launches()  # before what they have lost is forgotten
             with self.errors.caught(Where.TIDY):
-                if self.detector.forget_finished(before_ns=before_ns):
+                unwritten = self._dirty.keys() | self._due.keys()
+                if not self._is_recalling and self.detector.forget_finished(before_ns=before_ns, but=unwritten):
                     self._reported &= {id_ for by_id in self.detector.findings.values() for id_ in by_id}
             with self.errors.caught(Where.TIDY):
                 self._forget_recorders(gone)
@@ -376,13 +404,13 @@ class Pipeline:
         """Give events to the detector; returns the findings that are new or were seen again. An event that it fails at is
         missing to it, as if it had been lost."""
         try:
-            return self.detector.feed(events, at_ns=time.monotonic_ns())
+            return self.detector.feed(events, at_ns=self._clock.monotonic_ns())
         except Exception as error:
             self.errors.count(Where.DETECTOR, error)
         findings: dict[str, Finding] = {}
         for event in events:  # one by one: those that it entered before are not entered again
             try:
-                self.detector.feed([event], at_ns=time.monotonic_ns())
+                self.detector.feed([event], at_ns=self._clock.monotonic_ns())
             except Exception as error:
                 self.errors.count(Where.DETECTOR, error, f"span {event.span_id} is not judged")
                 account = self.detector.accounts.get((event.engine, event.request or ""))
@@ -391,49 +419,47 @@ class Pipeline:
             findings |= self.detector.findings.get((event.engine, event.request or ""), {})
         return list(findings.values())
 
-    def _read_back(self, requests: Collection[Key]) -> None:
+    def _recall_all(self, *, after: int) -> None:
+        """Feed all stored events after span `after` to the detector again, as far as they were judged."""
+        while after < self._judged and not self._is_closing:
+            following = self._writer.following(after=after)
+            if following is None:
+                break
+            after, events = following
+            self._recall(events)
+        with self._lock:
+            for key, entries in self._writer.explained(self.detector.accounts).items():
+                self.detector.accounts[key].recalled = entries
+
+    def _read_back(self, requests: Collection[Key], *, until: int | None = None) -> None:
         """Feed the stored events of requests to the detector again. Their findings were reported before, and their prompts
         stay explained as they were: what the caches held is not known again."""
-        with self.errors.caught(Where.RECALL, "requests that were open are not known again"):
-            for stored in self._writer.events_of(requests, until=self._judged) if requests else ():
+        with self._recalling():
+            until = self._judged if until is None else until
+            for stored in self._writer.events_of(requests, until=until) if requests else ():
                 if self._is_closing:
                     return
-                events = _of_this_time(stored)
-                with self._lock:
-                    self._read_back_ids.update((event.recorder, event.sequence) for event in events)
-                    self._reported.update(finding.id for finding in self._feed(events))
+                self._recall(stored)
             with self._lock:
                 for key, entries in self._writer.explained(requests).items() if requests else ():
                     if (account := self.detector.accounts.get(key)) is not None:
                         account.recalled = entries
 
-    def _sum_up(self, event: Event, account: Account) -> None:
-        """Enter an event into phases and savings. If it was read back, its sums are stored already."""
-        try:
-            account.phases.enter(event)
-        except Exception as error:
-            self.errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
-        try:
-            if self._read_back_ids and (id_ := (event.recorder, event.sequence)) in self._read_back_ids:
-                self._read_back_ids.discard(id_)
-                self.savings.recall(event, account)
-            else:
-                self.savings.enter(event, account)
-                if (follow := self._follow.get(type(event))) and (needs := follow(event)):
-                    self.savings.cells.add(event, needs, stretch_s=STRETCH_S)
-        except Exception as error:
-            self.errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")
+    def _recall(self, stored: Iterable[Event]) -> None:
+        """Feed events whose findings were reported, and whose sums are stored."""
+        events = _of_this_time(stored)
+        with self._lock:
+            self._sums.will_come_again(events)
+            self._reported.update(finding.id for finding in self._feed(events))
 
-    def _explained(self, by: Event, breakdown: Breakdown) -> None:
-        """Sum up the parts of a prompt, which an event has made final, unless an earlier tracer has done it."""
-        if by.sequence <= self._summed_before.get(by.recorder, -1):
-            return
-        event = breakdown.event
+    @contextmanager
+    def _recalling(self) -> Iterator[None]:
+        """Count what is raised within. The log stays unsettled from where it was, so that the next start makes the rows."""
         try:
-            self.savings.explain(breakdown)
-            self.savings.cells.add(event, self._needs.admitted(breakdown), stretch_s=STRETCH_S)
+            yield
         except Exception as error:
-            self.errors.count(Where.SAVINGS, error, f"the causes of span {event.span_id} are not summed up")
+            self._may_settle = False
+            self.errors.count(Where.RECALL, error, "requests that were open are not known again")
 
     def _take_findings(self, findings: Sequence[Finding]) -> None:
         """Count and log new findings, and mark for the next commit what the detector just changed."""
@@ -462,7 +488,9 @@ class Pipeline:
         """Write spans, findings and sums, and with `rows` those of some requests; returns these findings. What could not be
         written goes with the next batch."""
         number = self._last_number + (0 if chunk is None else chunk.spans)
-        keys, settled = ({}, None) if self._is_behind else self._next_rows(number, due=rows)
+        known = self._judged if self._is_behind else number
+        keys, settled = ({}, None) if self._is_recalling else self._next_rows(known, due=rows)
+        self._read_back({key for key in keys if key[1] and key not in self.detector.accounts})
         judged = self._judged if self._is_behind else None
         batch = Batch(chunk, digest, savings=self.savings.cells, settled=settled, judged=judged)
         batch.findings, batch.launches = list(self._changed.values()), list(self._launches.changed.values())
@@ -508,7 +536,7 @@ class Pipeline:
         rows = dict.fromkeys(islice(self._due, ROWS_AT_ONCE))
         for key in rows:
             del self._due[key]
-        return rows, None if self._due else self._due_number
+        return rows, None if self._due or not self._may_settle else self._due_number
 
     def _add_row(self, batch: Batch, key: Key) -> None:
         account = self.detector.accounts.get(key)
@@ -549,6 +577,11 @@ class Pipeline:
             else:  # also of an engine that has ended: what it counted last is still to be read
                 self._metrics.show(state)
                 self._shown[engine] = state
+
+    def _count_launch(self, before: Launch | None, now: Launch) -> None:
+        self._metrics.count_launch(before, now)
+        if now.engine not in self._shown and now.ended_ns is not None:  # it went unseen: retired like others
+            self._shown[now.engine] = EngineState(engine=now.engine, heard_ns=now.ended_ns)
 
     def _look_at_launches(self) -> None:
         """Look how the launches of engines are."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.decode import Decoded, MalformedOtlp, MalformedSpan, Refused
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
@@ -88,21 +87,9 @@ def received(payload: bytes, decoder: ProtobufDecoder) -> Received:
         return Received(*decoder.salvaged(payload))
     except MalformedOtlp:
         raise
-    except Exception:
-        return _one_by_one(payload, decoder)
-
-
-def _one_by_one(payload: bytes, decoder: ProtobufDecoder) -> Received:
-    """What a request holds, where kvtrail fails at one of its spans."""
-    whole = Received(payload, [])
-    errors = []
-    for alone in protobuf.each(payload):
-        try:
-            whole.parts += decoder.parts(alone)
-        except Exception as error:
-            errors.append(error)
-    whole.errors = errors
-    return whole
+    except Exception:  # of kvtrail's own, at one of the spans
+        parts, errors = decoder.one_by_one(payload)
+        return Received(payload, parts, errors=errors)
 
 
 def _later(event: Event) -> MalformedSpan:

@@ -10,16 +10,15 @@ A fleet that is faster than the pipeline is held back by waiting: each of its ex
 from __future__ import annotations
 
 import asyncio
-import gzip
-import io
 import json
+import os
+import socket
 import threading
-import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import grpc
 from anyio import CapacityLimiter, to_thread
@@ -33,33 +32,34 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.requests import ClientDisconnect
 
 from kvtrail import __version__
-from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ingest.decode import MalformedOtlp, Refused
+from kvtrail.tracer.ingest.weight import TooMuch
 from kvtrail.tracer.model.semconv import RECEIVER
-from kvtrail.tracer.serve.access import Tls, TokenInterceptor, Tokens
-from kvtrail.tracer.serve.errors import Where
+from kvtrail.tracer.serve.access import Access, Tls, TokenInterceptor
+from kvtrail.tracer.serve.gate import MOST_UNFINISHED, TOO_LARGE, Gate
 from kvtrail.tracer.serve.limits import RETRY_S, Limits
 from kvtrail.tracer.serve.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.serve.turns import TooLarge, Turns, encoding_of
 from kvtrail.tracer.store import StoreError
 
 _ANNOUNCED = {RECEIVER: __version__}
 _SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
-GRPC_WORKERS = 4
-"""Threads that take messages in. Those who wait for one keep their message for themselves."""
-HTTP_WORKERS = 2
-"""Bodies that are unpacked and parsed at a time; the pipeline takes one at a time."""
+HTTP_WORKERS = 16
+"""Bodies that are unpacked and parsed at a time, besides one heavy one: those that wait for their turn take no worker from
+light ones."""
+HEAVY_PART = 2
+"""Of the places, one in so many may be taken by heavy requests that wait for their turn. The others are for light ones."""
+COMING_SHARE = 0.75
+"""Of the places over HTTP, as many may be taken by bodies that still come. A fleet that posts at once is no attack."""
 AGAIN = (429, 503)
 """Answers of HTTP after which a sender tries again."""
-IDLE_MS = 600_000
-"""A gRPC connection that is not used for so long is closed; recorders send a sign of life every few seconds."""
-
-
-class TooLarge(ValueError):
-    """A request of more bytes than are taken."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(f"more than {most} bytes in one request: send smaller batches")
+CALLS_AT_ONCE = 16
+"""Of a connection over gRPC."""
+WINDOW_BYTES = 65_535
+"""Of a message that come before it is known whether it is wanted."""
+LONGEST_SOCKET = 90
+"""Characters of a socket's path: the system takes a few more."""
 
 
 class Busy(RuntimeError):
@@ -79,98 +79,145 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def serve_grpc(
-    pipeline: Pipeline,
-    metrics: Metrics,
-    host: str,
-    port: int,
-    *,
-    limits: Limits,
-    tokens: Tokens | None = None,
-    tls: Tls | None = None,
-) -> grpc.Server:
-    """Start the gRPC server, which runs on its own threads until it is stopped.
+class GrpcReceiver:
+    """The gRPC server, and the gate before it, on their own threads."""
 
-    Raises:
-        PortTaken: the address is in use or does not belong to this machine.
-    """
-    rejected = partial(metrics.count_rejected, "grpc")
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        metrics: Metrics,
+        listener: socket.socket,
+        behind: Path,
+        *,
+        limits: Limits,
+        most_connections: int,
+        tokens: Access | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """
+        Args:
+            listener: bound to the port.
+            behind: where the server's own socket is made, which only this user may open.
 
-    def export(payload: bytes, context: grpc.ServicerContext) -> bytes:
-        refused = None
-        context.send_initial_metadata(tuple(_ANNOUNCED.items()))
+        Raises:
+            PortTaken: it cannot be made.
+        """
+        self._server = _server(pipeline, metrics, limits, tokens)
+        where = _short(behind)
         try:
-            refused = _ingested(pipeline, payload, "grpc")
-        except MalformedOtlp as error:
-            rejected(Rejected.MALFORMED)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            bound = self._server.add_insecure_port(f"unix:{where}")
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            raise PortTaken(f"cannot make the socket {behind} for OTLP over gRPC")
+        where.chmod(0o600)
+        self._behind = behind
+        self._server.start()
+        self._gate = Gate(
+            listener,
+            where,
+            limits=limits,
+            most_connections=most_connections,
+            tls=tls,
+            on_refusal=partial(metrics.count_rejected, "grpc"),
+        )
+        metrics.watch("grpc_connections", "Connections over gRPC.", lambda: self._gate.connections)
+
+    def stop(self, grace: float) -> None:
+        """Finish within so many seconds what has come, and close all connections."""
+        self._server.stop(grace=grace).wait()
+        self._gate.close()
+        self._behind.unlink(missing_ok=True)
+
+
+def _short(path: Path) -> Path:
+    """A path that is short enough for a socket."""
+    if len(str(path)) <= LONGEST_SOCKET:
+        return path
+    return Path(f"/proc/self/fd/{os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)}") / path.name
+
+
+def _server(pipeline: Pipeline, metrics: Metrics, limits: Limits, tokens: Access | None) -> grpc.Server:
+    rejected = partial(metrics.count_rejected, "grpc")
+    turns = Turns(pipeline, most_bytes=limits.request_bytes)
+    places, heavy = _Places(limits.max_waiting), _heavy_places(limits)
+    metrics.watch_waiting("grpc", lambda: places.taken)
+
+    def export(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        context.send_initial_metadata(tuple(_ANNOUNCED.items()))
+        payload = next(messages, None)
+        if payload == TOO_LARGE:
+            rejected(Rejected.TOO_LARGE)
+            too_large = f"a message larger than max ({limits.request_bytes} bytes): send smaller batches"
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, too_large)
+        refused: list[Refused] = []
+        try:
+            if payload is None:
+                raise MalformedOtlp("a call without a message")
+            encoding = encoding_of(payload)
+            with places.place():
+                taken = turns.take_light(payload, encoding, transport="grpc")
+                if taken is None:
+                    with heavy.place():
+                        taken = turns.take_heavy(payload, encoding, transport="grpc")
+                refused = taken
+        except Busy as error:
+            rejected(error.why)
+            _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except (TooLarge, TooMuch) as error:
+            rejected(Rejected.TOO_LARGE)
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"larger than max: {error}")
         except StoreError as error:
             rejected(Rejected.STORE)
             _ask_again(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        except ValueError as error:
+            rejected(Rejected.MALFORMED)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return _accepted(refused).SerializeToString()
 
-    def refuse(payload: bytes, context: grpc.ServicerContext) -> None:
-        rejected(Rejected.BUSY)
-        _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(Busy(Rejected.BUSY)))
-
-    workers = _Workers(GRPC_WORKERS)
-    metrics.watch_waiting("grpc", lambda: workers.waiting)
-    interceptors: list[grpc.ServerInterceptor] = [] if tokens is None else [TokenInterceptor(tokens)]
     server = grpc.server(
-        workers,
-        # Without so_reuseport a second tracer on the same port would silently receive half of the spans.
+        # A thread for each call whose message comes, and for each that waits.
+        ThreadPoolExecutor(MOST_UNFINISHED + limits.max_waiting, thread_name_prefix="otlp-grpc"),
         options=[
             ("grpc.max_receive_message_length", limits.request_bytes),
-            ("grpc.max_connection_idle_ms", IDLE_MS),
-            ("grpc.so_reuseport", 0),
+            ("grpc.max_concurrent_streams", CALLS_AT_ONCE),
+            ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+            ("grpc.http2.bdp_probe", 0),  # which makes windows, and what is buffered, as large as a line is long
+            ("grpc.per_message_decompression", 0),  # a message of 8 MiB may unpack to 8 GiB
         ],
-        interceptors=[*interceptors, _NotTooMany(workers, limits.max_waiting, refuse)],
+        interceptors=[] if tokens is None else [TokenInterceptor(tokens)],
     )
-    # Without a deserializer the method gets the bytes.
-    methods = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    # To the server each call is a stream, of which it takes the first message: only so it is read when it is asked for, and
+    # not before the caller is known. Without a deserializer the method gets the bytes.
+    methods = {"Export": grpc.stream_unary_rpc_method_handler(export)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
-    try:
-        where = address(host, port)
-        bound = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls.for_grpc())
-    except RuntimeError:
-        bound = 0
-    if bound == 0:
-        raise PortTaken(f"cannot listen on {where} for OTLP over gRPC; is it in use? Choose another: --grpc-port")
-    server.start()
     return server
 
 
-class _Workers(ThreadPoolExecutor):
-    """Threads of the gRPC server, and how many calls wait for one or have one."""
+class _Places:
+    """How many requests wait to be stored."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(count, thread_name_prefix="otlp-grpc")
-        self.waiting = 0
+    def __init__(self, most: int) -> None:
+        self.taken = 0
+        self._most = most
         self._counting = threading.Lock()
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one. Raises Busy if there is none."""
         with self._counting:
-            self.waiting += 1
-        future = super().submit(call, *args, **kwargs)
-        future.add_done_callback(self._done)
-        return future
+            if self.taken >= self._most:
+                raise Busy(Rejected.BUSY)
+            self.taken += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self.taken -= 1
 
-    def _done(self, future: Future[Any]) -> None:
-        with self._counting:
-            self.waiting -= 1
 
-
-class _NotTooMany(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses calls while too many wait."""
-
-    def __init__(self, workers: _Workers, most: int, refuse: Callable[..., None]) -> None:
-        self._workers, self._most = workers, most
-        # A thread of its own: a refusal must not wait behind those for whom there was still room.
-        refuse.experimental_thread_pool = ThreadPoolExecutor(1, thread_name_prefix="refuse")  # type: ignore[attr-defined]
-        self._refusal = grpc.unary_unary_rpc_method_handler(refuse)
-
-    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        return self._refusal if self._workers.waiting >= self._most else continuation(handler_call_details)
+def _heavy_places(limits: Limits) -> _Places:
+    return _Places(max(limits.max_waiting // HEAVY_PART, 1))
 
 
 def _ask_again(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -> None:
@@ -188,43 +235,81 @@ def _ask_again(context: grpc.ServicerContext, code: grpc.StatusCode, why: str) -
     context.abort(code, why)
 
 
+class _Body:
+    """A body, as far as it has come, and until when it must have come."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.until = asyncio.timeout(None)
+        self.given_up: Rejected | None = None
+
+
 class _Bodies:
     """The bodies that are being received over HTTP, or wait to be stored: how many, and their bytes. Lives on the event
     loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._coming: list[_Body] = []
         self.count = 0
         self._bytes = 0
 
     @contextmanager
-    def place(self) -> Iterator[bytearray]:
+    def place(self) -> Iterator[_Body]:
         """A place for a body. Raises Busy if there is none."""
         if self.count >= self._limits.max_waiting:
             raise Busy(Rejected.BUSY)
-        body = bytearray()
+        body = _Body()
         self.count += 1
         try:
             yield body
         finally:
             self.count -= 1
-            self._bytes -= len(body)
+            self._bytes -= len(body.data)
+            body.data.clear()  # whatever still refers to it
 
-    async def read(self, request: Request, body: bytearray) -> None:
-        """Read a body into its place as it comes. Raises TooLarge or Busy as soon as it is too much."""
-        async for part in request.stream():
-            body += part
-            self._bytes += len(part)
-            if len(body) > self._limits.request_bytes:
-                raise TooLarge(self._limits.request_bytes)
-            if self._bytes > self._limits.waiting_bytes:
-                raise Busy(Rejected.MEMORY)
+    async def read(self, request: Request, body: _Body) -> None:
+        """Read a body into its place as it comes. Where all bodies are too much, the longest that still comes is given up,
+        and where too many come, the first: its sender makes room for the others.
+
+        Raises:
+            TooLarge: it is too long.
+            Busy: it was given up.
+            TimeoutError: it did not come in time.
+        """
+        self._coming.append(body)
+        coming = [each for each in self._coming if each.given_up is None]
+        if len(coming) > max(self._limits.max_waiting * COMING_SHARE, 1):
+            self._give_up(coming[0], Rejected.SLOW)
+        try:
+            async with asyncio.timeout(self._limits.receive_seconds) as body.until:
+                async for part in request.stream():
+                    body.data += part
+                    self._bytes += len(part)
+                    if len(body.data) > self._limits.request_bytes:
+                        raise TooLarge(self._limits.request_bytes)
+                    if self._bytes > self._limits.waiting_bytes:
+                        self._give_up(max(self._coming, key=lambda each: len(each.data)), Rejected.MEMORY)
+        except TimeoutError:
+            if body.given_up is not None:
+                raise Busy(body.given_up) from None
+            raise
+        finally:
+            self._coming.remove(body)
+
+    def _give_up(self, body: _Body, why: Rejected) -> None:
+        self._bytes -= len(body.data)
+        body.data = bytearray()
+        body.given_up = why
+        body.until.reschedule(0)
 
 
 def http_routes(pipeline: Pipeline, metrics: Metrics, limits: Limits) -> APIRouter:
     """The route `POST /v1/traces`."""
     router = APIRouter(tags=["OTLP"])
-    bodies, workers = _Bodies(limits), CapacityLimiter(HTTP_WORKERS)
+    bodies, heavy = _Bodies(limits), _heavy_places(limits)
+    workers, heavy_worker = CapacityLimiter(HTTP_WORKERS), CapacityLimiter(1)
+    turns = Turns(pipeline, most_bytes=limits.request_bytes)
     metrics.watch_waiting("http", lambda: bodies.count)
 
     @router.post("/v1/traces", summary="OTLP/HTTP trace export (protobuf or JSON, plain or gzip)")
@@ -242,10 +327,14 @@ def http_routes(pipeline: Pipeline, metrics: Metrics, limits: Limits) -> APIRout
         encoding = request.headers.get("content-encoding", "").strip().lower()
         try:
             with bodies.place() as body:
-                async with asyncio.timeout(limits.receive_seconds):
-                    await bodies.read(request, body)
-                work = partial(_received, pipeline, body, encoding, is_json=is_json, most=limits.request_bytes)
-                accepted = await to_thread.run_sync(work, limiter=workers)
+                await bodies.read(request, body)
+                light = partial(turns.take_light, body.data, encoding, transport="http", is_json=is_json)
+                taken = await to_thread.run_sync(light, limiter=workers)
+                if taken is None:
+                    whole = partial(turns.take_heavy, body.data, encoding, transport="http", is_json=is_json)
+                    with heavy.place():
+                        taken = await to_thread.run_sync(whole, limiter=heavy_worker)
+                accepted = _accepted(taken)
         except Busy as error:
             return refused(429, error.why, error, close=True)
         except TimeoutError:
@@ -253,11 +342,11 @@ def http_routes(pipeline: Pipeline, metrics: Metrics, limits: Limits) -> APIRout
             return refused(408, Rejected.SLOW, late, close=True)
         except ClientDisconnect:
             return refused(400, Rejected.CUT_OFF, "the sender went away", close=True)
-        except TooLarge as error:
+        except (TooLarge, TooMuch) as error:
             return refused(413, Rejected.TOO_LARGE, error, close=True)
         except StoreError as error:
             return refused(503, Rejected.STORE, error)
-        except (ValueError, RecursionError, OSError, zlib.error, EOFError) as error:
+        except (ValueError, RecursionError) as error:
             return refused(400, Rejected.MALFORMED, error)
         said = MessageToJson(accepted, indent=None) if is_json else accepted.SerializeToString()
         return Response(said, media_type=content_type, headers=_ANNOUNCED)
@@ -265,48 +354,13 @@ def http_routes(pipeline: Pipeline, metrics: Metrics, limits: Limits) -> APIRout
     return router
 
 
-def _received(
-    pipeline: Pipeline, body: bytearray, encoding: str, *, is_json: bool, most: int
-) -> ExportTraceServiceResponse:
-    """Process a body; on a thread, since a large one takes long to unpack and to parse."""
-    payload, no_otlp = _decompressed(body, encoding, most), None
-    if is_json:
-        payload, no_otlp = otlp_json.salvaged(json.loads(payload))
-    return _accepted(no_otlp, _ingested(pipeline, payload, "http"))
-
-
-def _ingested(pipeline: Pipeline, payload: bytes, transport: str) -> Refused | None:
-    """`Pipeline.ingest`. Of an error that nobody expects, the sender is told to try again: nothing was acknowledged."""
-    try:
-        return pipeline.ingest(payload, transport=transport)
-    except (MalformedOtlp, StoreError):
-        raise
-    except Exception as error:
-        pipeline.errors.count(Where.INGEST, error, "a batch is not stored")
-        raise StoreError(f"an error in kvtrail itself: {type(error).__name__}") from error
-
-
-def _accepted(*refused: Refused | None) -> ExportTraceServiceResponse:
+def _accepted(refused: Iterable[Refused]) -> ExportTraceServiceResponse:
     """The acknowledgement, which names the spans that could not be read."""
     accepted = ExportTraceServiceResponse()
     for each in refused:
-        if each is not None:
-            accepted.partial_success.rejected_spans += each.spans
-            accepted.partial_success.error_message = each.reason
+        accepted.partial_success.rejected_spans += each.spans
+        accepted.partial_success.error_message = each.reason
     return accepted
-
-
-def _decompressed(body: bytearray, encoding: str, most: int) -> bytes:
-    if encoding in ("", "identity"):
-        plain = bytes(body)
-    elif encoding == "gzip":
-        with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
-            plain = file.read(most + 1)
-    else:
-        raise ValueError(f"content encoding {encoding!r}: send gzip, or no encoding")
-    if len(plain) > most:
-        raise TooLarge(most)
-    return plain
 
 
 def _refused(code: int, message: str, content_type: str, *, close: bool = False) -> Response:

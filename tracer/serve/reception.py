@@ -81,9 +81,12 @@ class Reception:
             if len(self._noted) >= MOST_RECORDERS:
                 self._noted.clear()
             self._noted[id_] = at_ns
+        before = dict(recorder.dropped_by)
         dropped = recorder.count(events, heard_ns=now_ns, at_ns=at_ns)
         if dropped is not None:
             self._metrics.count_lost(recorder.engine, dropped=dropped)
+            for why, lost in recorder.dropped_by.items():
+                self._metrics.count_dropped_by(recorder.engine, why, lost - before.get(why, 0))
 
     def _count_unknown(self, resource: Mapping[str, Any], decoded: Decoded) -> None:
         """Count what only another version of kvtrail knows. What the resource has was counted when its recorder came."""
@@ -115,6 +118,7 @@ class Reception:
                 logger.warning("%s; it is stored, but no rule judges it. The like of it is only counted.", malformed)
         for error in came.errors:
             self._metrics.internal_errors.count(Where.DECODE, error, "a span is stored and not judged")
+            error.__traceback__ = None  # which keeps the request, and the call that brought it
         if (refused := came.refused) is not None:
             self._metrics.spans_refused.inc(refused.spans)
             logger.warning("%s spans could not be read and were not stored: %s", refused.spans, refused.reason)

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvtrail.tracer.serve import logs
-from kvtrail.tracer.serve.access import Tls, Tokens, check_exposure
+from kvtrail.tracer.serve import heap, logs
+from kvtrail.tracer.serve.access import Tls, access, check_exposure
 from kvtrail.tracer.serve.api import application
 from kvtrail.tracer.serve.forward.forwarder import Forwarder
 from kvtrail.tracer.serve.forward.target import Settings
 from kvtrail.tracer.serve.hosts import KnownHosts
 from kvtrail.tracer.serve.http_server import HttpServer, bound
-from kvtrail.tracer.serve.limits import Limits
+from kvtrail.tracer.serve.limits import Limits, grpc_connections, raise_descriptors
 from kvtrail.tracer.serve.metrics import Metrics, Rejected
 from kvtrail.tracer.serve.pipeline import Pipeline
-from kvtrail.tracer.serve.receivers import address, serve_grpc
+from kvtrail.tracer.serve.receivers import GrpcReceiver, address
+from kvtrail.tracer.serve.roles import TokenFile
 from kvtrail.tracer.serve.shipping import Shipper
 from kvtrail.tracer.store import StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
@@ -68,7 +69,7 @@ def serve(
     nice: int,
     log_format: str,
     changeable: Changeable,
-    token_file: Path | None,
+    token_file: Sequence[TokenFile],
     insecure: bool,
     tls: Tls | None,
     forward: Settings | None,
@@ -82,9 +83,11 @@ def serve(
         PortTaken: an address is in use.
         StoreError: the store or the trace file cannot be opened.
     """
+    os.umask(0o077)  # what it writes is its owner's alone
     os.nice(nice)  # before any thread starts, since threads inherit it
     gc.set_threshold(*GC_THRESHOLDS)
-    tokens = None if token_file is None else Tokens(token_file)
+    heap.configure()
+    tokens = access(token_file)
     check_exposure(host, tokens, insecure=insecure)
     if tls is not None:
         tls.check()
@@ -92,16 +95,17 @@ def serve(
     logs.set_up(logs.Format(log_format), metrics.log_left_out.inc)
     forwarder = None if forward is None else Forwarder.to(forward, metrics.forwarding)
     listener = bound(host, http_port)
-    bound(host, grpc_port, "--grpc-port").close()  # gRPC's own library would print a line of its own
+    grpc_listener = bound(host, grpc_port, "--grpc-port")
     path, outbox, shipper = spool, None, None
+    most_bytes = int(changeable.retain_gib * 2**30)
     if isinstance(store, Path):
         path = store
     else:
         store.check_client()
-        outbox = Outbox(spool, most_bytes=spool_mb * 2**20)
+        outbox = Outbox(spool, most_bytes=min(spool_mb * 2**20, most_bytes // 2))  # the log is in the same file
         shipper = Shipper(outbox, partial(_fleets_store, store, outbox, changeable))
         metrics.watch_spool(shipper)
-    writer = SqliteWriter(path, outbox=outbox)
+    writer = SqliteWriter(path, outbox=outbox, most_bytes=most_bytes)
     try:
         pipeline = Pipeline(
             writer,
@@ -114,7 +118,16 @@ def serve(
         )
     except OSError as error:
         raise StoreError(f"cannot append to the trace file {trace_file}: {error.strerror}") from error
-    grpc_server = serve_grpc(pipeline, metrics, host, grpc_port, limits=limits, tokens=tokens, tls=tls)
+    grpc_receiver = GrpcReceiver(
+        pipeline,
+        metrics,
+        grpc_listener,
+        path.with_name(f"{path.name}.grpc"),
+        limits=limits,
+        most_connections=grpc_connections(limits, raise_descriptors()),
+        tokens=tokens,
+        tls=tls,
+    )
     stop = threading.Event()
     tidier = threading.Thread(target=_tidy, args=(pipeline, changeable, stop), name="tidy", daemon=True)
     resumer = threading.Thread(target=pipeline.resume, name="resume", daemon=True)
@@ -152,7 +165,7 @@ def serve(
         http_server.serve_on(listener)
     finally:
         logger.info("kvtrail tracer: stopping; what was received is being stored")
-        grpc_server.stop(grace=DRAIN_S).wait()
+        grpc_receiver.stop(grace=DRAIN_S)
         stop.set()
         tidier.join()
         pipeline.stop_resuming()
@@ -176,7 +189,8 @@ def _tidy(pipeline: Pipeline, changeable: Changeable, stop: threading.Event) -> 
         try:
             pipeline.tidy()
             pipeline.fold()
-            if rounds % PRUNE_EVERY == 0:
+            heap.give_back()
+            if rounds % PRUNE_EVERY == 0 or pipeline.is_filling():
                 pipeline.prune(
                     retain_ns=int(changeable.retain_hours * HOUR_NS), most_bytes=int(changeable.retain_gib * 2**30)
                 )

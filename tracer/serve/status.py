@@ -38,7 +38,7 @@ class Statement(BaseModel):
     """A sentence, and the page that says more."""
 
     kind: str
-    """`death`, `silence`, `findings`, `hit-rate`, `lost-spans`, `well` or `nothing`."""
+    """`death`, `silence`, `findings`, `hit-rate`, `lost-spans`, `damage`, `well` or `nothing`."""
     level: Level
     text: str
     """Times are UTC."""
@@ -204,6 +204,14 @@ def of_lost_spans(missing: Mapping[str, int], place: Place) -> list[Statement]:
         for engine, number in worst
     ]
     return _few(statements, "engine lost spans", "engines lost spans")
+
+
+def of_damage(sentence: str | None) -> list[Statement]:
+    """What is said of a store that cannot be read in places."""
+    if sentence is None:
+        return []
+    text = f"{sentence[0].upper()}{sentence[1:]}"
+    return [Statement(kind="damage", level=Level.WARNING, text=text, page="fleet")]
 
 
 def well(rows: Iterable[SavingsRow], range_: Range, *, running: int) -> Statement:

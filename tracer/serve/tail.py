@@ -124,7 +124,7 @@ class Tail:
             skipped += arrival.first - expected
             expected = arrival.first + arrival.spans
             shown = 0
-            numbered_spans = decoder.numbered(arrival.payload, first=arrival.first, count=arrival.spans)
+            numbered_spans = decoder.numbered(arrival.payload, first=arrival.first)
             for number, span in () if is_enough else numbered_spans:
                 texts.append(told(number, span))
                 length += len(texts[-1])

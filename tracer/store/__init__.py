@@ -27,6 +27,10 @@ class StoreError(RuntimeError):
     """The store refused; the text names the file and the reason."""
 
 
+class StoreInUse(StoreError):
+    """Another process writes to the store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Spans as they came.
@@ -192,6 +196,9 @@ class Reader(Protocol):
 
     def spans_of(self, account: dict[str, Any], *, limit: int = 20_000) -> list[Span]:
         """The spans of a request and the foreign spans of its trace, by time; the latest `limit` of them."""
+
+    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
+        """The spans of ours with these ids that began at these moments, as far as they are found near there."""
 
     def findings(self, which: FindingFilter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Findings, latest first."""

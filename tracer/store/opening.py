@@ -7,6 +7,7 @@ from pathlib import Path
 from kvtrail.tracer.store import Reader, StoreError
 from kvtrail.tracer.store.clickhouse.connection import Address
 from kvtrail.tracer.store.clickhouse.reader import ClickHouseReader
+from kvtrail.tracer.store.sqlite.opening import check_file
 from kvtrail.tracer.store.sqlite.store import SqliteReader
 
 
@@ -20,4 +21,5 @@ def reader_of(store: Path | Address) -> Reader:
         return ClickHouseReader(store)
     if not store.is_file():
         raise StoreError(f"there is no store {store}")
+    check_file(store)
     return SqliteReader(store)

@@ -1,11 +1,36 @@
-"""vLLM's Mooncake connectors."""
+"""vLLM's MooncakeConnector, which hands requests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from kvtrail.connector.known import KnownConnector
 from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.patience import MOONCAKE_S, Patience
+
+
+def _limit_s() -> float:
+    """How long the sending engine waits for the other one to ask, and that one for the blocks."""
+    from vllm import envs
+
+    return float(getattr(envs, "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT", MOONCAKE_S))
+
+
+def _patience(settings: Mapping[str, Any]) -> Patience:
+    return Patience(_limit_s(), _limit_s())
+
+
+def _lease(connector: Any, request_id: str) -> float | None:
+    """The same for each request; the workers count it."""
+    return _limit_s()
+
 
 CONNECTOR = KnownConnector(
     __name__,
-    classes=("MooncakeConnector", "MooncakeStoreConnector"),
-    capabilities=frozenset({Capability.HANDS_ON}),
+    classes=("MooncakeConnector",),
+    capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE}),
     compared_by_name=True,
+    patience=_patience,
+    lease=_lease,
 )

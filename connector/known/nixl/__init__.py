@@ -1,11 +1,34 @@
 """vLLM's NIXL connectors."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
 from kvtrail.connector.known import KnownConnector
 from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.patience import NIXL_S, Patience
+
+
+def _patience(settings: Mapping[str, Any]) -> Patience:
+    """A prefill's lease goes on for as long as the decoding engine sends heartbeats; the other limit is for blocks that the
+    decoding engine keeps, and for the registrations of a push."""
+    kept_s = float(settings.get("decoder_kv_blocks_ttl", NIXL_S))
+    return Patience(kept_s, max(kept_s, float(settings.get("kv_lease_duration", 0.0))))
+
+
+def _lease(connector: Any, request_id: str) -> float | None:
+    """The scheduler's side notes when the lease of each request ends, by `time.perf_counter`."""
+    ends_s = getattr(getattr(connector, "connector_scheduler", None), "_reqs_need_send", {}).get(request_id)
+    return None if ends_s is None else float(ends_s) - perf_counter()
+
 
 CONNECTOR = KnownConnector(
     __name__,
     classes=("NixlConnector", "NixlPullConnector", "NixlPushConnector"),
-    capabilities=frozenset({Capability.HANDS_ON}),
+    capabilities=frozenset({Capability.HANDS_ON, Capability.RECEIVES_ONCE}),
     compared_by_name=True,
+    patience=_patience,
+    lease=_lease,
 )

@@ -6,6 +6,6 @@ from kvtrail.tracer.model.capabilities import Capability
 CONNECTOR = KnownConnector(
     __name__,
     classes=("OffloadingConnector",),
-    capabilities=frozenset({Capability.EXCLUSIVE_TRANSFERS, Capability.TELLS_CHUNKS}),
+    capabilities=frozenset({Capability.EXCLUSIVE_TRANSFERS, Capability.TELLS_CHUNKS, Capability.EVICTS_ANY}),
     check_settings={"cpu_bytes_to_use": (4_000_000, 50_000_000)},
 )

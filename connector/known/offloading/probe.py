@@ -3,20 +3,26 @@ loses.
 
 It does not store the matched prefix after a lookup, so that stays unknown. In vLLM 0.20 its transfers have no numbers,
 and nothing of them is seen. Keys are seen where there is one KV cache group, and what leaves the store where that is in host
-memory alone: a store of several tiers moves chunks between them where no probe can see it.
+memory alone. Of a store of several tiers it is seen what lookups fetch into host memory, and which of that leaves it again
+before it is loaded; not how else chunks move between tiers.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
-from kvtrail.connector.known.probe import Evicted, Planned, Probe, Seen
+from kvtrail.connector.known.probe import Evicted, Planned, Probe, ProbeEvent, Seen
+from kvtrail.tracer.model.semconv import Kind
 
 MOST_UNTOLD = 65_536
 """Evictions that wait to be told."""
+MOST_FETCHED = 65_536
+"""Chunks remembered as fetched into host memory."""
+HOST = "cpu"
+"""The tier that chunks are fetched into."""
 _GROUP_BYTES, _HASH_BYTES = 4, 8
 """A key is the hash of a chunk's last block, of which the end is told, and the number of the KV cache group."""
 
@@ -28,6 +34,10 @@ class OffloadingProbe(Probe):
         self._follows: Any = None
         """The manager whose evictions are followed."""
         self._evicted: deque[Evicted] = deque(maxlen=MOST_UNTOLD)
+        self._fetched: OrderedDict[bytes, None] = OrderedDict()
+        """The chunks that were fetched into host memory and neither loaded nor evicted since."""
+        self._fetches: deque[tuple[str, bytes]] = deque(maxlen=MOST_UNTOLD)
+        """Fetches that were not reported yet: the request and the chunk."""
         self._failure: Exception | None = None
         """What could not be noted of an eviction."""
 
@@ -38,12 +48,7 @@ class OffloadingProbe(Probe):
 
     def chunk_size(self, connector: Any) -> int | None:
         """Only where chunks are seen, too: with one KV cache group and a store in host memory alone."""
-        scheduler = connector.connector_scheduler
-        groups: Sequence[Any] = getattr(getattr(scheduler, "config", None), "kv_group_configs", ())
-        if len(groups) != 1 or _held(connector) is None:
-            return None
-        size: int | None = getattr(groups[0], "tokens_per_chunk", None)
-        return size
+        return None if _held(connector) is None else _tokens_per_chunk(connector)
 
     def held_keys(self, connector: Any) -> Sequence[Any] | None:
         held = _held(connector)
@@ -56,15 +61,18 @@ class OffloadingProbe(Probe):
     def stepped(self, connector: Any, metadata: Any) -> Seen | None:
         if self._follows is None:  # nothing can have left an empty store before
             self._follow(connector)
+        news = self._evicted or self._fetches or self._failure
         if not hasattr(metadata, "load_jobs") or not (
-            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or self._evicted or self._failure
+            metadata.load_jobs or metadata.store_jobs or metadata.jobs_to_flush or news
         ):
             return None
         size = connector._vllm_config.cache_config.block_size
         scheduler = None if self.chunk_size(connector) is None else connector.connector_scheduler
         loads = [_planned(scheduler, number, job, job.dst_spec, size) for number, job in metadata.load_jobs.items()]
         stores = [_planned(scheduler, number, job, job.src_spec, size) for number, job in metadata.store_jobs.items()]
-        return Seen(loads, stores, self.forgotten(connector), flushed=tuple(metadata.jobs_to_flush or ()))
+        evicted = self.forgotten(connector)
+        events = self._take_fetches(connector) if self._fetches else ()
+        return Seen(loads, stores, evicted, flushed=tuple(metadata.jobs_to_flush or ()), events=events)
 
     def forgotten(self, connector: Any) -> Sequence[Evicted]:
         failure, self._failure = self._failure, None
@@ -88,6 +96,8 @@ class OffloadingProbe(Probe):
     def _follow(self, connector: Any) -> None:
         """Note what leaves the store: the calls of its manager say it, and do what they did."""
         self._follows = manager = connector.connector_scheduler.manager
+        if (host := getattr(manager, "primary_tier", None)) is not None:
+            self._follow_tiers(manager, host, connector)
         tokens = self.chunk_size(connector)
         if tokens is None:
             return
@@ -118,6 +128,78 @@ class OffloadingProbe(Probe):
             return answer
 
         manager.prepare_store, manager.complete_store = prepare_store, complete_store
+
+    def _follow_tiers(self, manager: Any, host: Any, connector: Any) -> None:
+        """Note what a manager of several tiers fetches into host memory, and what of that leaves it before it is loaded."""
+        tokens = _tokens_per_chunk(connector)
+        promote: Callable[..., Any] | None = getattr(manager, "_initiate_promotion", None)
+        load: Callable[..., Any] = manager.prepare_load
+        prepare: Callable[..., Any] = host.prepare_store
+        if tokens is None or promote is None or not hasattr(host, "prepare_write"):
+            return
+
+        @wraps(promote)
+        def fetch(tier: int, key: bytes, context: Any, *more: Any, **named: Any) -> Any:
+            has_begun = promote(tier, key, context, *more, **named)
+            try:
+                if has_begun:
+                    self._fetches.append((context.req_id, key))
+                    self._fetched[key] = None
+                    if len(self._fetched) > MOST_FETCHED:
+                        self._fetched.popitem(last=False)
+            except Exception as error:
+                self._failure = error
+            return has_begun
+
+        @wraps(load)
+        def prepare_load(keys: Any, *more: Any, **named: Any) -> Any:
+            prepared = load(keys, *more, **named)
+            try:
+                for key in keys if self._fetched else ():
+                    self._fetched.pop(key, None)
+            except Exception as error:
+                self._failure = error
+            return prepared
+
+        @wraps(prepare)
+        def prepare_store(keys: Any, context: Any, *more: Any, **named: Any) -> Any:
+            prepared = prepare(keys, context, *more, **named)
+            try:
+                for key in () if prepared is None else prepared.evicted_keys:
+                    if self._fetched.pop(key, key) is None:
+                        self._evicted.append(Evicted(_short(key), tokens, None, context.req_id, HOST))
+            except Exception as error:
+                self._failure = error
+            return prepared
+
+        manager._initiate_promotion, manager.prepare_load = fetch, prepare_load
+        host.prepare_store = host.prepare_write = prepare_store
+
+    def _take_fetches(self, connector: Any) -> list[ProbeEvent]:
+        """The fetches that were not reported yet: one event for chunks of a request that follow each other."""
+        scheduler, tokens = connector.connector_scheduler, _tokens_per_chunk(connector) or 0
+        runs: list[tuple[str, int, list[str]]] = []
+        while self._fetches:
+            request_id, key = self._fetches.popleft()
+            states: Sequence[Any] = getattr(scheduler._req_status.get(request_id), "group_states", ())
+            own: Sequence[bytes] = states[0].offload_keys if len(states) == 1 else ()
+            if key not in own:
+                continue  # the request has ended
+            place = own.index(key)
+            if not (runs and runs[-1][0] == request_id and runs[-1][1] + len(runs[-1][2]) == place):
+                runs.append((request_id, place, []))
+            runs[-1][2].append(_short(key))
+        return [
+            ProbeEvent(Kind.PREFETCH, request_id, (place * tokens, len(keys) * tokens, tuple(keys)))
+            for request_id, place, keys in runs
+        ]
+
+
+def _tokens_per_chunk(connector: Any) -> int | None:
+    """Tokens of a chunk, with one KV cache group."""
+    groups: Sequence[Any] = getattr(getattr(connector.connector_scheduler, "config", None), "kv_group_configs", ())
+    size: int | None = getattr(groups[0], "tokens_per_chunk", None) if len(groups) == 1 else None
+    return size
 
 
 def _held(connector: Any) -> Collection[bytes] | None:

@@ -169,7 +169,9 @@ def _limits(checked: Checked) -> list[str]:
         f"{some(checked.blocks_compared, 'block')} compared, bit by bit, before a step read them, after"
         f" {some(checked.loads_read, 'load')}."
     )
-    if checked.fake_workers is None:
+    if not checked.trials:
+        limits.append("Nothing ran.")
+    elif checked.fake_workers is None:
         limits.append(f"Its own workers ran: {compared}")
     elif checked.blocks_compared:
         limits.append(f"Its workers were fakes, since {checked.fake_workers}. They copied by its plans: {compared}")

@@ -93,7 +93,9 @@ class Checked:
         """Why nothing found proves nothing, in sentences; empty if it proves something."""
         reasons = []
         if not self.hits:
-            reasons.append(f"None of {some(self.lookups, 'lookup')} hit, so no load and nothing behind it was tried.")
+            few = {0: "There was no lookup", 1: "The only lookup did not hit"}
+            none_hit = few.get(self.lookups, f"None of {self.lookups:,} lookups hit")
+            reasons.append(f"{none_hit}, so no load and nothing behind it was tried.")
         elif self.hits < FEW_HITS or self.steps.total() < FEW_STEPS:
             reasons.append(
                 f"{some(self.steps.total(), 'step')} with {some(self.hits, 'hit')} are too few: {FEW_STEPS:,} steps and"
@@ -148,8 +150,9 @@ def check(
     def announce_shrinking(failure: Failure, smallest: Scenario) -> None:
         announce(f"{failure.what}: shrinking, {len(smallest.arrivals)} requests")
 
-    checked.fake_workers = "that was asked for"
-    if not fake_workers:
+    if fake_workers:
+        checked.fake_workers = "that was asked for"
+    else:
         announce("rehearsal")
         first = varied(connector, random.Random(seed)) if config is None else config
         checked.fake_workers = rehearsal.why_fake(Subject(connector, first))

@@ -12,6 +12,7 @@ from kvtrail.connector.simulate.run import Played, play
 from kvtrail.connector.simulate.scenario import Scenario
 from kvtrail.connector.simulate.shrink import shrink
 from kvtrail.tracer.model.findings import clock
+from kvtrail.tracer.model.words import some
 
 RULE, CRASH, HANG = "rule", "crash", "hang"
 LAST_EVENTS = 12
@@ -80,7 +81,7 @@ def failures(played: Played) -> list[Failure]:
         found.setdefault(failure.id, failure)
     elif played.unfinished:
         waiting = ", ".join(list(played.unfinished)[:5])
-        text = f"{len(played.unfinished)} requests had not ended after {played.steps} steps: {waiting}"
+        text = f"{some(len(played.unfinished), 'request')} had not ended after {some(played.steps, 'step')}: {waiting}"
         failure = Failure(HANG, "requests never end", text, _details(played))
         found.setdefault(failure.id, failure)
     return list(found.values())

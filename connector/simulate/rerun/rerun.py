@@ -18,6 +18,7 @@ from kvtrail.connector.simulate.rerun.calls import RecordedCalls, recorded_calls
 from kvtrail.connector.simulate.rerun.outcome import Compared, Meaning, Outcome, Rerun
 from kvtrail.connector.simulate.rerun.runner import Made, Runner
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.words import some
 from kvtrail.tracer.replay.history import History
 from kvtrail.tracer.replay.judging import judge
 from kvtrail.tracer.replay.numbering import numbered, streams
@@ -151,8 +152,6 @@ def _notes(recorded: RecordedCalls, around: Environment, prefixes: Prefixes) -> 
         )
     if recorded.lost_from is not None:
         notes.append(f"events are missing from the recorder's number {recorded.lost_from} on")
-    if recorded.request_lost_from:
-        notes.append(
-            f"of {len(recorded.request_lost_from)} requests events are missing: {', '.join(recorded.request_lost_from)}"
-        )
+    if lost := recorded.request_lost_from:
+        notes.append(f"events of {some(len(lost), 'request')} are missing: {', '.join(lost)}")
     return notes

@@ -12,6 +12,7 @@ from msgspec.structs import fields, replace
 
 from kvtrail.connector.known.environment import Environment
 from kvtrail.connector.known.probe import Evicted, Planned, Probe, Seen
+from kvtrail.connector.recording.messages import located, without_place
 from kvtrail.connector.simulate.prefixes import Prefixes
 from kvtrail.connector.simulate.rerun.calls import Call, Method, RecordedCalls
 from kvtrail.connector.simulate.rerun.fakes import FakeCacheManager, FakeRequest, FakeRequests, NotRecorded, Run
@@ -220,7 +221,7 @@ class Runner:
         except NotRecorded:
             raise
         except Exception as error:  # whatever a connector raises is its answer
-            return None, f"{type(error).__name__}: {error}"
+            return None, located(error)
 
     def _at(self, event: Event, total: int | None = None) -> FakeRequest:
         return self._requests.at(event.request or "", epoch=event.epoch, total=total)
@@ -333,10 +334,13 @@ def _raised(error: str | None) -> Answer:
 
 
 def same(recorded: Answer, now: Answer) -> bool:
-    """Whether two answers are the same. Of errors only the class and the numbers count: versions word them differently."""
+    """Whether two answers are the same. Of errors only the class and the numbers count, and not where they were raised:
+    versions word them differently."""
     if ("error" in recorded) is not ("error" in now):
         return False
-    return _signature(recorded["error"]) == _signature(now["error"]) if "error" in recorded else recorded == now
+    if "error" in recorded:
+        return _signature(without_place(recorded["error"])) == _signature(without_place(now["error"]))
+    return recorded == now
 
 
 def _plans(events: Iterable[Event]) -> list[Answer]:

@@ -51,7 +51,9 @@ def overview() -> dashboards.Dashboard:
         .with_panel(stat_panel("All drift, 15 minutes", "Findings of all severities.",
                                query(f"sum({found}{{{OURS}}}) or vector(0)"), alarm=1, links=(REQUESTS,)))
         .with_panel(stat_panel("Oldest open load", "A load that is never received hangs its request.",
-                               query(f"max(kvtrail_open_load_oldest_seconds{{{OURS}}})"), unit="s", alarm=120))
+                               query(f"max(kvtrail_open_load_oldest_seconds{{{OURS}}})"), unit="s"))
+        .with_panel(stat_panel("Overdue loads", "Loads that did not come within their deadline.",
+                               query(f"sum(kvtrail_overdue_loads{{{OURS}}}) or vector(0)"), alarm=1))
         .with_panel(stat_panel("Engines heard", "Engines with a recorder that has not closed.",
                                query(f"count(kvtrail_engine_recorders{{{OURS}}} > 0) or vector(0)")))
         .with_panel(graph("Findings", "New contradictions by rule, over 15 minutes each.",
@@ -67,6 +69,10 @@ def overview() -> dashboards.Dashboard:
                           query(quantile(0.99, "kvtrail_lookup_duration_seconds"), "99% {{connector}}", exemplars=True),
                           query(quantile(0.5, "kvtrail_lookup_duration_seconds"), "half {{connector}}"), unit="s"))
         .with_panel(graph("Requests open", "Started and not ended.", query("sum(kvtrail_requests_open)", "open")))
+        .with_panel(graph("Engines that died, and requests lost", "By cause. Rollouts, drains and scale-downs are no deaths.",
+                          query(f"sum by (cause) (increase(kvtrail_engine_deaths_total{{{OURS}}}{RATE}))", "died: {{cause}}"),
+                          query(f"sum by (cause) (increase(kvtrail_engine_lost_requests_total{{{OURS}}}{RATE}))",
+                                "requests lost: {{cause}}")))
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from wire import encoded
 from kvtrail.__main__ import main
 from kvtrail.tracer.ingest import otlp_json
 
+RECORDED = Path(__file__).parents[2] / "golden/preempted.jsonl"
 DRIFT = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nb: L 64 c0 h0 -> 0\nL 749 c336 h256 -> 256 cached\nA 256\nend"
 OK = "L 749 c0 h256 -> 256\nA 256\nS 256+48\nend"
 
@@ -284,3 +286,16 @@ def test_who_waits_for_a_big_file_is_told(trace: Path, tmp_path: Path, open_term
     terminal.until("10  01:24:36.009")
     assert "big.jsonl  [" in terminal.raw
     assert terminal.end() == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("check", "OffloadConnector"), ("replay", "--engine", str(RECORDED)), ("test", str(RECORDED), "-o", "test_it.py")],
+)
+def test_without_vllm_nothing_is_judged_and_the_exit_code_says_so(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    result = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert result.exit_code == 2, result.output
+    assert re.search("install vLLM for your machine|install kvtrail where vLLM is installed", result.output)

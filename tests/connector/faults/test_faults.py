@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from bare_scheduler import scheduler, storm
 from history import heartbeats
+from recorded_runs import faulty
 
 from kvtrail.connector.demo.workload import stale_lookup
-from kvtrail.connector.faults import FAULTS, NATIVE
+from kvtrail.connector.faults import FAULTS, NATIVE, VARIANTS
 from kvtrail.connector.simulate.stages import BareScheduler
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.detect.rules import all_rules
+from kvtrail.tracer.model.capabilities import declaration
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.semconv import Kind, Level
 
@@ -79,10 +81,20 @@ def run_waiting(bare: BareScheduler) -> None:
             bare.scheduler.reset_prefix_cache()
 
 
+def run_short_ones(bare: BareScheduler) -> None:
+    """Short requests, one after the other, each with a prompt of its own."""
+    for number in range(7):
+        bare.add(f"r-{number}", [3 + number] * 70, 2)
+        for _ in range(12):
+            bare.step()
+
+
 def run_reset(bare: BareScheduler) -> None:
     for number in range(2):
         bare.add(f"r-{number}", list(range(3, 303)), 4)
         bare.run()
+        while bare.scheduler.has_requests():  # until its stores have ended
+            bare.step()
         bare.scheduler.reset_prefix_cache(reset_connector=True)
 
 
@@ -98,6 +110,24 @@ def run_handoff(bare: BareScheduler) -> None:
     bare.run()
 
 
+def run_handoff_preempted(bare: BareScheduler) -> None:
+    """A request is preempted while its last step runs, as asynchronous scheduling may do, and the step's token ends it."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    request = bare.add("r-0", list(range(3, 303)), 1, handed_on=True)
+    output = bare.scheduler.schedule()
+    bare.scheduler.running.remove(request)
+    bare.scheduler._preempt_request(request, 0.0)
+    answer = ModelRunnerOutput(req_ids=["r-0"], req_id_to_index={"r-0": 0}, sampled_token_ids=[[3]])
+    bare.scheduler.update_from_output(output, answer)
+
+
+def run_long_prompt(bare: BareScheduler) -> None:
+    """One prompt, whose output fills further chunks."""
+    bare.add("r-0", [3 + n % 500 for n in range(900)], 200)
+    bare.run()
+
+
 def run_stale_lookup(bare: BareScheduler) -> None:
     for job in stale_lookup():
         bare.add(job.id, list(job.prompt), job.max_tokens)
@@ -105,13 +135,15 @@ def run_stale_lookup(bare: BareScheduler) -> None:
 
 
 def later(events: Sequence[Event], fault: str) -> list[Event]:
-    """Signs of life for an hour after the events: an engine that makes no steps, if that is the fault."""
-    return heartbeats(events, later_s=MUCH_LATER_S, idle=fault == "poll-starvation")
+    """Signs of life for an hour after the events: an engine that makes no steps, if that is the fault, or many."""
+    steps = {"poll-starvation": 0, "stalled-transfers": 1000}.get(fault)
+    return heartbeats(events, later_s=MUCH_LATER_S, steps=steps)
 
 
 RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "stale-lookup": run_stale_lookup,
     "reset-hit": run_reset,
+    "reset-ignored": run_reset,
     "retried-lookup": run_retries,
     "rank-disagreement": run_waiting,
     "evicted-hit": run_retries,
@@ -125,17 +157,30 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "under-report": run_storm,
     "key-collision": run_salts,
     "refused-handoff": run_handoff,
+    "handoff-preempted": run_handoff_preempted,
     "joint-boundary": run_waiting,
+    "self-eviction": run_long_prompt,
     "store-under-load": run_storm,
+    "handoff-offered-again": run_storm,
+    "stalled-transfers": run_short_ones,
+    "unloaded-hit": run_storm,
 }
+
+
+OF_CHILDREN = ("unselected-load", "received-unasked")
+"""Faults of a child of a MultiConnector."""
+NATIVE_VARIANTS = ("handoff-offered-again", "reset-ignored")
+"""Variants for vLLM's OffloadingConnector."""
+SLOW = {"callers-gave-up"}
+"""Faults that show after minutes of recorded time."""
 
 
 def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     kvtrail = {"kvtrail": {"level": level}}
-    if fault in NATIVE:
+    if fault in (*NATIVE, *NATIVE_VARIANTS):
         return scheduler(folder, f"Faulty:{fault}:OffloadingConnector", {"cpu_bytes_to_use": 50_000_000, **kvtrail})
     chunk = {"chunk_size": 256} if fault == "stale-lookup" else {"chunk_size": 64}
-    if fault != "unselected-load":
+    if fault not in OF_CHILDREN:
         return scheduler(folder, f"Faulty:{fault}:OffloadConnector", {**chunk, **kvtrail})
     role = {"kv_role": "kv_both", "kv_connector_extra_config": {**chunk, **kvtrail}}
     children = [
@@ -145,25 +190,76 @@ def build(folder: Path, fault: str, level: Level) -> BareScheduler:
     return scheduler(folder, "MultiConnector", {"connectors": children}, disable_hybrid_kv_cache_manager=True)
 
 
-@pytest.mark.parametrize("level", Level)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
-    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str, level: Level
-) -> None:
-    bare = build(tmp_path, fault, level)
-    with contextlib.suppress(AssertionError, KeyError, IndexError, ValueError):  # many kill the engine, as in real life
+def events_of(fault: str, level: Level, folder: Path, recorded: Callable[[], list[Event]]) -> list[Event]:
+    """What is recorded in a load that brings out a fault."""
+    if fault in SLOW:
+        return list(faulty(fault, "OffloadingConnector", "abort", 1, level=level).events)
+    bare = build(folder, fault, level)
+    # many kill the engine, as in real life
+    with contextlib.suppress(AssertionError, KeyError, IndexError, RuntimeError, ValueError):
         RUNS.get(fault, run_shared_prefix)(bare)
-    events = recorded()
+    return recorded()
+
+
+def found_of(fault: str, level: Level, folder: Path, recorded: Callable[[], list[Event]]) -> list[Any]:
+    """The findings in a load that brings out a fault."""
+    events = events_of(fault, level, folder, recorded)
     detector = Detector()
     detector.feed(events)
     detector.settle()
     detector.feed(later(events, fault))
     detector.tick()
-    found: list[Any] = [finding for held in detector.findings.values() for finding in held.values()]
+    return [finding for held in detector.findings.values() for finding in held.values()]
+
+
+@pytest.mark.parametrize("level", Level)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_rule_finds_its_fault_on_the_real_scheduler_at_its_level(
+    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str, level: Level
+) -> None:
+    found = found_of(fault, level, tmp_path, recorded)
     (least,) = [rule.level for rule in all_rules() if rule.id == fault]
     expected = level in (least, Level.DETAILED)
     assert (fault in {finding.rule for finding in found}) == expected, sorted({finding.rule for finding in found})
     assert all(finding.explanation for finding in found)
+
+
+@pytest.mark.parametrize("fault", VARIANTS)
+def test_a_rule_finds_the_other_faults_of_its_class(
+    tmp_path: Path, recorded: Callable[[], list[Event]], fault: str
+) -> None:
+    found = found_of(fault, Level.DETAILED, tmp_path, recorded)
+    assert VARIANTS[fault].rule in {finding.rule for finding in found}, sorted({finding.rule for finding in found})
+
+
+def test_a_failed_call_names_the_short_load_of_its_step_which_is_not_accused_by_itself(
+    tmp_path: Path, recorded: Callable[[], list[Event]]
+) -> None:
+    (finding,) = found_of("short-load-fails", Level.DETAILED, tmp_path, recorded)
+    assert finding.rule == "failed-call"
+    assert [each.kind for each in finding.witness] == [Kind.LOAD, Kind.FAILURE]
+    assert finding.numbers["loaded"] == finding.numbers["expected"] - 32
+
+
+@pytest.mark.parametrize(("size", "would_be"), [(500_000, {"self-eviction"}), (4_000_000, set())])
+def test_vllms_own_connector_pushes_a_prompts_own_head_out_of_a_store_that_is_smaller(
+    tmp_path: Path, recorded: Callable[[], list[Event]], size: int, would_be: set[str]
+) -> None:
+    """It needs no fault (docs/findings.md), and is a matter of the store's size: it is no finding, as its capability says."""
+    bare = scheduler(tmp_path, "TracedOffloadingConnector", {"cpu_bytes_to_use": size})
+    run_long_prompt(bare)
+    events = recorded()
+
+    def found() -> set[str]:
+        detector = Detector()
+        detector.feed(events)
+        detector.settle()
+        return {finding.rule for held in detector.findings.values() for finding in held.values()}
+
+    assert found() == set()
+    for event in events:
+        event.capabilities = declaration({})
+    assert found() == would_be
 
 
 def test_every_rule_has_a_fault_and_every_fault_a_rule() -> None:

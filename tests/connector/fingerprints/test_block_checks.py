@@ -2,113 +2,35 @@
 
 from __future__ import annotations
 
-import gc
-import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from memory import MemoryTransport
+from looking import (
+    ALL,
+    CHUNK_BYTES,
+    FAULTS,
+    FULL_HIT,
+    JOBS,
+    Corrupt,
+    Engine,
+    Injected,
+    Tokens,
+    exchanged,
+    it_holds_the_first_block,
+    last_block_is_wrong,
+    layer_of_zeros,
+    one_bit,
+    wrong,
+)  # fmt: skip
 
-from kvtrail.connector.demo import workload
-from kvtrail.connector.demo.workload import DemoRequest
-from kvtrail.connector.fingerprints.checks import Checks, Told
+from kvtrail.connector.fingerprints.checks import Checks
 from kvtrail.connector.fingerprints.truth import Place, Truth
 from kvtrail.connector.offload.host_memory import HostMemory
-from kvtrail.connector.recording import exporter
 from kvtrail.connector.simulate import tiny_model
 
-Tokens = dict[str, list[int]]
-JOBS = workload.shared_prefixes(requests=9)
-ALL = {"fingerprints": "all", "fingerprint_held": "all"}
-CHUNK_BYTES = 64 * 2 * 2 * 64 * 4  # tokens, layers, heads, K and V of a head, float32
-Corrupt = Callable[[random.Random, list[np.ndarray[Any, Any]], list[int]], None]
-
-
-@dataclass
-class Engine:
-    """A real engine, and what its looks have told."""
-
-    llm: Any
-    told: list[Told] = field(default_factory=list)
-
-    def round(self, jobs: list[DemoRequest] = JOBS, prefix: str = "r") -> Tokens:
-        """Run the jobs, with vLLM's own prefix cache empty at first; their names have this prefix."""
-        assert self.llm.reset_prefix_cache()
-        named = [DemoRequest(f"{prefix}-{j.id}", j.prompt, j.max_tokens, j.arrives_at_step) for j in jobs]
-        tokens = workload.run(self.llm, named)
-        after = DemoRequest(f"{prefix}-after", (5, 6, 7), 1)
-        workload.run(self.llm, [after])  # the looks after the last step
-        return {name.removeprefix(f"{prefix}-"): made for name, made in tokens.items()}
-
-    def counted(self) -> Counter[str]:
-        """Blocks looked at, by look; and those that nobody could judge."""
-        counts: Counter[str] = Counter()
-        for each in self.told:
-            counts[each.look] += each.blocks
-            counts["unknown"] += each.unknown
-        return counts
-
-    def named(self) -> set[str]:
-        """The jobs of which wrong blocks were told."""
-        return {each.request_id.partition("-")[2].rpartition("-")[0] for each in self.told if each.wrong}
-
-    @property
-    def checks(self) -> Checks:
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        connector: Any = get_kv_transfer_group()
-        checks: Checks = connector._kvtrail_checks._checks
-        return checks
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
-    """Builds engines, one at a time: the next ends the one before. What they record goes nowhere."""
-    patch = pytest.MonkeyPatch()
-    engines: list[Any] = []
-
-    def end() -> None:
-        while engines:
-            engines.pop().llm_engine.engine_core.shutdown()
-        gc.collect()
-
-    patch.setattr(exporter, "from_environment", lambda: exporter.InProcessExporter(MemoryTransport()))
-
-    def build(
-        kvtrail: dict[str, Any] | None = None,
-        overrides: dict[str, Any] | None = None,
-        name: str = "OffloadConnector",
-        **extra: Any,
-    ) -> Engine:
-        end()
-        connector = None
-        if kvtrail is not None:
-            connector = {
-                "kv_connector": name,
-                "kv_connector_module_path": "kvtrail.connector",
-                "kv_connector_extra_config": {"kvtrail": kvtrail, **extra},
-                "kv_load_failure_policy": "recompute",
-            }
-        llm = tiny_model.build(tmp_path_factory.mktemp("model"), connector, **(overrides or {}))
-        engine = Engine(llm)
-        engines.append(llm)
-        if kvtrail is not None:
-            engine.checks._tell = engine.told.append
-        return engine
-
-    yield build
-    end()
-    patch.undo()
-
-
-@pytest.fixture(scope="module")
-def expected(built: Callable[..., Engine]) -> Tokens:
-    """The tokens of an engine without any connector."""
-    return built().round()
+pytest_plugins = ["byte_fixtures"]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +44,7 @@ def engine(shared: Engine) -> Engine:
     """It, knowing nothing yet, with an empty store."""
     assert shared.llm.reset_prefix_cache(reset_connector=True)
     shared.round([], "before")  # the reset is told with the next step
-    shared.checks._truth, shared.checks._heals = Truth(own=True), False
+    shared.checks._references.truth, shared.checks._heals = Truth(own=True), False
     shared.told.clear()
     return shared
 
@@ -149,75 +71,6 @@ def all_is_right(engine: Engine, expected: Tokens) -> None:
     assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
     assert counts["held"] > 3_000
     assert counts["unknown"] == 0
-
-
-def flipped(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    """The signs of a token's keys in one layer: what a flipped bit of each number is."""
-    numbers = rng.choice(layers)[rng.choice(blocks)].view(np.float32)
-    numbers[: len(numbers) // 4] *= -1
-
-
-def one_bit(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    """Too little to change a token, most of the time."""
-    row = rng.choice(layers)[rng.choice(blocks)]
-    row[rng.randrange(len(row))] ^= 1 << rng.randrange(8)
-
-
-def exchanged(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    """Two blocks of the load, in all layers."""
-    if len(blocks) > 1:
-        one, other = rng.sample(blocks, 2)
-        for layer in layers:
-            layer[[one, other]] = layer[[other, one]]
-
-
-def anothers(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    """Another block's content, whoever's that is."""
-    block = rng.choice(blocks)
-    other = rng.choice([n for n in range(len(layers[0])) if n != block])
-    for layer in layers:
-        layer[block] = layer[other]
-
-
-def layer_of_zeros(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    rng.choice(layers)[rng.choice(blocks)] = 0
-
-
-def layers_exchanged(rng: random.Random, layers: list[np.ndarray[Any, Any]], blocks: list[int]) -> None:
-    block = rng.choice(blocks)
-    layers[0][block], layers[1][block] = layers[1][block].copy(), layers[0][block].copy()
-
-
-FAULTS: list[Corrupt] = [flipped, one_bit, exchanged, anothers, layer_of_zeros, layers_exchanged]
-
-
-class Injected:
-    """Corrupts some of the blocks that HostMemory has just loaded.
-
-    Attributes:
-        touched: the jobs into whose blocks it has put something else.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Corrupt, *, seed: int = 0) -> None:
-        self.touched: set[str] = set()
-        rng, plain = random.Random(seed), HostMemory.load
-
-        def load(memory: HostMemory, copies: Any) -> None:
-            plain(memory, copies)
-            layers: list[np.ndarray[Any, Any]] = [part._cache for part in memory._parts]  # type: ignore[misc]
-            for copy in copies:
-                if rng.random() < 0.3:
-                    before = [layer[list(copy.blocks)].copy() for layer in layers]
-                    fault(rng, layers, list(copy.blocks))
-                    changed = (layer[list(copy.blocks)] for layer in layers)
-                    if any((one != other).any() for one, other in zip(before, changed, strict=True)):
-                        self.touched.add(copy.request_id.partition("-")[2].rpartition("-")[0])
-
-        monkeypatch.setattr(HostMemory, "load", load)
-
-
-def wrong(tokens: Tokens, expected: Tokens) -> set[str]:
-    return {name for name, made in tokens.items() if made != expected[name]}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -273,30 +126,6 @@ def test_healing_gives_the_right_tokens(
         assert engine.round(prefix="2") == expected, "what was healed was stored, too"
 
 
-FULL_HIT = DemoRequest("full", tuple(range(5, 133)), 4)
-"""Its last block is loaded, and the last token of it computed."""
-
-
-def last_block_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads put the first block's content into the last block, too."""
-    plain = HostMemory.load
-
-    def load(memory: HostMemory, copies: Any) -> None:
-        plain(memory, copies)
-        first, last = copies[0].blocks[0], copies[-1].blocks[-1]
-        for part in memory._parts:
-            part._cache[last] = part._cache[first]
-
-    monkeypatch.setattr(HostMemory, "load", load)
-
-
-def it_holds_the_first_block(engine: Engine) -> None:
-    ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
-    assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
-    assert isinstance(found.wrong.holds, Place)
-    assert found.wrong.holds.token == 0
-
-
 def test_a_wrong_block_whose_last_token_is_computed_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it held before the step is what was wrong."""
     for number in range(2):
@@ -345,12 +174,12 @@ def test_a_load_that_ends_too_late_is_early(engine: Engine, monkeypatch: pytest.
 def test_a_pause_in_which_weights_may_be_replaced_forgets_what_was_computed(engine: Engine) -> None:
     """vLLM resets the connector then, as it does before it sleeps."""
     engine.round(JOBS[:1], prefix="0")
-    known = len(engine.checks._truth)
+    known = len(engine.checks._references)
     core = engine.llm.llm_engine.engine_core.engine_core
     core.pause_scheduler()
     core.resume_scheduler()
     engine.round([], prefix="1")
-    assert known > 10 > len(engine.checks._truth)
+    assert known > 10 > len(engine.checks._references)
 
 
 def test_nothing_is_in_the_way_of_steps_without_a_load(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +229,7 @@ def test_blocks_are_looked_at_layer_by_layer_where_they_are_loaded_so(
         engine.round([FULL_HIT], prefix="3")
     it_holds_the_first_block(engine)
     engine.told.clear()
-    engine.checks._truth = Truth(own=True)
+    engine.checks._references.truth = Truth(own=True)
     engine.checks._groups[0].fill_with_zeros(range(64))
     engine.round([FULL_HIT], prefix="4")
     assert not engine.named(), "what blocks hold before their load is nobody's fault"

@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from kvtrail.connector.known.fake import Fake
 from kvtrail.connector.known.probe import Probe
 from kvtrail.tracer.detect.rules import all_rules
 from kvtrail.tracer.model.capabilities import Capability
+from kvtrail.tracer.model.patience import Patience, of_connector
 
 FOLDERS = sorted(path.parent for path in Path(known.__file__).parent.glob("*/__init__.py"))
 BASES = {"probe": Probe, "fake": Fake, "environment": Environment}
@@ -83,9 +86,18 @@ def test_a_subclass_is_known_and_a_stranger_is_not() -> None:
     derived = type("Mine", (native,), {})
     assert known.by_class(derived) is known.by_name("OffloadingConnector") is not None
     assert known.by_class(type("Stranger", (), {})) is None
-    assert json.loads(known.capabilities_declared(derived))["Mine"] == ["exclusive_transfers", "tells_chunks"]
+    assert json.loads(known.capabilities_declared(derived))["Mine"] == [
+        "evicts_any",
+        "exclusive_transfers",
+        "tells_chunks",
+    ]
     own = type("Mine", (native,), {"kvtrail_capabilities": ("hands_on", "of_a_newer_kvtrail")})
-    assert json.loads(known.capabilities_declared(own))["Mine"] == ["exclusive_transfers", "hands_on", "tells_chunks"]
+    assert json.loads(known.capabilities_declared(own))["Mine"] == [
+        "evicts_any",
+        "exclusive_transfers",
+        "hands_on",
+        "tells_chunks",
+    ]
     assert "Mine" not in json.loads(known.capabilities_declared(native))
 
 
@@ -108,3 +120,26 @@ def test_an_engine_imports_declarations_and_no_vllm() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_patience_is_that_of_the_settings() -> None:
+    def patience(name: str, **settings: object) -> Patience:
+        return of_connector(name, known.patience_declared(type(name, (), {}), settings))
+
+    assert patience("NixlPushConnector") == Patience(480.0, 480.0)
+    assert patience("NixlPushConnector", decoder_kv_blocks_ttl=900, kv_lease_duration=3600) == Patience(900.0, 3600.0)
+    assert patience("MoRIIOConnector", recv_abort_timeout=7) == Patience(7.0, 60.0)
+    own = type("OwnConnector", (), {"kvtrail_patience": Patience(keep_s=90.0)})
+    assert of_connector("OwnConnector", known.patience_declared(own, {})) == Patience(keep_s=90.0)
+
+
+def test_a_nixl_lease_is_what_its_scheduler_has_noted() -> None:
+    base = pytest.importorskip("vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler")
+    assert "self._reqs_need_send" in inspect.getsource(base)
+    nixl = known.by_name("NixlConnector")
+    assert nixl is not None
+    assert nixl.lease is not None
+    connector = SimpleNamespace(connector_scheduler=SimpleNamespace(_reqs_need_send={"r-1": perf_counter() + 3600}))
+    assert nixl.lease(connector, "r-1") == pytest.approx(3600, abs=60)
+    assert nixl.lease(connector, "r-2") is None
+    assert nixl.lease(SimpleNamespace(), "r-1") is None

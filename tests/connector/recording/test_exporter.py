@@ -34,7 +34,7 @@ from kvtrail.connector.recording.recorder import Recorder
 recorder = Recorder("engine", {"kvtrail.engine.launch": str(os.getpid())}, exporter.from_environment())
 request = SimpleNamespace(request_id="open", num_preemptions=0, trace_headers=None)
 source = encoder.attribute("kvtrail.connector.role", "scheduler")
-recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, *(None,) * 6))
+recorder.record("kv.request.start", source, recorder.contexts.of(request), 1, 2, (700, None, 0, *(None,) * 7))
 recorder.flush(60)
 print(recorder._exporter.pid, flush=True)
 while "busy" in sys.argv:
@@ -264,7 +264,7 @@ def test_a_pipe_that_ends_in_the_middle_of_a_batch_leaves_a_gap_before_the_goodb
     """What an engine was handing over when it was killed is lost, and the tracer learns that something is: of the engine, and
     of each request that was open."""
     nobody, somebody = (b"r" * 24, b"", "", True), (b"s" * 24, b"", "open", True)
-    begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, *(None,) * 6))
+    begun = ("kv.request.start", b"", somebody, 6, 3, 0, 1, 1, None, (700, None, 0, *(None,) * 7))
     beat = ("kv.recorder", b"", nobody, 7, 7, 0, 1, 1, None, (7, 0, False, None, None, None, None, None, None, None))
     body = marshal.dumps([beat])
     frame = exporter_module.LENGTH.pack(len(body)) + body

@@ -19,6 +19,7 @@ from processes import SLOW_S, until
 from kvtrail import __version__
 from kvtrail.connector.recording import contexts, environment, exporter, hashing
 from kvtrail.connector.recording import recorder as recorder_module
+from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.exporter import InProcessExporter
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.settings import Heartbeats
@@ -321,6 +322,24 @@ def test_an_absent_tracer_is_reported_once(caplog: pytest.LogCaptureFixture) -> 
     warnings = [r.getMessage() for r in caplog.records if "no tracer answers at memory" in r.getMessage()]
     assert len(warnings) == 1
     assert "kvtrail serve" in warnings[0]
+
+
+def test_another_reason_is_reported_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    transport = MemoryTransport()
+    transport.accepts = False
+    recorder = a_recorder(transport)
+    for away in (Away.NOBODY, Away.TOKEN, Away.NOBODY):
+        transport.away = away
+        record(recorder, a_request())
+        recorder.flush(timeout_s=0)
+        transport.await_refusal()
+        transport.await_refusal()  # the one before may have been under way
+    recorder.close(SLOW_S)
+    said = [r.getMessage() for r in caplog.records if "no tracer answers at memory: " in r.getMessage()]
+    assert [text.partition(";")[0].rpartition(": ")[2] for text in said] == [
+        "nobody listens there",
+        "it refuses the token",
+    ]
 
 
 def test_closing_does_not_wait_for_a_hanging_tracer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,13 @@ def served(folder: Path, outer: str, child: str) -> tuple[list[bytes], Counter[s
             return output
 
         real.make_stats, real.schedule = counting, scheduling
+        lookup = real.connector.get_num_new_matched_tokens
+
+        def looking_up(*arguments: Any) -> Any:
+            counted["asked"] += 1
+            return lookup(*arguments)
+
+        real.connector.get_num_new_matched_tokens = looking_up
         dice = random.Random(0)
         head = [dice.randrange(3, 512) for _ in range(300)]
         for number in range(REQUESTS // 2):
@@ -76,6 +83,10 @@ def test_hits_are_those_of_vllm(tmp_path: Path, outer: str, child: str) -> None:
     assert ours["kvtrail_hit_tokens_total"] == counted["hits"]
     assert ours["kvtrail_preemptions_total"] == counted["preempted"] > 0
     assert ours["kvtrail_requests_total"] == REQUESTS
+    pipeline.write_rows()
+    asked = {row["external"]: row["lookups"] for row in SqliteReader(tmp_path / "s.db").requests(limit=1000)}
+    assert len(asked) == REQUESTS
+    assert sum(asked.values()) == counted["asked"], "however many connectors were asked each time"
     worth = savings_of(SqliteReader(tmp_path / "s.db").savings(since_ns=0, until_ns=2**63 - 1))
     assert worth.preemptions == counted["preempted"]
     assert worth.taken >= counted["hits"], "after preemptions it counts, too"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.scheduler import Scheduler
 
+from kvtrail.connector.fingerprints.references import References
+from kvtrail.connector.recording.recorder import Recorder
+from kvtrail.connector.simulate.check.profiles import scenario_of
 from kvtrail.connector.simulate.recorded import recorded_requests
 from kvtrail.connector.simulate.run import play
 from kvtrail.connector.simulate.scenario import Abort, Arrival, CachesReset, Scenario, Workers, tokens
+from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.events import CacheReset, RequestEnd, RequestStart
 
@@ -96,3 +103,26 @@ def test_failed_and_late_loads_of_an_asynchronous_connector_accuse_nobody(latest
     played = play(replace(CROWD, workers=late, resets=(CachesReset(210),)), native)
     assert (played.error, played.findings, played.unfinished) == (None, [], {})
     assert any(e.kind == "kv.received" for e in played.events)
+
+
+def test_a_run_leaves_nothing_behind() -> None:
+    """Also one in which the engine dies. A check has thousands of them, and Python looks for cycles by the number of objects:
+    an engine's are few and large."""
+    scenario, connector = (
+        scenario_of("preemption-storm", 0),
+        {**STALE, "kv_connector_extra_config": {"chunk_size": 256}},
+    )
+    assert play(scenario, connector, own_workers=True, observed=True).error
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        play(scenario, connector, own_workers=True, observed=True)
+        assert alive() == before
+    finally:
+        gc.enable()
+
+
+def alive() -> Counter[type]:
+    large = (Scheduler, Recorder, References, Detector)
+    return Counter(type(each) for each in gc.get_objects() if type(each) in large)

@@ -37,12 +37,12 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     seen: set[int] = set()
     plain = Instrumentation.request_ended
 
-    def noting(self: Instrumentation, request: Any, answer: Any) -> None:
+    def noting(self: Instrumentation, request: Any, answer: Any, blocks: Any) -> None:
         if id(request) not in seen:  # each child of a MultiConnector tells it
             seen.add(id(request))
             keep.append(request)
             of_vllm[use(request.request_id, used)] = [each[-HASH_BYTES:] for each in request.block_hashes]
-        plain(self, request, answer)
+        plain(self, request, answer, blocks)
 
     keep: list[Any] = []
     monkeypatch.setattr(Instrumentation, "request_ended", noting)
@@ -122,6 +122,37 @@ def test_a_shared_prefix_is_referred_to() -> None:
     recorder.close()
 
 
+def test_very_many_hashes_are_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, at the lookup and at the end: what a receiver makes of them is the whole chain."""
+    monkeypatch.setattr(block_hashes, "MOST_AT_ONCE", 100)
+    recorder = detailed()
+    hashes, chain, chains = BlockHashes(recorder), Chain(), Chains()
+    request = a_request("long", *range(250))
+    context = recorder.contexts.of(request)
+    told, first, after, _ = hashes.at_start(context, request)
+    assert (count(told), first, after) == (100, None, None)
+    known: dict[str, Any] = {
+        "engine": "e",
+        "recorder": "r",
+        "sequence": 0,
+        "start_ns": 1,
+        "end_ns": 1,
+        "request": "long",
+    }
+    chains.add(chain, RequestStart(**known, block_hashes=told))
+    told, first = hashes.since(context, request)
+    assert (count(told), first) == (100, 100)
+    chains.add(chain, Lookup(**known, total=4000, computed=0, block_hashes=told, block_first=first))
+    later = a_request("later", *range(250))
+    assert hashes.at_start(recorder.contexts.of(later), later)[1] == 200, "what was sent is not sent again"
+    told, first = hashes.since(context, request)
+    chains.add(chain, RequestEnd(**known, block_hashes=told, block_first=first))
+    assert hashes.since(context, request) == (None, None)
+    assert chain.is_whole
+    assert chain.hashes == [each[-HASH_BYTES:] for each in request.block_hashes]
+    recorder.close()
+
+
 @pytest.mark.parametrize("why", ["many", "lost", "late"])
 def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     """When there is too much to remember, when events were lost, and for a tracer that began later."""
@@ -138,7 +169,7 @@ def test_all_is_told_anew(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     if why == "many":
         assert told("c", *range(1000, 1050)) == 50
     elif why == "lost":
-        recorder._given_up += 1
+        recorder._given_up["lost"] += 1
     else:
         now_ns += block_hashes.AGAIN_NS
     assert (told("d", *range(60)), told("e", *range(60))) == (60, 0)
@@ -171,7 +202,7 @@ def test_what_no_earlier_request_had_is_said_also_when_all_is_told_anew() -> Non
     assert seen(first) == 0
     first.block_hashes.append(bytes(24) + (999).to_bytes(8, "big"))
     hashes.since(recorder.contexts.of(first), first)
-    recorder._given_up += 1  # all is told anew
+    recorder._given_up["lost"] += 1  # all is told anew
     assert seen(a_request("b", *range(40), 999, *range(500, 510))) == 41, "also what the first one has generated"
     assert seen(a_request("c", *range(30), *range(600, 620))) == 30
     assert seen(a_request("d", *range(30), *range(600, 610))) == 40

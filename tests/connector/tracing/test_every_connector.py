@@ -43,6 +43,7 @@ from kvtrail import connector
 from kvtrail.connector import faults, registration
 from kvtrail.connector.known.probe import Probe, probe_for
 from kvtrail.connector.recording.exporter import InProcessExporter
+from kvtrail.connector.recording.messages import without_place
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.connector.tracing.traced import BINDING, WATCHED, Tracing, TracingHMA, traced
 from kvtrail.tracer.ingest import decode, protobuf
@@ -217,7 +218,7 @@ def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.delenv("KVTRAIL_GUARD", raising=False)
     sender = MemoryTransport() if request.param == "recorded" else None
     recorder = None if sender is None else Recorder("engine", {}, InProcessExporter(sender))
-    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_, **__: recorder)
     yield sender
     if sender is not None and recorder is not None:
         recorder.close()
@@ -486,7 +487,7 @@ def test_the_recorder_hears_of_every_call_about_a_request(plain: type, monkeypat
     }
     sender = MemoryTransport()
     recorder = Recorder("engine", {}, InProcessExporter(sender))
-    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_, **__: recorder)
     for method in expected.keys() & INTERFACE.keys():
         getattr(Stub(plain, method, answers(method)[0]).traced(), method)(**arguments(method))
     recorder.close()
@@ -499,7 +500,7 @@ def test_the_recorder_hears_of_every_exception(plain: type, monkeypatch: pytest.
     it is about; but without sequences of numbers, which may be a user's text."""
     sender = MemoryTransport()
     recorder = Recorder("engine", {}, InProcessExporter(sender))
-    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_, **__: recorder)
     own_kind = {"get_num_new_matched_tokens": "kv.lookup", "update_state_after_alloc": "kv.alloc"}
     for method in overridden(plain):
         given = arguments(method)
@@ -510,7 +511,7 @@ def test_the_recorder_hears_of_every_exception(plain: type, monkeypatch: pytest.
     assert recorder.flush()
     events = [e for p in sender.payloads for s in protobuf.spans(p) if (e := decode.from_span(s)) is not None]
     failed = [event for event in events if event.error is not None]
-    assert {e.error for e in failed} == {"ValueError: of tokens [<3 numbers>]"}
+    assert {without_place(e.error or "") for e in failed} == {"ValueError: of tokens [<3 numbers>]"}
     called = [e.call if isinstance(e, Failure) else next(m for m in own_kind if own_kind[m] == e.kind) for e in failed]
     assert called == overridden(plain)
     about = {call for call, event in zip(called, failed, strict=True) if event.request is not None}
@@ -523,7 +524,7 @@ def test_an_exception_that_passes_two_traced_calls_is_recorded_once(monkeypatch:
     """As of a child of a MultiConnector that is traced itself, or where one method calls another."""
     sender = MemoryTransport()
     recorder = Recorder("engine", {}, InProcessExporter(sender))
-    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_: recorder)
+    monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", lambda *_, **__: recorder)
     plain = plain_or_error("ExampleConnector")
     on = Stub(plain, "get_finished", ValueError("no")).traced()  # type: ignore[arg-type]  # it is a class
     with pytest.raises(ValueError, match="no"):

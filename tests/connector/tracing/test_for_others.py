@@ -29,7 +29,7 @@ def transport(monkeypatch: pytest.MonkeyPatch) -> MemoryTransport:
     sent = MemoryTransport()
     made: dict[str, Recorder] = {}
 
-    def of_process(engine_id: str, resource: dict[str, Any]) -> Recorder:
+    def of_process(engine_id: str, resource: dict[str, Any], **_: Any) -> Recorder:
         return made.setdefault(engine_id, Recorder(engine_id, resource, InProcessExporter(sent)))
 
     monkeypatch.setattr("kvtrail.connector.tracing.traced.of_process", of_process)
@@ -61,10 +61,36 @@ def test_the_root_has_the_names_of_generative_ai(tmp_path: Path, transport: Memo
     assert [root["gen_ai.usage.input_tokens"] for root in roots] == [300, 300, 200]
     assert [root["gen_ai.usage.cache_read.input_tokens"] for root in roots] == [0, 288, 192]
     assert [root["gen_ai.request.id"] for root in roots] == ["r-0", "r-1", "r-2"]
+    assert [root["gen_ai.usage.output_tokens"] for root in roots] == [4, 4, 4]
+    names = {(root["gen_ai.operation.name"], root["gen_ai.provider.name"]) for root in roots}
+    assert names == {("text_completion", "vllm")}
     (model,) = {root["gen_ai.request.model"] for root in roots}
     assert model == tiny_model.OPTIONS["served_model_name"]
     others = [attributes(span) for span in spans_of(transport) if span.name != Kind.REQUEST]
     assert not any(key.startswith("gen_ai.") for each in others for key in each)
+
+
+def test_a_chat_is_named_as_one(tmp_path: Path, transport: MemoryTransport) -> None:
+    bare = scheduler(tmp_path, "TracedOffloadingConnector", {"cpu_bytes_to_use": 50_000_000})
+    bare.add("chatcmpl-7-0123abcd", [*range(3, 99)], 2)
+    bare.run()
+    bare.close()
+    (root,) = [attributes(span) for span in spans_of(transport) if span.name == Kind.REQUEST]
+    assert root["gen_ai.operation.name"] == "chat"
+
+
+def test_an_exception_says_where_it_was_raised_outside_kvtrail() -> None:
+    transport = MemoryTransport()
+    recorder = a_recorder(transport)
+    try:
+        assert [].copy()
+    except AssertionError as error:
+        Instrumentation(recorder).lookup_failed(a_request(num_tokens=9), 0, 1, error)
+        line = error.__traceback__.tb_lineno  # type: ignore[union-attr]
+    recorder.close(SLOW_S)
+    (span,) = [each for each in spans_of(transport) if each.name == Kind.LOOKUP]
+    name = "test_an_exception_says_where_it_was_raised_outside_kvtrail"
+    assert span.status.message.endswith(f"(at {__name__}:{line} in {name})")
 
 
 def test_an_exception_is_an_event_of_its_span() -> None:

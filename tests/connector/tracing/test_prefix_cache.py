@@ -217,7 +217,7 @@ def test_all_is_told_anew(told: Any, why: str, monkeypatch: pytest.MonkeyPatch) 
     pool.store(3)
     pool.remove(1)
     if why == "lost":
-        recorder._given_up += 1
+        recorder._given_up["lost"] += 1
     elif why == "late":
         at_ns += cache_changes.AGAIN_NS
     else:

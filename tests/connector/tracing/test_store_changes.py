@@ -93,7 +93,7 @@ def test_it_begins_with_the_whole_and_goes_on_with_changes_each_by_its_request(t
 def test_after_a_loss_the_whole_is_told_anew(told: Any) -> None:
     contents, recorder, _, fresh = told
     fresh()
-    recorder._given_up += 1
+    recorder._given_up["lost"] += 1
     contents.changes, contents.all = [(key(4), "a")], [key(4), key(5)]
     assert fresh() == [((1,), [4], False, "cpu", "a"), ((2,), [4, 5], True, "cpu", None)]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from incidents.corpus import (
+    any_connector,
+    busy_look_alikes,
     c01_lookup,
     c04_admission,
     c07_load,
@@ -22,6 +24,7 @@ from incidents.incident import Incident, LookAlike
 INCIDENTS: list[Incident] = [
     incident
     for module in (
+        any_connector,
         c01_lookup,
         c04_admission,
         c07_load,
@@ -36,8 +39,10 @@ INCIDENTS: list[Incident] = [
     for incident in module.INCIDENTS
 ]
 LOOK_ALIKES: list[LookAlike] = [
+    *busy_look_alikes.LOOK_ALIKES,
     *look_alikes.LOOK_ALIKES,
     *more_look_alikes.LOOK_ALIKES,
     *n_look_alikes.LOOK_ALIKES,
     *n_bytes.LOOK_ALIKES,
+    *any_connector.LOOK_ALIKES,
 ]

@@ -14,7 +14,7 @@ INCIDENTS = [
         """,
         later_s=130,
         rule="stuck-promotion",
-        numbers={"waited_s": 130.0},
+        numbers={"waited_s": 130.0, "counted_s": 130.0},
         says="130.0 seconds later it has not run a step, and holds its blocks",
     ),
     Incident(
@@ -27,7 +27,7 @@ INCIDENTS = [
         """,
         later_s=600,
         rule="stuck-load",
-        numbers={"allocated": 512, "waited_s": 600.0},
+        numbers={"allocated": 512, "waited_s": 600.0, "counted_s": 600.0},
         says="512 tokens began to load asynchronously. 600.0 seconds later",
     ),
     Incident(
@@ -40,7 +40,7 @@ INCIDENTS = [
         """,
         later_s=125,
         rule="stuck-load",
-        numbers={"allocated": 599, "waited_s": 125.0},
+        numbers={"allocated": 599, "waited_s": 125.0, "counted_s": 125.0},
         says="the load is neither finished nor failed",
     ),
     Incident(
@@ -56,7 +56,7 @@ INCIDENTS = [
         """,
         later_s=130,
         rule="stuck-promotion",
-        numbers={"waited_s": 130.0},
+        numbers={"waited_s": 130.0, "counted_s": 130.0},
         also=("endless-deferral",),
         says="it has not run a step",
     ),
@@ -70,7 +70,7 @@ INCIDENTS = [
         """,
         later_s=150,
         rule="stuck-load",
-        numbers={"allocated": 599, "waited_s": 150.0},
+        numbers={"allocated": 599, "waited_s": 150.0, "counted_s": 150.0},
         says="599 tokens began to load asynchronously",
     ),
     Incident(
@@ -86,8 +86,30 @@ INCIDENTS = [
         """,
         later_s=300,
         rule="stuck-promotion",
-        numbers={"waited_s": 300.0},
+        numbers={"waited_s": 300.0, "counted_s": 300.0},
         says="300.0 seconds later it has not run a step",
+    ),
+    Incident(
+        id="sglang-28651",
+        of="C12",
+        url=sglang(28651, "pull"),
+        text="""
+            a: L 600 c0 -> 599 async  # the prefills have gone; the lengths and the callers' 45 s are ours
+            a: A 599
+            wait 45
+            a: end aborted
+            b: L 600 c0 -> 599 async
+            b: A 599
+            wait 45
+            b: end aborted
+            c: L 600 c0 -> 599 async
+            c: A 599
+            wait 45
+            c: end aborted
+        """,
+        rule="callers-gave-up",
+        numbers={"waited_s": 135.0, "counted_s": 130.0, "requests": 3},
+        says="and so did those of the following ones",
     ),
     Incident(
         id="LMCache-3770",
@@ -130,7 +152,7 @@ INCIDENTS = [
         """,
         later_s=700,
         rule="late-free",
-        numbers={"waited_s": 700.0, "loading": 599},
+        numbers={"waited_s": 700.0, "counted_s": 700.0, "loading": 599},
         says="the request ended before they had come",
     ),
     Incident(
@@ -211,7 +233,7 @@ INCIDENTS = [
         """,
         later_s=3600,
         rule="late-free",
-        numbers={"waited_s": 3600.0},
+        numbers={"waited_s": 3600.0, "counted_s": 3600.0},
         says="3600.0 seconds later they have not been given back",
     ),
     Incident(

@@ -43,6 +43,7 @@ INCIDENTS = [
         rule="failed-load-resume",
         numbers={"block": 88, "first_invalid": 22272, "begins": 41100},
         says="it holds this request's tokens from 22272 on",
+        also=("unloaded-hit",),
     ),
     Incident(
         id="sglang-32564",
@@ -98,7 +99,7 @@ INCIDENTS = [
         """,
         later_s=900,
         rule="late-free",
-        numbers={"waited_s": 900.0},
+        numbers={"waited_s": 900.0, "counted_s": 900.0},
         says="the connector kept its blocks",
     ),
     Incident(
@@ -129,8 +130,61 @@ INCIDENTS = [
             R
         """,
         rule="stray-completion",
-        numbers={"what": "load", "repeated": True},
-        says="that had been reported at R1 already",
+        numbers={"what": "load", "repeated": True, "connectors": 2},
+        says="that had been reported at R1 already; by which of the 2 connectors",
+    ),
+    Incident(
+        id="vllm-51786",
+        of="C17",
+        url=vllm(51786),
+        text="""
+            @nixl L 600 c0 -> 599 async  # no numbers in the thread; its other child reports a load that nobody asked it for
+            @lmcache L 600 c0 h512 -> 512 async
+            @nixl A 599
+            @lmcache A 0
+            @nixl R
+            @lmcache R
+            @nixl A 0
+            @lmcache A 0
+            S 599+1
+            @nixl R
+            @lmcache R
+        """,
+        rule="stray-completion",
+        numbers={"what": "load", "repeated": True, "connectors": 2},
+        says="that had been reported at R1 already; by which of the 2 connectors",
+    ),
+    Incident(
+        id="vllm-51864",
+        of="C17",
+        url=vllm(51864, "pull"),
+        text="""
+            @nixl L 600 c599 -> 0  # no numbers in the thread: a child that is given 0 tokens reports them as received
+            @lmcache L 600 c599 h512 -> 0
+            @nixl A 0
+            @lmcache A 0
+            S 599+1
+            @nixl R
+            @lmcache R
+        """,
+        rule="stray-completion",
+        numbers={"what": "load", "repeated": False, "connectors": 2},
+        says="none was under way; by which of the 2 connectors",
+    ),
+    Incident(
+        id="vllm-45628",
+        of="C17",
+        url=vllm(45628, "pull"),
+        text="""
+            L 600 c0 -> 0  # no numbers in the thread: freed when it was aborted, and then its transfer ends
+            A 0
+            S 0+600
+            end aborted
+            R
+        """,
+        rule="stray-completion",
+        numbers={"what": "load", "repeated": False},
+        says="a load was reported as finished, and none was under way",
     ),
     Incident(
         id="vllm-46014",

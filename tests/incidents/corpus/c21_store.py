@@ -136,6 +136,23 @@ INCIDENTS = [
         says="the same tokens after the same chunk got -3755946580118951140",
     ),
     Incident(
+        id="pegaflow-396",
+        of="C21",
+        url="https://github.com/novitalabs/pegaflow/issues/396",
+        text="""
+            L 1100 c0 h0 -> 0  # the blocks a to d of the thread; their size, and that there is room for three, are ours
+            A 0 [1-35]
+            S 0+512 [1-35]
+            plan store 0+512 keys a,b
+            S 512+588
+            evict a by cmpl-1-0-0123abcd
+            plan store 512+512 keys c,d
+        """,
+        rule="self-eviction",
+        numbers={"key": "a", "position": 0, "start": 512},
+        says="the request's chunk at token 512 is stored behind the hole",
+    ),
+    Incident(
         id="vllm-57727",
         of="C24",
         url=vllm(57727),
@@ -151,6 +168,25 @@ INCIDENTS = [
         rule="reset-hit",
         numbers={"matched": 1024, "returned": 1024, "answered": True},
         says="it matched 1024 tokens",
+    ),
+    Incident(
+        id="vllm-41956",
+        of="C24",
+        url=vllm(41956, "pull"),
+        connector="OffloadingConnector",
+        text="""
+            L 600 c0 -> 0  # no numbers in the thread: it had no reset, and does not show what it matches
+            A 0 [1-19]
+            S 0+600 [1-19]
+            plan store 0+512 [1-16] #1
+            done #1
+            end
+            reset silent
+            b: L 600 c0 -> 512 async
+        """,
+        rule="reset-hit",
+        numbers={"matched": None, "returned": 512, "answered": None},
+        says="it offered 512 tokens",
     ),
     Incident(
         id="llmd-663",

@@ -147,6 +147,18 @@ LOOK_ALIKES = [
     ),
     _alike(
         "C7",
+        "short-load",
+        "aborted in the step of the load: an error may have been on its way",
+        "L 300 c0 h256 -> 256\nA 256\nS 256+44\nload 0/256\nend aborted",
+    ),
+    _alike(
+        "C7",
+        "short-load",
+        "the request fails in that step",
+        "L 300 c0 h256 -> 256 async\nA 256\nload 0/256\nend error",
+    ),
+    _alike(
+        "C7",
         "evicted-hit",
         "evicted before the blocks were had, and asked again",
         "plan store 0+256 keys a\nb: L 300 c0 h256 -> 256 keys a\nevict a\nb: L 300 c0 h0 -> 0\nb: A 0",

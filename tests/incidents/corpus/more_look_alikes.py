@@ -10,6 +10,7 @@ def _alike(of: str, rule: str, what: str, text: str, *, connector: str = "Connec
 
 
 _LOADED = "L 300 c0 -> 256 async\nA 256\n"
+_CHILDREN = "@a L 300 c0 -> 256 async\n@b L 300 c0 h128 -> 128 async\n@a A 256\n@b A 0\n"
 _STORING = "L 300 c0 h0 -> 0\nA 0 [1-10]\nS 0+300 [1-10]\nplan store 0+256 [1-8] #1\n"
 _ONE = "L 600 c0 h0 -> 0\nA 0\nS 0+600\n"
 
@@ -18,6 +19,13 @@ LOOK_ALIKES = [
     _alike("C14", "double-free", "released in two parts", "L 600 c0 h512 -> 512\nlock 2\nunlock 1\nunlock 1\nend"),
     _alike("C14", "index-drift", "a full pool", "pool cpu used 8 free 0 total 8"),
     _alike("C25", "index-drift", "one event, several blocks", "index applied 6 declined 2 published 8"),
+    _alike(
+        "C15",
+        "idle-preemption",
+        "each child reports both",
+        "".join(f"{n}: L 300 c0 -> 0\n{n}: A 0\n{n}: S 0+300\n" for n in "bc")
+        + "".join(f"{n}: @{child} P free 2\n" for n in "bc" for child in ("one", "two")),
+    ),
     _alike(
         "C15",
         "idle-preemption",
@@ -65,6 +73,19 @@ LOOK_ALIKES = [
         "stray-completion",
         "loaded again after a preemption",
         f"{_LOADED}R\nA 0\nS 256+44\nP\n{_LOADED}R\nA 0\nS 256+44\nend",
+    ),
+    _alike(
+        "C17",
+        "stray-completion",
+        "each child of a MultiConnector is passed the report",
+        f"{_CHILDREN}@b R\n@a R\n@a A 0\n@b A 0\nS 256+44",
+    ),
+    _alike("C17", "stray-completion", "the same, of one that was aborted", f"{_CHILDREN}end aborted\n@b R\n@a R"),
+    _alike(
+        "C17",
+        "stray-completion",
+        "received twice, since it was loaded twice",
+        f"{_CHILDREN}@b R failed\n@a R failed\n{_CHILDREN}@b R\n@a R\n@a A 0\n@b A 0\nS 256+44",
     ),
     _alike(
         "C18",
@@ -123,6 +144,31 @@ LOOK_ALIKES = [
         "stored again from the start",
         f"{_ONE}store 0+512\nP\n{_ONE}store 0+512",
         connector="LMCacheConnectorV1",
+    ),
+    _alike(
+        "C21",
+        "self-eviction",
+        "another request pushed it out",
+        f"{_ONE}plan store 0+256 keys a\nevict a by b-cmpl-1-0-0123abcd\nplan store 256+256 keys b",
+    ),
+    _alike(
+        "C21",
+        "self-eviction",
+        "the end of its prompt makes room for its beginning",
+        f"{_ONE}plan store 0+256 keys a\nplan store 256+256 keys b\nevict a by b-cmpl-1-0-0123abcd\n"
+        "evict b by cmpl-1-0-0123abcd\nplan store 0+256 keys a",
+    ),
+    _alike(
+        "C21",
+        "self-eviction",
+        "others' chunks are kept, since they were used later",
+        f"{_ONE}plan store 0+256 keys a\nb: plan store 0+256 keys x\nevict a by cmpl-1-0-0123abcd\nplan store 256+256 keys b",
+    ),
+    _alike(
+        "C21",
+        "self-eviction",
+        "stored again before what follows",
+        f"{_ONE}plan store 0+256 keys a\nevict a by cmpl-1-0-0123abcd\nplan store 0+256 keys a\nplan store 256+256 keys b",
     ),
     _alike(
         "C21",
@@ -187,6 +233,20 @@ LOOK_ALIKES = [
         "reset-hit",
         "the connector refused",
         f"{_ONE}plan store 0+512 keys a\nreset refused\nb: L 600 c0 h512 -> 512\nb: A 512",
+    ),
+    _alike(
+        "C24",
+        "reset-hit",
+        "a hidden match of what was stored while it was reset",
+        f"{_STORING}end\nreset\ndone #1\nb: L 300 c0 -> 256 async\nb: A 256",
+        connector="OffloadingConnector",
+    ),
+    _alike(
+        "C24",
+        "reset-hit",
+        "handed on by another engine",
+        f"{_STORING}done #1\nend\nreset silent\nb: L 300 c0 -> 299 async\nb: A 299",
+        connector="NixlConnector",
     ),
     _alike(
         "C24", "reset-hit", "stored again", f"reset\n{_ONE}plan store 0+512 keys a\nb: L 600 c0 h512 -> 512\nb: A 512"

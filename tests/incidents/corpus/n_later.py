@@ -17,6 +17,27 @@ INCIDENTS = [
         says="`request_finished` raised",
     ),
     Incident(
+        id="LMCache-4133",
+        of="C7",
+        url=lmcache(4133),
+        connector="LMCacheConnectorV1",
+        text="""
+            L 1000 c0 h768 -> 768  # 651 of 768 tokens are staged; the request's length is ours
+            A 768
+            S 768+232
+            load 651/768
+            failure start_load_kv rank 0 !RuntimeError: k has 768 rows, old_k has 651
+        """,
+        rule="failed-call",
+        numbers={
+            "call": "start_load_kv",
+            "message": "RuntimeError: k has 768 rows, old_k has 651",
+            "expected": 768,
+            "loaded": 651,
+        },
+        says="Before it, the load at L1 (01:24:36.004) had brought 651 of 768 tokens",
+    ),
+    Incident(
         id="LMCache-1969",
         of="C1",
         url=lmcache(1969),
@@ -54,7 +75,7 @@ INCIDENTS = [
         """,
         later_s=400,
         rule="never-admitted",
-        numbers={"computed": 0, "total": 8000, "waited_s": 700.0},
+        numbers={"computed": 0, "total": 8000, "waited_s": 700.0, "counted_s": 700.0},
         says="it has been given no blocks",
     ),
     Incident(
@@ -131,6 +152,23 @@ INCIDENTS = [
         says="it ended (stopped) with 600 tokens computed",
     ),
     Incident(
+        id="vllm-48141",
+        of="N7",
+        url=vllm(48141, "pull"),
+        connector="NixlConnector",
+        text="""
+            start 600
+            L 600 c0 -> 0  # no numbers in the thread: preempted in its only step, whose token ends it all the same
+            A 0
+            S 0+600
+            P
+            end length_capped handoff output 1 computed 0 []
+        """,
+        rule="refused-handoff",
+        numbers={"outcome": "length_capped", "computed": 0, "prompt": 600, "blocks": 0, "output": 1},
+        says="holds 0 blocks and 0 computed tokens",
+    ),
+    Incident(
         id="LMCache-4817",
         of="N8",
         url=lmcache(4817),
@@ -183,6 +221,43 @@ INCIDENTS = [
         says="what it stores is not there yet",
     ),
     Incident(
+        id="vllm-53250",
+        of="C12",
+        url=vllm(53250, "pull"),
+        connector="MoRIIOConnector",
+        text="""
+            L 600 c0 -> 600 async  # no numbers in the thread: its engines take 1024 tokens at most
+            A 600
+            R
+            A 0
+            S 599+1
+            S 600+1
+            P
+            L 602 c0 -> 600 async
+        """,
+        rule="second-load",
+        numbers={"received": 600, "computed": 0, "returned": 600, "preempted": True},
+        says="the engine that handed them on has given them up",
+    ),
+    Incident(
+        id="vllm-18232",
+        of="C6",
+        url=vllm(18232, "pull"),
+        text="""
+            @nixl L 600 c0 -> 599 async  # no numbers in the thread
+            @lmcache L 600 c0 -> 0
+            @nixl A 599
+            @lmcache A 0
+            @nixl R
+            @lmcache R
+            @nixl L 600 c0 -> 0
+            @lmcache L 600 c0 h512 -> 512
+        """,
+        rule="second-load",
+        numbers={"received": 599, "computed": 0, "returned": 512, "preempted": False},
+        says="At L1 the request has not run, and the connector offers 512 tokens",
+    ),
+    Incident(
         id="LMCache-1960",
         of="N6",
         url=lmcache(1960, "pull"),
@@ -195,7 +270,7 @@ INCIDENTS = [
             L 8000 c0 -> later
         """,
         rule="endless-deferral",
-        numbers={"computed": 0, "total": 8000, "waited_s": 125.0},
+        numbers={"computed": 0, "total": 8000, "waited_s": 125.0, "counted_s": 125.0},
         says="it has answered nothing else in the 125.0 seconds since",
     ),
 ]

@@ -42,7 +42,7 @@ def hits(store: Any, chunks: Sequence[int]) -> int:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
     chunks = uses(seed)
-    curve = curve_of([Touch([str(chunk)], [1]) for chunk in chunks])
+    curve = curve_of([Touch([chunk.to_bytes(8)], [1]) for chunk in chunks])
     ours = [round(share.value * curve.wanted) for share in curve.hits(CAPACITIES)]
     assert ours == [hits(libcachesim.LRU(cache_size=capacity), chunks) for capacity in CAPACITIES]
     assert 0 < ours[1] < ours[-1]
@@ -52,7 +52,7 @@ def test_the_curve_is_that_of_its_least_recently_used_stores(seed: int) -> None:
 def test_the_bound_is_that_of_beladys_store_which_must_take_each_chunk(seed: int) -> None:
     """Ours may pass a chunk by, which is worth one place at most."""
     chunks = uses(seed)
-    held = intervals([Touch([str(chunk)], [1]) for chunk in chunks])
+    held = intervals([Touch([chunk.to_bytes(8)], [1]) for chunk in chunks])
     for capacity in CAPACITIES:
         of_belady, with_one_more = (hits(libcachesim.Belady(cache_size=capacity + n), chunks) for n in (0, 1))
         assert of_belady <= most_hits(held, capacity) <= with_one_more

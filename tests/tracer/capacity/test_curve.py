@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import combinations, takewhile
 from math import sqrt
 from statistics import fmean
@@ -19,6 +20,11 @@ from kvtrail.tracer.capacity.touches import Touch, wanted_of
 CAPACITIES = (1, 2, 5, 10, 20, 40, 80, 160, 400)
 
 
+def hashed(name: str) -> bytes:
+    """The hash of a block."""
+    return blake2b(name.encode(), digest_size=8).digest()
+
+
 def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list[Touch | None]:
     """Requests whose prompts branch like conversations; vLLM's own cache holds a part of some, and caches are emptied."""
     rng = random.Random(seed)
@@ -27,7 +33,7 @@ def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list
         keys, path = [], f"{min(int(rng.paretovariate(0.6)), heads)}"
         for _ in range(rng.randrange(1, chunks)):
             path += f"/{min(int(rng.paretovariate(1.5)), 9)}"
-            keys.append(path)
+            keys.append(hashed(path))
         total = len(keys) * 64 + rng.randrange(64)
         computed = rng.choice((0, 0, 0, 32, 64, 128))
         wanted = wanted_of(len(keys), 64, computed=min(computed, total), total=total)
@@ -37,7 +43,7 @@ def prefixes(seed: int, count: int, *, heads: int = 12, chunks: int = 6) -> list
 
 def given_by_a_store(touches: Sequence[Touch | None], capacity: int, *, heads_stay: bool) -> int:
     """The tokens that a least-recently-used store of this capacity gives."""
-    store: OrderedDict[str, None] = OrderedDict()
+    store: OrderedDict[bytes, None] = OrderedDict()
     given = 0
     for touch in touches:
         if touch is None:
@@ -87,7 +93,10 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
         touches = prefixes(seed, 3000, **shape)
         truth = curve_of(touches).hits(capacities)
         for sample in range(10):
-            named = [touch and Touch([f"{sample}/{key}" for key in touch.keys], touch.wanted) for touch in touches]
+            named = [
+                touch and Touch([hashed(f"{sample}/{key.hex()}") for key in touch.keys], touch.wanted)
+                for touch in touches
+            ]
             curve = curve_of(named, most_chunks=400)
             assert 0 < curve.sampled < curve.wanted, "it was whole at first"
             for exact, guess in zip(truth, curve.hits(capacities), strict=True):
@@ -102,7 +111,7 @@ def test_samples_are_within_two_errors_nine_times_in_ten(shape: dict[str, int]) 
 def test_however_many_chunks_come_few_are_followed() -> None:
     distances, most = Distances(most_chunks=200, groups=8), 0
     for n in range(5000):
-        distances.enter(Touch([f"{n}/{chunk}" for chunk in range(10)], [64] * 10))
+        distances.enter(Touch([hashed(f"{n}/{chunk}") for chunk in range(10)], [64] * 10))
         most = max(most, len(distances._stack))
         assert len(distances._by_hash) == len(distances._stack)
     assert most <= 210
@@ -112,7 +121,7 @@ def test_however_many_chunks_come_few_are_followed() -> None:
 
 def test_nothing_is_a_hit_of_nothing() -> None:
     assert [share.value for share in curve_of([]).hits((1, 2))] == [0.0, 0.0]
-    once = curve_of([Touch(("a", "b"), (64, 64))])
+    once = curve_of([Touch((b"a", b"b"), (64, 64))])
     assert (once.hits((9,))[0].value, once.saturates_at()) == (0.0, 0.0)
 
 
@@ -129,7 +138,7 @@ def most_by_trying(held: Sequence[tuple[int, int, int]], capacity: int) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_bound_is_the_best_that_can_be_kept(seed: int) -> None:
     rng = random.Random(seed)
-    touches = [Touch((rng.choice("abcde"),), (64,)) for _ in range(14)]
+    touches = [Touch((rng.choice((b"a", b"b", b"c", b"d", b"e")),), (64,)) for _ in range(14)]
     held = intervals(touches)
     for capacity in (1, 2, 3):
         assert most_hits(held, capacity) == most_by_trying(held, capacity)
@@ -138,7 +147,7 @@ def test_the_bound_is_the_best_that_can_be_kept(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
     rng = random.Random(seed)
-    held = intervals([Touch((rng.choice("abcd"),), (rng.choice((0, 7, 64)),)) for _ in range(14)])
+    held = intervals([Touch((rng.choice((b"a", b"b", b"c", b"d")),), (rng.choice((0, 7, 64)),)) for _ in range(14)])
     for capacity in (1, 2, 3):
         best = most_by_trying([each for each in held if each[2]], capacity)
         assert best <= most_hits(held, capacity) <= sum(tokens for _, _, tokens in held)
@@ -146,12 +155,12 @@ def test_the_bound_holds_where_chunks_are_worth_less(seed: int) -> None:
 
 def most_of_all_policies(touches: Sequence[Touch | None], capacity: int) -> int:
     """The most that any policy could give, by following what each of them may hold after each touch."""
-    best: dict[frozenset[str], int] = {frozenset(): 0}
+    best: dict[frozenset[bytes], int] = {frozenset(): 0}
     for touch in touches:
         if touch is None:
             best = {frozenset(): max(best.values())}
             continue
-        after: dict[frozenset[str], int] = {}
+        after: dict[frozenset[bytes], int] = {}
         for held, given in best.items():
             there = len(list(takewhile(held.__contains__, touch.keys)))
             gained = given + sum(touch.wanted[:there])
@@ -167,7 +176,7 @@ def most_of_all_policies(touches: Sequence[Touch | None], capacity: int) -> int:
 def test_of_all_policies_none_is_above_the_bound(seed: int) -> None:
     """Prefixes that branch, of which vLLM's own cache holds a part of some, and a store that is emptied now and then."""
     rng = random.Random(seed)
-    prefixes = [("a",), ("a", "ab"), ("a", "ab", "abc"), ("a", "ac"), ("d",), ("d", "de")]
+    prefixes = [(b"a",), (b"a", b"ab"), (b"a", b"ab", b"abc"), (b"a", b"ac"), (b"d",), (b"d", b"de")]
     touches: list[Touch | None] = []
     for _ in range(14):
         keys = rng.choice(prefixes)

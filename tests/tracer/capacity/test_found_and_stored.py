@@ -10,13 +10,18 @@ from kvtrail.tracer.capacity.stream import Stream
 from kvtrail.tracer.capacity.touches import Touch
 
 
+def chunks(keys: str) -> list[bytes]:
+    """A chunk for each letter."""
+    return [key.encode() for key in keys]
+
+
 def asked(keys: str) -> Touch:
     """A lookup of chunks of 10 tokens each, none of which is used at once, and what is stored once it is computed."""
-    return Touch(keys, [10] * len(keys), 0)
+    return Touch(chunks(keys), [10] * len(keys), 0)
 
 
 def stored(keys: str) -> Touch:
-    return Touch(keys)
+    return Touch(chunks(keys))
 
 
 def test_of_a_new_prefix_the_head_goes_first() -> None:

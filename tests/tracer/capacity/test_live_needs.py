@@ -36,7 +36,7 @@ Chain = list[bytes]
 def chains(seed: int, count: int, *, salt: str = "", **shape: int) -> list[Chain]:
     """The block hashes of requests whose prompts branch like conversations; two blocks a chunk."""
     return [
-        [blake2b(f"{salt}{key}/{half}".encode(), digest_size=8).digest() for key in touch.keys for half in "ab"]
+        [blake2b(f"{salt}{key.hex()}/{half}".encode(), digest_size=8).digest() for key in touch.keys for half in "ab"]
         for touch in prefixes(seed, count, **shape)
         if touch is not None
     ]
@@ -85,7 +85,7 @@ def exact(prompts: list[Chain]) -> Curve:
     touches = []
     for chain in prompts:
         wanted = wanted_of(len(chain) // 2, CHUNK, computed=0, total=len(chain) * BLOCK + 1)
-        touches.append(Touch([each.hex() for each in chain[1::2]], wanted))
+        touches.append(Touch(chain[1::2], wanted))
     return curve_of(touches)
 
 

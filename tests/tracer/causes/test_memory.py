@@ -65,20 +65,29 @@ def test_after_a_loss_an_emptied_cache_holds_nothing_old() -> None:
     assert fates(memory, range(3)) == [Fate.ABSENT] * 3
 
 
+def keys(numbers: range) -> list[bytes]:
+    return [key(number) for number in numbers]
+
+
 def test_the_past_is_seldom_wrong_about_keys_that_it_never_had() -> None:
     past = Past()
-    assert past.code(key(1)) == 0
-    for number in range(20_000):
-        past.add(key(number), 1 + number % 3)
-    assert [past.code(key(number)) for number in range(20_000)] == [1 + number % 3 for number in range(20_000)]
-    past.add(key(7), 9)
-    assert past.code(key(7)) == 9
-    assert sum(bool(past.code(key(number))) for number in range(100_000, 140_000)) <= 2
+    assert past.codes([key(1), key(2)]) == [0, 0]
+    told = [1 + number % 3 for number in range(20_000)]
+    past.add(keys(range(20_000)), told)
+    assert past.codes(keys(range(20_000))) == told
+    past.add([key(7)], [9])
+    assert past.codes(keys(range(6, 9))) == [1, 9, 3]
+    assert sum(map(bool, past.codes(keys(range(100_000, 140_000))))) <= 2
 
 
 def test_where_too_many_keys_share_a_place_the_first_leaves_first() -> None:
     past = Past()
     together = [(n << 40 | 5).to_bytes(8) for n in range(1, 10)]
-    for each in together:
-        past.add(each, 3)
-    assert [past.code(each) for each in together] == [0, *[3] * 8]
+    past.add(together, [3] * 9)
+    assert past.codes(together) == [0, *[3] * 8]
+
+
+def test_of_a_key_that_is_told_twice_at_once_the_past_has_the_later_code() -> None:
+    past = Past()
+    past.add([key(1), key(2), key(1)], [1, 2, 3])
+    assert past.codes([key(1), key(2)]) == [3, 2]

@@ -89,4 +89,5 @@ def test_a_store_that_is_not_there_or_is_none(tmp_path: Path) -> None:
 
 def test_files_and_a_store_are_not_judged_together(tracer: FleetTracer, tmp_path: Path) -> None:
     result = run("--store", str(tracer.path), str(tmp_path / "trace.jsonl"))
-    assert (result.exit_code, "name the files to judge, or a store" in " ".join(result.output.split())) == (2, True)
+    assert result.exit_code == 2
+    assert "name either files to judge or a store with --store, not both" in " ".join(result.output.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from command_line import run
@@ -12,6 +13,9 @@ from history import goodbyes, history
 from wire import encoded
 
 from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 
 @pytest.fixture
@@ -51,3 +55,25 @@ def test_a_request_that_is_not_there_is_an_error(trace: str) -> None:
     result = run("audit", "--why", "nobody", trace)
     assert result.exit_code == 2
     assert "no request has the id 'nobody'" in result.output
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """That of a tracer, with a request of the caller's id `b-cmpl-1-0`."""
+    path = tmp_path / "s.db"
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    events = history(STORY, chunk=CHUNK)
+    pipeline.ingest(encoded([*events, *goodbyes(events)], ABOUT), transport="grpc")
+    pipeline.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["b-cmpl-1-0-0123abcd", "b-cmpl-1-0"])
+def test_a_store_answers_from_its_index_what_its_trace_answers(store: Path, trace: str, name: str) -> None:
+    with patch.object(SqliteReader, "spans", side_effect=AssertionError("it read the spans of the whole store")):
+        result = run("audit", "--why", name, "--store", str(store))
+        unknown = run("audit", "--why", "nobody", "--store", str(store))
+    assert result.exit_code == 0, result.output
+    assert result.output == run("audit", "--why", name, trace).output
+    assert unknown.exit_code == 2
+    assert "no request has the id 'nobody'" in unknown.output

@@ -41,6 +41,15 @@ def test_what_is_shown_can_be_kept_as_the_file(tmp_path: Path) -> None:
     assert yaml.safe_load(shown)["serve"]["nice"] == 7
 
 
+def test_of_what_may_be_given_several_times_one_needs_no_list(tmp_path: Path) -> None:
+    """As in files from before there were roles; the environment separates them as paths."""
+    path = written(tmp_path, "serve:\n  token-file: /a b\n  allow-host: one\n")
+    said = yaml.safe_load(run("--config", path, "config", "serve").output)["serve"]
+    assert (said["token-file"], said["allow-host"]) == (["/a b"], ["one"])
+    result = run("config", "api", KVTRAIL_API_TOKEN_FILE="write=/a b:/c", KVTRAIL_API_STORE="clickhouse://host/kvtrail")
+    assert yaml.safe_load(result.output)["api"]["token-file"] == ["write=/a b", "/c"]
+
+
 def test_a_command_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, f"serve:\n  store: {tmp_path / 'other.db'}\n  http-port: 1001\n")
     given: dict[str, object] = {}

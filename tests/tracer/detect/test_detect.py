@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from history import history, judge, rules_found
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,6 +52,15 @@ def test_losses_in_the_middle_make_the_verdict_unknown(data: st.DataObject) -> N
     assert detector.verdict(account) is Verdict.UNKNOWN
     why = detector.why_unknown(account)
     assert (why, detector.missing) == ((Unknown.LOST, 1) if lost else (Unknown.LATE, 0))
+
+
+@pytest.mark.parametrize("end", ["end error", "end aborted", "end length_capped", "end"])
+def test_a_verdict_says_nothing_of_the_outcome(end: str) -> None:
+    """A caller who got HTTP 500 has a request that is `ok`, where all that was recorded of it agrees."""
+    detector = judge(history(OK.removesuffix("end") + end))
+    (account,) = detector.accounts.values()
+    assert account.outcome == (end.removeprefix("end").strip() or "stopped")
+    assert detector.verdict(account) is Verdict.OK
 
 
 def test_history_rules_do_not_guess_across_a_gap() -> None:

@@ -333,7 +333,7 @@ def test_a_request_that_a_sign_of_life_names_after_a_goodbye_is_still_open() -> 
     ],
 )
 def test_what_a_request_waits_for_since_it_lost_an_event_is_known(before: str, since: str, rule: str) -> None:
-    events = history(f"start 600\n{before}prefetch 0+1\n{since}\nwait 700")
+    events = history(f"start 600\n{before}prefetch 0+1\n{since}\nwait 700 spare")
     lost = next(n for n, event in enumerate(events) if event.kind == "kv.prefetch")
     assert rules_found(judge(without(events, lost))) == [rule]
 

@@ -111,6 +111,18 @@ def test_the_children_of_a_multiconnector_are_each_held_to_their_own_answers() -
     assert detector.verdicts["alloc-mismatch", Verdict.OK] == 1
 
 
+def test_one_lookup_that_two_children_of_a_multiconnector_answer_was_not_repeated() -> None:
+    """A hole in what one of them stores is a gap, and the request was looked up once."""
+    hole = "A 512\nS 512+1024\nstore 1024+512"
+    events = history(f"L 2048 c0 h512 -> 512\nL 2048 c0 h512 -> 512\n{hole}", connector="LMCacheMPConnector")
+    for event, child in zip(events[1:], "ababa", strict=False):
+        event.connector_id = "b" if event.kind != "kv.lookup" else child
+    detector = judge(events)
+    assert rules_found(detector) == ["store-gap"]
+    (account,) = detector.accounts.values()
+    assert account.lookups == 1
+
+
 def test_a_wrong_answer_that_is_right_to_be_the_same_is_not_stale() -> None:
     """Nothing that the answer depends on has changed, only the epoch: it may well have been computed anew."""
     twice = judge(history("L 245 c224 -> -32\nA 0\nS 224+21\nP\nL 245 c224 -> -32"))
@@ -241,7 +253,8 @@ def test_an_exception_of_any_call_is_a_finding(call: str) -> None:
     detector = judge(history(f"L 600 c0 -> 0\nA 0\nS 0+600\nfailure {call} !KeyError: {{'x'}}"))
     assert rules_found(detector) == ["failed-call"]
     ((finding,),) = (held.values() for held in detector.findings.values())
-    assert f"`{call.split()[0]}` raised \"KeyError: {{'x'}}\"" in finding.explanation
+    about = f", called for request {finding.request}" if finding.request else ""
+    assert f"`{call.split()[0]}` raised \"KeyError: {{'x'}}\"{about}." in finding.explanation
 
 
 def test_an_exception_says_what_happened_to_the_request_before() -> None:
@@ -293,3 +306,37 @@ def test_blocks_that_no_step_told_show_at_the_end(table: str, end: str, numbers:
     )
     for finding in found:
         assert "the request ended with" in finding.explanation
+
+
+def test_saves_without_numbers_that_end_no_more_are_one_finding_of_the_engine() -> None:
+    """The connector shows no transfers: blocks of ended requests are kept, and from some moment on none is given back."""
+    kept = "".join(f"s{n}: L 600 c0 -> 0\ns{n}: A 0\ns{n}: S 0+600\ns{n}: end delayed\n" for n in range(1, 8))
+    detector = judge(history(f"{kept}wait 20 busy\ns1: sent\ns2: sent\ns3: sent\nwait 320 busy"))
+    ((finding,),) = (held.values() for held in detector.findings.values())
+    assert (finding.rule, finding.request) == ("stalled-transfers", "")
+    assert finding.numbers | {"steps": 0} == {
+        "direction": "save", "ended": 3, "open": 4, "missed_s": 300.0, "steps": 0, "longest_s": 20.0,
+    }  # fmt: skip
+    assert "4 saves are open" in finding.explanation
+
+
+def test_a_store_that_takes_ten_minutes_is_given_ten_times_as_long() -> None:
+    """As long as it was never slower, its silence says something after five minutes; then after a hundred."""
+    opened = "".join(
+        f"s{n}: L 600 c0 h0 -> 0\ns{n}: A 0\ns{n}: S 0+600\ns{n}: plan store 0+512 #{n}\n" for n in range(1, 8)
+    )
+    slow = f"{opened}wait 100 busy\ndone #1\nwait 100 busy\ndone #2\nwait 400 idle\ndone #3\n"
+    assert rules_found(judge(history(f"{slow}wait 5900 busy"))) == []
+    assert rules_found(judge(history(f"{slow}wait 6100 busy"))) == ["stalled-transfers"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [("S 131+1\nerror [3 4]\nS 64+67", []), ("S 131+1\nS 132+1", ["short-load"]), ("S 131+1\nend", ["short-load"])],
+)
+def test_with_asynchronous_scheduling_a_step_may_come_before_the_report_of_a_load(rest: str, found: list[str]) -> None:
+    events = history(f"L 131 c0 h128 -> 128\nA 128 [1-5]\nS 128+3 [1-5]\nload 64/128\n{rest}")
+    for event in events:
+        event.scheduler_async = True
+        event.role = "scheduler" if event.role else event.role  # in one process
+    assert [rule for rule in rules_found(judge(events)) if rule == "short-load"] == found

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from processes import SLOW_S
 
 from kvtrail.connector.recording.encoder import Encoder, attribute, key_value
-from kvtrail.tracer.ingest import decode, otlp_json, protobuf
+from kvtrail.tracer.ingest import decode, otlp_json, protobuf, steps
 from kvtrail.tracer.ingest.otlp_json import JsonDecoder
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model import semconv
@@ -127,6 +127,7 @@ def test_columns_are_read_as_they_were_recorded(rows: list[Any], groups: bool) -
     waiting: list[Any] = []
     recorder = a_recorder(MemoryTransport())
     recorder._append = waiting.append
+    recorder._ring.append_large = lambda event, size: waiting.append(event)  # type: ignore[method-assign]
     contexts = [recorder.contexts.of(a_request(name, num_preemptions=epoch)) for name, epoch, *_ in rows]
     for context, row in zip(contexts, rows, strict=True):
         context.sampled = row[-1]
@@ -171,6 +172,21 @@ def test_columns_that_do_not_fit_cost_this_step_alone(key: str, value: Any, word
     (left,) = [span for span in protobuf.spans(payload) if span.name == semconv.STEP_SPAN]
     with pytest.raises(decode.MalformedSpan, match=r"kv\.step"):
         decode.from_span(left)
+
+
+def test_what_all_rows_would_share_is_bounded() -> None:
+    """Each of 16,000 rows with 20,000 attributes would be a dictionary: 6 GiB, of a request of a megabyte."""
+    payload = recorded()
+    few = [(f"x{n}", n) for n in range(50)]
+    for more, is_taken in ((few, True), ([(f"x{n}", n) for n in range(steps.MOST_SHARED // 3)], False)):
+        request = ExportTraceServiceRequest.FromString(payload)
+        for span in request.resource_spans[0].scope_spans[0].spans:
+            if span.name == semconv.STEP_SPAN:
+                for key, value in more:
+                    span.attributes.add(key=key).value.int_value = value
+        malformed = ProtobufDecoder().decoded(request.SerializeToString()).malformed
+        assert (malformed == []) is is_taken
+    assert "has 3 elements, and each would share 174" in str(malformed[0])
 
 
 def test_an_odd_element_costs_its_row_alone() -> None:

@@ -22,6 +22,7 @@ from kvtrail.tracer.replay.history import History, load
 from kvtrail.tracer.replay.minimize import NoFinding, minimize
 
 FOUND = [incident for incident in INCIDENTS if incident.rule is not None]
+STALE_LOOKUP = next(incident for incident in FOUND if incident.rule == "stale-lookup")
 NOISE = """
     {0}: L 300 c0 -> 0
     {0}: A 0
@@ -87,7 +88,7 @@ def test_what_happens_around_an_incident_is_left_out(incident: Incident) -> None
 
 
 def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_path: Path) -> None:
-    recording = loaded(history_of(FOUND[0], noise=True))
+    recording = loaded(history_of(STALE_LOOKUP, noise=True))
     recorded = {span.span_id: span for _, span in recording.moments}
     result = minimize(recording)
     assert [e.sequence for e in result.history.events] == list(range(result.events))
@@ -103,7 +104,7 @@ def test_the_spans_say_what_the_events_say_and_keep_what_is_not_a_number(tmp_pat
 
 
 def test_a_part_says_of_what_it_is_a_part_also_when_it_is_cut_again() -> None:
-    recording = loaded(history_of(FOUND[0], noise=True))
+    recording = loaded(history_of(STALE_LOOKUP, noise=True))
     result = minimize(recording)
     marks: dict[str, object] = {
         semconv.MINIMIZED_EVENTS.key: len(recording.moments),
@@ -237,7 +238,7 @@ def test_without_a_drift_there_is_nothing_to_keep() -> None:
 def test_progress_is_told() -> None:
     heard: list[tuple[int, int]] = []
     result = minimize(
-        loaded(history_of(FOUND[0], noise=True)), on_progress=lambda left, tries: heard.append((left, tries))
+        loaded(history_of(STALE_LOOKUP, noise=True)), on_progress=lambda left, tries: heard.append((left, tries))
     )
     assert heard[-1][1] == result.tries
     assert [tries for _, tries in heard] == sorted(tries for _, tries in heard)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +27,9 @@ from wire import encoded
 
 from kvtrail.dashboard.client import Tracer as Client
 from kvtrail.dashboard.client import TracerAway
-from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Tokens, check_exposure
+from kvtrail.tracer.serve.access import LOOK_AGAIN_S, Access, Tokens, check_exposure
 from kvtrail.tracer.serve.exposure import Unsafe
+from kvtrail.tracer.serve.roles import Role, TokenFile, role_of
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nend"
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -99,20 +103,91 @@ def test_exporters_and_the_dashboard_show_it(with_tokens: Tracer, tmp_path: Path
         Client(with_tokens.url, token_file=tmp_path / "none").health()
 
 
+@pytest.fixture(scope="module")
+def with_roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracer]:
+    """A sidecar with a token for each role, and `every-token` for all of them."""
+    folder = tmp_path_factory.mktemp("roles")
+    options = []
+    for name in (*Role, "every"):
+        (folder / name).write_text(f"{name}-token\n")
+        options += ["--token-file", f"{folder / name}" if name == "every" else f"{name}={folder / name}"]
+    tracer = listening(folder, *options)
+    yield tracer
+    tracer.end()
+
+
+@pytest.mark.parametrize("holder", [*Role, "every"])
+def test_a_token_opens_its_own_role_alone(with_roles: Tracer, holder: str) -> None:
+    """Over HTTP, for each route there is: what is neither a post of spans nor a reading is a change."""
+    headers = {"authorization": f"Bearer {holder}-token"}
+    every = {"authorization": "Bearer every-token"}
+    routes = httpx.get(f"{with_roles.url}/openapi.json", headers=every, timeout=SLOW_S).json()["paths"]
+    asked = [(method.upper(), path) for path, methods in routes.items() for method in methods]
+    assert {("POST", "/v1/traces"), ("GET", "/metrics"), ("GET", "/api/requests")} <= set(asked)
+    asked += [("DELETE", "/api/requests"), ("PUT", "/v1/traces"), ("POST", "/api/requests"), ("POST", "//v1/traces")]
+    for method, path in asked:
+        if path in ("/healthz", "/readyz", "/api/tail"):  # open to all; without an end
+            continue
+        answer = httpx.request(method, f"{with_roles.url}{path}", headers=headers, timeout=SLOW_S)
+        opened = holder in ("every", role_of(method, path))
+        assert (answer.status_code != 403) == opened, (method, path)
+        if not opened:
+            assert answer.headers["www-authenticate"].endswith(f'scope="{role_of(method, path)}"')
+            assert answer.json() == {"detail": f"this token may not {role_of(method, path)}: show one that may"}
+    tail = httpx.stream("GET", f"{with_roles.url}/api/tail", headers=headers, timeout=SLOW_S)
+    with tail as answer:
+        assert answer.status_code == (200 if holder in ("every", "read") else 403)
+
+
+@pytest.mark.parametrize("holder", [*Role, "every"])
+def test_only_writers_send_over_grpc(with_roles: Tracer, holder: str) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{with_roles.grpc_port}") as channel:
+        export = channel.unary_unary(EXPORT)
+        metadata = (("authorization", f"Bearer {holder}-token"),)
+        if holder in ("write", "every"):
+            assert export(b"", timeout=SLOW_S, metadata=metadata) == b""
+            return
+        with pytest.raises(grpc.RpcError, match="this token may not write") as refused:
+            export(b"", timeout=SLOW_S, metadata=metadata)
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_the_dashboard_says_that_its_token_may_not_read(with_roles: Tracer, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    for name in ("read", "write"):
+        token.write_text(f"{name}-token")
+        client = Client(with_roles.url, token_file=token)
+        if name == "read":
+            assert client.health()["status"] == "ok"
+        else:
+            with pytest.raises(TracerAway, match="may not read"):
+                client.health()
+
+
+def test_a_role_without_a_file_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("one")
+    assert Access([TokenFile.of(f"write={tmp_path}/tokens")]).roles("Bearer one") == {Role.WRITE}
+    assert Access([TokenFile.of(f"{tmp_path}/tokens")]).roles("Bearer one") == {*Role}
+    assert not Access([TokenFile.of(f"{tmp_path}/tokens")]).roles("Bearer two")
+
+
 def test_tokens_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that cannot be read leaves those from before."""
+    """One that cannot be read, or holds none, revokes those from before."""
     now_s = 0.0
     path = tmp_path / "tokens"
     path.write_text("one")
     tokens = Tokens(path, clock=lambda: now_s)
-    for text, fitting in (("two\none", {"one", "two"}), ("two", {"two"}), ("# none", {"two"}), ("three", {"three"})):
+    for text, fitting in (("two\none", {"one", "two"}), ("two", {"two"}), ("# none", set()), ("three", {"three"})):
         path.write_text(text)
         now_s += LOOK_AGAIN_S
         assert {each for each in ("one", "two", "three") if tokens.admit(f"Bearer {each}")} == fitting, text
     path.unlink()
     now_s += LOOK_AGAIN_S
+    assert not tokens.admit("Bearer three")
+    assert "nobody is admitted" in caplog.text
+    path.write_text("three")
+    now_s += LOOK_AGAIN_S
     assert tokens.admit("Bearer three")
-    assert "still count" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some-name"])
@@ -121,7 +196,7 @@ def test_nobody_listens_beyond_this_machine_by_mistake(host: str, tmp_path: Path
         check_exposure(host, None, insecure=False)
     check_exposure(host, None, insecure=True)
     (tmp_path / "tokens").write_text("one")
-    check_exposure(host, Tokens(tmp_path / "tokens"), insecure=False)
+    check_exposure(host, Access([TokenFile(tmp_path / "tokens")]), insecure=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -135,6 +210,8 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
         (("--host", "0.0.0.0"), "give --token-file, or say --insecure"),
         (("--token-file", "none"), "cannot read the tokens"),
         (("--token-file", os.devnull), "holds no token"),
+        (("--token-file", "wirte=tokens"), "'wirte' is no role: write one of write, read, change"),
+        (("--token-file", "read=none"), "cannot read the tokens"),
         (("--tls-cert", "none", "--tls-key", "none"), "cannot use these files for TLS: none, none"),
         (("--tls-cert", "none"), "belong together"),
         (("--tls-client-ca", "none"), "needs both"),
@@ -143,7 +220,7 @@ def test_this_machine_alone_needs_no_token(host: str) -> None:
 def test_what_is_unsafe_is_said_before_anything_is_made(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
     command = [sys.executable, "-m", "kvtrail", "serve", "--store", "s.db", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=SLOW_S, check=False)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
@@ -207,6 +284,47 @@ def heard_over_grpc(port: int, ca: Path, pair: tuple[Path, Path] | None) -> bool
             return bool(channel.unary_unary(EXPORT)(b"", timeout=SLOW_S) == b"")
         except grpc.RpcError:
             return False
+
+
+def handshake(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> str | None:
+    """Over a plain socket: the version of TLS that both agree on."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=SLOW_S) as connection,
+        context.wrap_socket(connection, server_hostname=name) as wrapped,
+    ):
+        return wrapped.version()
+
+
+def test_handshakes_that_must_fail_do_and_harm_nobody(authority: trustme.CA, tmp_path: Path) -> None:
+    """On both ports: an old version of TLS, a stranger's authority, another name, no TLS, noise and half a greeting."""
+    ca, cert, key = files(authority, tmp_path)
+    tracer = listening(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key))
+    try:
+        for port in (tracer.http_port, tracer.grpc_port):
+            trust = ssl.create_default_context(cafile=ca)
+            trust.set_alpn_protocols(["h2", "http/1.1"])
+            assert handshake(port, trust) == "TLSv1.3"
+            with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
+                handshake(port, trust, "127.0.0.2")
+            with pytest.raises(ssl.SSLCertVerificationError):
+                handshake(port, ssl.create_default_context())
+            old = ssl.create_default_context(cafile=ca)
+            with warnings.catch_warnings(action="ignore"):  # Python warns that it is old
+                old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+            with pytest.raises((ssl.SSLError, ConnectionResetError)):
+                handshake(port, old)
+            for said in (b"GET /api/health HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(500), b"\x16\x03\x01\x02\x00\x01"):
+                with socket.create_connection(("127.0.0.1", port), timeout=SLOW_S) as connection:
+                    connection.sendall(said)
+                    connection.shutdown(socket.SHUT_WR)
+                    answer = b""
+                    with contextlib.suppress(ConnectionResetError):
+                        while part := connection.recv(4096):
+                            answer += part
+                    assert not answer.startswith(b"HTTP")
+            assert handshake(port, trust) == "TLSv1.3"
+    finally:
+        tracer.end()
 
 
 def test_mutual_tls(authority: trustme.CA, tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def start_api(tmp_path: Path, server: Server) -> Iterator[Callable[[], str]]:
 def test_a_fleet(tmp_path: Path, start_tracer: Start, server: Server, start_api: Callable[[], str]) -> None:
     """Nothing that was acknowledged is lost, and nothing is there twice."""
     server.start()
+    first = start_api()  # before any tracer
+    assert httpx.get(f"{first}/api/requests", timeout=SLOW_S).json() == []
     sent: dict[str, int] = {}
 
     def start(name: str) -> Tracer:
@@ -127,6 +129,7 @@ def test_a_fleet(tmp_path: Path, start_tracer: Start, server: Server, start_api:
     until(lambda: all(not spool(tracer)["batches"] for tracer in tracers.values()))
 
     url = start_api()
+    assert httpx.get(f"{first}/api/overview", timeout=SLOW_S).json()["totals"]["requests"], "it sees what came since"
 
     def get(path: str, **asked: str | int) -> Any:
         response = httpx.get(f"{url}{path}", params=asked, timeout=SLOW_S)
@@ -172,13 +175,6 @@ def test_a_clickhouse_that_is_not_there_is_said_in_a_sentence(command: str, serv
     assert f"cannot open the store clickhouse://127.0.0.1:{server.port}/fleet" in result.output
     assert "a-secret" not in result.output
     assert "Traceback" not in result.output
-
-
-def test_an_api_before_any_tracer(server: Server) -> None:
-    server.start()
-    result = CliRunner().invoke(main, ["api", "--store", server.address])
-    assert result.exit_code == 1
-    assert "kvtrail serve --store" in result.output
 
 
 def test_an_api_over_a_file_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from stores import FleetTracer, clickhouse
 from wire import encoded
 
+from kvtrail.tracer.detect.offline import OfflineDetector
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import CutOff, Event
 from kvtrail.tracer.model.launches import Launch, State, agreed
@@ -388,3 +390,101 @@ def test_what_several_tracers_know_together(told: list[State], together: State) 
 
 def test_of_two_silences_the_later_counts() -> None:
     assert agreed([launch(State.SILENT, 5), launch(State.SILENT, 9)]).ended_ns == 9
+
+
+# As metrics.
+
+
+def counted(tracer: Tracer, engine: str = "engine") -> dict[str, tuple[float, float]]:
+    """By cause, the deaths of an engine and the requests that were lost with it, where there are any."""
+    page = {
+        (sample.name, sample.labels["cause"]): sample.value
+        for family in tracer.pipeline._metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels.get("engine") == engine and "cause" in sample.labels
+    }
+    deaths = {cause: value for (name, cause), value in page.items() if name == "kvtrail_engine_deaths_total" and value}
+    return {cause: (value, page["kvtrail_engine_lost_requests_total", cause]) for cause, value in deaths.items()}
+
+
+def lost_contact(tracer: Tracer) -> float | None:
+    value = tracer.pipeline._metrics.registry.get_sample_value(
+        "kvtrail_engine_lost_contact_timestamp_seconds", {"engine": "engine"}
+    )
+    return None if value is None else round(value)
+
+
+@pytest.mark.parametrize(("said", "cause"), [(TALE, "exception"), (NO_GOODBYE, "killed"), (None, None)])
+def test_a_death_is_counted_once_and_again_by_no_later_tracer(
+    tracer: Tracer, said: str | None, cause: str | None
+) -> None:
+    events = alive(OPEN if cause else f"{OPEN}\nend")
+    tracer.hear(events)
+    tracer.wait(0)
+    assert counted(tracer) == {}
+    page, _ = tracer.pipeline._metrics.expose("")
+    assert b'kvtrail_engine_deaths_total{cause="killed",engine="engine"} 0.0' in page, "an alert needs its increase"
+    tracer.hear(ending(events, said) if cause else goodbyes(events))
+    for _ in range(2):
+        tracer.wait(SETTLED_NS)
+        assert counted(tracer) == ({cause: (1, 1)} if cause else {})
+    tracer.end()
+    tracer.start()
+    tracer.wait(SILENT_NS + S)
+    assert counted(tracer) == {}
+
+
+def test_lost_contact_is_counted_and_shown_until_something_explains_it(tracer: Tracer) -> None:
+    events = alive()
+    tracer.hear(events)
+    tracer.wait(SILENT_NS + S)
+    assert counted(tracer) == {"lost_contact": (1, 1)}
+    assert lost_contact(tracer) == round(events[-1].end_ns / S)
+    tracer.hear(alive(recorder="new", engine="new"), launch="second")
+    tracer.wait(0)
+    assert (tracer.state, lost_contact(tracer)) == ("replaced", None)
+
+
+def test_a_rollout_is_no_death(tracer: Tracer) -> None:
+    tracer.hear(alive())
+    tracer.wait(20 * S)
+    tracer.hear(alive(recorder="new", engine="new"), launch="second")
+    tracer.wait(SILENT_NS - 10 * S)
+    assert tracer.state == "replaced"
+    assert (counted(tracer), lost_contact(tracer)) == ({}, None)
+
+
+def test_an_engine_that_goes_while_its_tracer_is_away_is_counted(tracer: Tracer) -> None:
+    events = alive()
+    later_ns = time.time_ns() - events[-1].end_ns  # what is long ago pages nobody
+    tracer.hear([replace(e, start_ns=e.start_ns + later_ns, end_ns=e.end_ns + later_ns) for e in events])
+    tracer.wait(0)
+    tracer.end()
+    tracer.start()
+    tracer.wait(SILENT_NS + S)
+    assert counted(tracer) == {"lost_contact": (1, 1)}
+    assert lost_contact(tracer) is not None
+
+
+@pytest.mark.parametrize(
+    ("end", "state", "lost"),
+    [
+        ("end delayed length_capped handoff computed 48", "died", 1),
+        ("end delayed length_capped handoff computed 48\nsent", "drained", 0),
+        ("end delayed aborted handoff computed 48", "drained", 0),
+        ("end delayed length_capped computed 48", "drained", 0),
+    ],
+    ids=["not read yet", "read", "its caller gave up", "kept for a store"],
+)
+def test_a_prefill_engine_that_is_killed_loses_what_it_keeps_for_decode(
+    tracer: Tracer, end: str, state: str, lost: int
+) -> None:
+    events = alive(f"{OPEN}\n{end}")
+    tracer.hear([*events, *ending(events, NO_GOODBYE)[-1:]])
+    tracer.wait(SETTLED_NS)
+    assert (tracer.state, tracer.engine()["lost"]) == (state, lost)
+    assert counted(tracer) == ({"killed": (1, 1)} if lost else {})
+    recorded = OfflineDetector()
+    recorded.feed([*events, *ending(events, NO_GOODBYE)[-1:]])
+    recorded.close()
+    assert [len(death.lost) for death in recorded.deaths] == ([1] if lost else [])

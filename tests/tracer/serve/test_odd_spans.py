@@ -27,6 +27,7 @@ from kvtrail.tracer.detect.phases import Phases
 from kvtrail.tracer.detect.savings import Cell, SavingsCounter
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.decode import MalformedOtlp
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event, Lookup
@@ -117,6 +118,59 @@ def test_the_same_in_json(sidecar: Sidecar) -> None:
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
     assert "non-hexadecimal" in answer.json()["partialSuccess"]["errorMessage"]
     assert len(sidecar.reader.tail(after=0)) == 4
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_what_many_spans_share_is_kept_once(is_json: bool) -> None:
+    """Beside a span that cannot be read: a resource of 100 kB and 200 spans are not 20 MB."""
+    request = ExportTraceServiceRequest()
+    request.MergeFrom(story("odd"))
+    (resource_spans,) = request.resource_spans
+    (scope_spans,) = resource_spans.scope_spans
+    resource_spans.resource.attributes.add(key="long").value.string_value = "x" * 100_000
+    spans = [*scope_spans.spans]
+    scope_spans.spans.extend(spans * 40)
+    if is_json:
+        body = json.loads(otlp_json.to_json_line(request.SerializeToString()))
+        body["resourceSpans"][0]["scopeSpans"][0]["spans"][7]["traceId"] = "abc"
+        rest, refused = otlp_json.salvaged(body)
+    else:
+        damaged = request.SerializeToString().replace(b"kv.alloc", b"kv.allo\xff", 1)
+        rest, parts, refused = ProtobufDecoder().salvaged(damaged)
+        assert sum(decoded.spans for _, decoded in parts) == 41 * len(spans) - 1
+    assert refused is not None
+    assert refused.spans == 1
+    read = ExportTraceServiceRequest.FromString(rest)
+    assert len(read.resource_spans[0].scope_spans[0].spans) == 41 * len(spans) - 1
+    assert read.resource_spans[0].resource == resource_spans.resource
+    assert read.resource_spans[0].scope_spans[0].scope == scope_spans.scope
+    assert len(read.resource_spans) == len(read.resource_spans[0].scope_spans) == 1
+
+
+@pytest.mark.parametrize("where", ["resource", "scope"])
+def test_where_what_spans_share_cannot_be_read_they_are_refused(where: str) -> None:
+    """And those of others are stored."""
+    odd, good = story("odd"), story("good")
+    if where == "resource":
+        odd.resource_spans[0].resource.attributes.add(key="name").value.string_value = "NAME"
+    else:
+        odd.resource_spans[0].scope_spans[0].scope.version = "NAME"
+    damaged = good.SerializeToString() + odd.SerializeToString().replace(b"NAME", b"NAM\xff")
+    rest, parts, refused = ProtobufDecoder().salvaged(damaged)
+    assert refused is not None
+    assert refused.spans == 5
+    assert [decoded.spans for _, decoded in parts] == [5]
+    assert ProtobufDecoder().spans(rest) == ProtobufDecoder().spans(good.SerializeToString())
+
+
+def test_a_malformed_span_holds_no_frames() -> None:
+    """A request may have 50,000 of them."""
+    odd = story("odd")
+    for span in odd.resource_spans[0].scope_spans[0].spans:
+        del span.attributes[:]
+    malformed = ProtobufDecoder().decoded(odd.SerializeToString()).malformed
+    assert len(malformed) == 5
+    assert not any(each.__traceback__ or each.__cause__ or each.__context__ for each in malformed)
 
 
 def test_a_request_without_one_span_that_can_be_read_is_refused_for_good(sidecar: Sidecar) -> None:
@@ -318,7 +372,7 @@ def test_a_store_with_a_damaged_chunk_is_opened(sidecar: Sidecar, caplog: pytest
     db.commit()
     db.close()
     sidecar.start()
-    assert "the spans from number 1 on cannot be read" in caplog.text
+    assert "the spans from number 1 on are left out" in caplog.text
     assert sidecar.requests()["open-0123abcd"]["lookups"] == 1
     sidecar.hear(story("good"))
     assert sidecar.requests()["good-0123abcd"]["verdict"] == "ok"

@@ -10,6 +10,7 @@ from wire import encoded
 
 from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.serve import pipeline as pipelines
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -49,12 +50,18 @@ def test_a_load_of_another_blocks_kv_is_found_in_whatever_order_engines_are_hear
     assert verdicts["producer"][1] == 0
     labels = {"engine": "consumer", "connector": "Connector", "rule": "byte-drift", "severity": "wrong output"}
     assert metrics.registry.get_sample_value("kvtrail_findings_total", labels) == 1
+    loaded = {"engine": "consumer", "connector": "Connector", "look": "loaded", "verdict": "wrong"}
+    assert metrics.registry.get_sample_value("kvtrail_blocks_checked_total", loaded) == 1
     pipeline.close()
 
 
-def test_after_a_restart_what_was_computed_is_not_known_and_nobody_accused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recalled", "found"), [(pipelines.RECALLED, ["byte-drift"]), (0, [])])
+def test_after_a_restart_what_was_computed_long_before_is_not_known_and_nobody_accused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recalled: int, found: list[str]
+) -> None:
+    monkeypatch.setattr(pipelines, "RECALLED", recalled)
     for events in (PRODUCER, CONSUMER):
         pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), grace_ns=0)
         pipeline.ingest(encoded(events, CACHE), transport="grpc")
         pipeline.close()
-    assert SqliteReader(tmp_path / "s.db").findings() == []
+    assert [each["rule"] for each in SqliteReader(tmp_path / "s.db").findings()] == found

@@ -47,13 +47,13 @@ def read(reader: Reader, last: int) -> list[dict[str, Any]]:
 
 def test_all_readers_share_one_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
-    spans = ProtobufDecoder.spans
+    numbered = ProtobufDecoder.numbered
 
-    def counted(self: ProtobufDecoder, data: bytes) -> Any:
+    def counted(self: ProtobufDecoder, data: bytes, *, first: int) -> Any:
         decoded.append(data)
-        return spans(self, data)
+        return numbered(self, data, first=first)
 
-    monkeypatch.setattr(ProtobufDecoder, "spans", counted)
+    monkeypatch.setattr(ProtobufDecoder, "numbered", counted)
     tail = Tail()
     with tail.reading() as first, tail.reading() as second:
         last = publish(tail, batches=3)

@@ -16,10 +16,11 @@ from history import history
 from msgspec.structs import replace
 from wire import encoded
 
+from kvtrail.tracer.serve import pipeline as pipelines
 from kvtrail.tracer.serve.metrics import Metrics
 from kvtrail.tracer.serve.pipeline import Pipeline
 from kvtrail.tracer.store import StoreError
-from kvtrail.tracer.store.sqlite import opening
+from kvtrail.tracer.store.sqlite import opening, room
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
 
 STORY = "L 749 c0 h256 -> 256\nA 256\nS 256+80\nP\nL 749 c336 h256 -> 256 cached\nend"
@@ -56,6 +57,25 @@ def overwrite(path: Path, at: int, length: int = PAGE) -> None:
         file.write(b"\xa5" * length)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_acknowledged_once_the_file_is_gone(tmp_path: Path, *, is_replaced: bool) -> None:
+    """It would be written into a file without a name. Once it is back, what is sent again is taken."""
+    path, moved = tmp_path / "kvtrail.db", tmp_path / "moved.db"
+    pipeline = Pipeline(SqliteWriter(path), Metrics())
+    hear(pipeline, "before")
+    path.rename(moved)
+    if is_replaced:
+        path.touch()
+    with pytest.raises(StoreError, match="moved or deleted"):
+        hear(pipeline, "gone")
+    assert pipeline.trouble is not None
+    moved.replace(path)
+    hear(pipeline, "gone")
+    assert pipeline.trouble is None
+    pipeline.close()
+    assert {row["request"] for row in SqliteReader(path).requests(limit=10)} == {"before-0123abcd", "gone-0123abcd"}
+
+
 @pytest.mark.parametrize("begin", [b"this is no database, and long enough to be seen as none" * 20, b"SQLite"])
 def test_a_file_that_is_no_store_is_refused_and_stays(tmp_path: Path, begin: bytes) -> None:
     path = tmp_path / "notes.txt"
@@ -77,13 +97,19 @@ def test_a_store_of_another_kvtrail_is_refused(tmp_path: Path, schema: int, said
         SqliteWriter(path)
 
 
-@pytest.mark.parametrize("where", ["head", "chunks", "requests"])
+@pytest.mark.parametrize(
+    ("where", "is_moved"),
+    [("head", False), ("chunks", False), ("requests", False), ("chunks", True), ("requests", True)],
+)
 def test_a_damaged_store_is_set_aside_and_a_new_one_begins(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str, is_moved: bool
 ) -> None:
+    """Also where no tracer has had it in this place, and it calls itself a store."""
     path = tmp_path / "s.db"
     filled(path, 3)
     overwrite(path, 0 if where == "head" else (root_page(path, where) - 1) * PAGE)
+    if is_moved:
+        path.with_name("s.db.lock").unlink()
     damaged = path.read_bytes()
     pipeline = Pipeline(SqliteWriter(path), Metrics())
     (aside,) = tmp_path.glob("s.db.damaged-*")
@@ -151,10 +177,11 @@ def test_the_oldest_leave_when_the_store_is_too_large_and_the_disk_gets_its_room
     path = tmp_path / "s.db"
     filled(path, 400, drifting=20)
     writer, reader = SqliteWriter(path), SqliteReader(path)
-    before, bound = path.stat().st_size, writer.size() * 2 // 3
+    before = path.stat().st_size
+    bound = before * 2 // 3
+    monkeypatch.setattr(room, "_SHARED_BYTES", 0)
     steps = list(writer.prune(before_ns=0, most_bytes=bound))
     assert max(steps) <= 64 * len(history(STORY)), "no step drops more than some chunks"
-    assert writer.size() <= bound
     left = {row["request"] for row in reader.requests(limit=1000)}
     assert 0 < len(left) < 400
     assert len(reader.findings()) == 20, "findings leave last"
@@ -232,7 +259,9 @@ def test_what_came_before_it_had_read_back_what_it_knew_is_judged_once(tmp_path:
     hear(pipeline, "later")
     assert len(SqliteReader(path).requests()) == 3
     pipeline.close()
-    assert Pipeline(SqliteWriter(path), Metrics()).detector.accounts.keys() == set(), "nothing is left to read back"
+    again = Pipeline(SqliteWriter(path), Metrics())
+    again.tidy()
+    assert not again.detector.accounts, "all of them have ended, and have rows"
 
 
 def test_what_explains_a_prompt_only_after_a_gap_was_given_up_is_in_its_row(tmp_path: Path) -> None:
@@ -251,7 +280,12 @@ def test_what_explains_a_prompt_only_after_a_gap_was_given_up_is_in_its_row(tmp_
     assert parts == [("loaded", 256), ("unknown", 480), ("unaligned", 13)]
 
 
-def test_what_explained_a_prompt_for_good_stays_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("recalled", "cause"), [(pipelines.RECALLED, "evicted"), (0, "unknown")])
+def test_what_explained_a_prompt_for_good_stays_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recalled: int, cause: str
+) -> None:
+    """What came after it is explained as before, if what was said of the caches is not too long ago to be read back."""
+    monkeypatch.setattr(pipelines, "RECALLED", recalled)
     story = EVICTED.replace("b: end", "b: P\nb: L 121 c64 h64 -> 0\nb: A 0\nb: end")
     events, path = history(story, chunk=CHUNK), tmp_path / "s.db"
     preempted = next(number for number, event in enumerate(events) if event.kind == "kv.preempt")
@@ -270,7 +304,7 @@ def test_what_explained_a_prompt_for_good_stays_after_a_restart(tmp_path: Path) 
     known, later = entries()
     assert [part["cause"] for part in known["parts"]] == ["held", "evicted", "unaligned"]
     assert known == before
-    assert [part["cause"] for part in later["parts"]] == ["held", "unknown", "unaligned"]
+    assert [part["cause"] for part in later["parts"]] == ["held", cause, "unaligned"]
     again.close()
 
 

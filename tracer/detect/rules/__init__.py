@@ -13,15 +13,31 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.means import CountedTime
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
 from kvtrail.tracer.model.lacks import kinds_missing
 from kvtrail.tracer.model.semconv import Kind, Level
+
+
+class KnownBy(StrEnum):
+    """How a rule knows of a fault."""
+
+    COUNT = "a wrong count"
+    """A number, a key or an order of events contradicts another one: known with the event that does."""
+    BYTES = "wrong bytes"
+    """A block holds other bytes than were computed: known when it is looked at."""
+    EXCEPTION = "an exception"
+    """A call raised."""
+    DEADLINE = "a deadline"
+    """What could have happened did not, for long."""
+
 
 E = TypeVar("E", bound=Event, contravariant=True)
 """The events that a rule judges: those of its kinds."""
@@ -43,6 +59,7 @@ class Rule(ABC):
     needs_history: ClassVar[bool] = True
     """Whether each of its judgements is `unknown` where the request's history is incomplete, or where the recorder tells too
     little of the engine as a whole. If False, the rule decides this itself."""
+    known_by: ClassVar[KnownBy] = KnownBy.COUNT
     level: ClassVar[Level] = Level.BASIC
     """The least level of recording at which it finds its drift."""
     steps_back: ClassVar[bool] = False
@@ -74,7 +91,7 @@ class Rule(ABC):
             request=last.request or "",
             external=last.external or "",
             trace_id=next((e.trace_id for e in reversed(drift.witness) if e.kind is not Kind.SCHEDULE), last.trace_id),
-            connector=last.connector,
+            connector=last.connector if drift.connector is None else drift.connector,
             epoch=last.epoch,
             first_ns=last.start_ns,
             last_ns=last.start_ns,
@@ -119,17 +136,42 @@ class EngineRule(Rule, Generic[E]):
         where a fact is absent since events are missing, the answer is `engine.missing`."""
 
 
-class DeadlineRule(Rule):
-    """Judges what has not happened. The detector asks it about the requests that wait: at their recorder's signs of life, and
-    when their next event comes."""
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that a request waits for, by a rule with a deadline.
 
+    Attributes:
+        since: the event since which it waits, of the scheduler's side.
+        drift: what it is if it waits too long; `waited_s` and `counted_s` are added to its numbers.
+        within_s: how much counted time it may take, in seconds.
+        counted: which part of the recorder's time counts.
+        in_turn: whether it counts only since the connector has ended what it had begun before.
+        asked_s: what counts at least, however much of the time does.
+    """
+
+    since: Event
+    drift: Drift
+    within_s: float
+    counted: CountedTime
+    in_turn: bool = False
+    asked_s: float = 0.0
+
+
+class DeadlineRule(Rule):
+    """Judges what has not happened though it could have. The detector asks it about the requests that wait: at their
+    recorder's heartbeats, and when their next event comes.
+
+    Its time is that of `Means`: what counts is only when the scheduler, or another engine, could do what the request waits
+    for. The findings' numbers have `waited_s`, all the time that has passed, and `counted_s`, that part of it.
+    """
+
+    known_by = KnownBy.DEADLINE
     after_s: ClassVar[float]
-    """How long a request may wait, in seconds."""
+    """How much counted time a request may wait at least, in seconds; connectors may declare that they wait for longer."""
 
     @abstractmethod
-    def pending(self, account: Account) -> tuple[Event, Drift] | None:
-        """The event since which the request waits, of the scheduler's side, and the drift if it waits too long, to which the
-        detector adds `waited_s`; None if it does not wait."""
+    def pending(self, account: Account, engine: Engine) -> Pending | None:
+        """What the request waits for; None if it waits for nothing by this rule."""
 
 
 Judge = Callable[[Any, Any], Judgement]
@@ -234,7 +276,8 @@ def all_rules() -> Sequence[Rule]:
 def page(rule: Rule) -> str:
     """A rule's part of the documentation page."""
     text = inspect.cleandoc(type(rule).__doc__ or "")
-    return f"## `{rule.id}`\n\nSeverity: {rule.severity}. Level: `{rule.level}`.\n\n{text}\n\nUsually: {rule.hint}\n"
+    about = f"Severity: {rule.severity}. Level: `{rule.level}`. Known by {rule.known_by}."
+    return f"## `{rule.id}`\n\n{about}\n\n{text}\n\nUsually: {rule.hint}\n"
 
 
 def as_markdown() -> str:
@@ -243,7 +286,12 @@ def as_markdown() -> str:
         "# Rules\n\nGenerated from the rules' docstrings by `python benchmarks/recall.py --write`; a test fails when the two"
         " differ.\n\nSymbols, all counting tokens: N of the request, c computed by vLLM, h matched in the connector's"
         " store, e returned by a lookup, x allocated.\n\nA rule's level is the least [level](settings.md) of recording at"
-        " which it finds its drift; at `detailed`, the default, all of them do.\n\nFor tests and demos, a known bug can be"
+        " which it finds its drift; at `detailed`, the default, all of them do.\n\nA request's verdict is `drift` if a rule"
+        " found something, `ok` if at least one rule judged it, nothing of it is missing and it has ended, and `unknown`"
+        " otherwise. `ok` says that the recorded numbers of the connector and the scheduler agree with each other, as far as"
+        " these rules look. It says nothing of the request's outcome: one that failed with HTTP 500, was aborted, or was slow"
+        " may be `ok`. Nor does it say that the answer is right: bytes are judged only where they were compared.\n\n"
+        "For tests and demos, a known bug can be"
         " injected into any connector as `Faulty:<fault>:<connector>`: the fault `stale-lookup` is found by the rule of the"
         " same name. Rules about bytes judge what the engine's workers found when they compared blocks (`kv.block_check`).\n"
     ]

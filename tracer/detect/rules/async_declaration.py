@@ -41,7 +41,9 @@ class AsyncDeclaration(RequestRule[Lookup | Received | Schedule]):
             if account.missing is not None:
                 return account.missing
             alloc = synchronous_load(account)
-            return None if alloc is None else Drift({"allocated": alloc.allocated, "async": False}, [alloc, event])
+            if alloc is None:
+                return None
+            return Drift({"allocated": alloc.allocated, "async": False}, [alloc, event], connector=alloc.connector)
         loading = account.evidence.loading
         if loading is None or event.epoch != account.epoch or account.evidence.load_failed:
             return None

@@ -47,4 +47,5 @@ class BlockReuse(EngineRule[TransferEnd | Received]):
             return OK if transfer.blocks_ids is not None else Unknown.LEVEL
         block, given = engine.contested[key]
         what = "store" if isinstance(transfer, StorePlan) else "load"
-        return Drift({"block": block, "other": given.request, "transfer": what}, [transfer, given, event])
+        numbers = {"block": block, "other": given.request, "transfer": what}
+        return Drift(numbers, [transfer, given, event], connector=transfer.connector)

@@ -6,7 +6,8 @@ from typing import Any
 
 from kvtrail.tracer.detect import wrong_blocks
 from kvtrail.tracer.detect.engine_state import Engine
-from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.detect.rules import EngineRule, KnownBy
+from kvtrail.tracer.detect.slim_truth import Slim, slims
 from kvtrail.tracer.detect.truth import COMPUTED, LOADED, Told, told
 from kvtrail.tracer.model.events import BlockCheck
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
@@ -30,6 +31,7 @@ class ByteDrift(EngineRule[BlockCheck]):
 
     id = "byte-drift"
     severity = Severity.WRONG_OUTPUT
+    known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N3", "N9")
     hint = (
@@ -43,13 +45,13 @@ class ByteDrift(EngineRule[BlockCheck]):
             return Drift(numbers, [event], healed=event.check_healed)
         if event.check_look == COMPUTED:
             return tuple(starmap(_of_another, _found_late(event, engine))) or None
-        known, blocks = event.check_blocks - event.check_unknown, []
-        if event.check_look == LOADED:
-            blocks = list(told(event))
-            foreign = [(block, owner) for block in blocks if (owner := engine.truth.owner(block)) is not None]
-            if foreign:
-                return _of_another([block for block, _ in foreign], foreign[0][1])
-        if known or any(map(engine.truth.is_right, blocks)):
+        if event.check_look == LOADED and (foreign := _foreign(event, engine)):
+            return _of_another([block for block, _ in foreign], foreign[0][1])
+        if event.check_blocks > event.check_unknown:
+            return OK
+        if event.check_look == LOADED and (
+            any(map(engine.truth.is_right, told(event))) or any(map(engine.truth.slim.is_right, slims(event)))
+        ):
             return OK
         return Unknown.CONTENT if event.check_unknown else None
 
@@ -77,21 +79,39 @@ class ByteDrift(EngineRule[BlockCheck]):
         return wrong_blocks.sentences(of)
 
 
-def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Told], Told]]:
+Block = Told | Slim
+
+
+def _foreign(event: BlockCheck, engine: Engine) -> list[tuple[Block, Block]]:
+    """The blocks of a load that hold what was computed under other hashes, each with the block whose content it is; of one
+    that both kinds of fingerprints show, by all of its bytes."""
+    foreign: dict[int, tuple[Block, Block]] = {}
+    for block, owner in engine.truth.slim.foreign(event):
+        foreign[block.token] = block, owner
+    for each in told(event):
+        if (known := engine.truth.owner(each)) is not None:
+            foreign[each.token] = each, known
+    return [foreign[token] for token in sorted(foreign)]
+
+
+def _found_late(event: BlockCheck, engine: Engine) -> Iterator[tuple[list[Block], Block]]:
     """The loads that are known to be wrong by what this event says of computed blocks: of each, the wrong blocks, and whose
     content the first of them holds."""
-    loads: dict[str, tuple[list[Told], Told]] = {}
+    loads: dict[str, tuple[dict[int, Block], Block]] = {}
     owners = list(told(event))
     right = {(owner.hash, owner.fingerprint) for owner in owners}
     for owner in owners:
         for block in engine.truth.waiting(owner):
             if (block.hash, block.fingerprint) in right:
                 continue
-            loads.setdefault(block.event.span_id, ([], owner))[0].append(block)
-    yield from loads.values()
+            loads.setdefault(block.event.span_id, ({}, owner))[0][block.token] = block
+    for slim, of in engine.truth.slim.found_late(event):
+        loads.setdefault(slim.event.span_id, ({}, of))[0].setdefault(slim.token, slim)
+    for blocks, of_first in loads.values():
+        yield [blocks[token] for token in sorted(blocks)], of_first
 
 
-def _of_another(blocks: list[Told], owner: Told) -> Drift:
+def _of_another(blocks: list[Block], owner: Block) -> Drift:
     """Loaded blocks of an event hold what was computed under other hashes; the first of them holds that of `owner`."""
     first = blocks[0]
     numbers = {

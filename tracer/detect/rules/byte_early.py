@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect import wrong_blocks
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.detect.rules import KnownBy, RequestRule
 from kvtrail.tracer.detect.truth import LOADED
 from kvtrail.tracer.model.events import BlockCheck
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
@@ -23,6 +23,7 @@ class ByteEarly(RequestRule[BlockCheck]):
 
     id = "byte-early"
     severity = Severity.WRONG_OUTPUT
+    known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N3",)
     hint = (

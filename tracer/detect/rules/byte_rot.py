@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from kvtrail.tracer.detect import wrong_blocks
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.rules import RequestRule
+from kvtrail.tracer.detect.rules import KnownBy, RequestRule
 from kvtrail.tracer.model.events import BlockCheck
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 from kvtrail.tracer.model.semconv import Level
@@ -22,6 +22,7 @@ class ByteRot(RequestRule[BlockCheck]):
 
     id = "byte-rot"
     severity = Severity.WRONG_OUTPUT
+    known_by = KnownBy.BYTES
     level = Level.DETAILED
     classes = ("N10",)
     hint = "A transfer for a request that is gone still writes, or a copy uses a wrong address: look at what ran meanwhile."

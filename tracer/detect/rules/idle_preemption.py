@@ -35,7 +35,8 @@ class IdlePreemption(EngineRule[Preempt]):
     def judge(self, event: Preempt, engine: Engine) -> Judgement:
         if event.blocks_free is None:
             return None
-        row = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
+        step = [each for each in (*engine.preemptions, event) if each.scheduler_step == event.scheduler_step]
+        row = list({each.request: each for each in step}.values())  # each child of a MultiConnector reports every one
         if event.blocks_free >= len(row):
             return OK
         if len(row) < IN_VAIN:

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.rules import DeadlineRule
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import DeadlineRule, Pending
 from kvtrail.tracer.model.findings import Drift, Finding, Severity
+from kvtrail.tracer.model.patience import of_connector
+
+MARGIN_S = 60.0
+"""How much later than the lease."""
 
 
 class LateFree(DeadlineRule):
     """A finished request's blocks are never given back.
 
-    Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds; the
-    end of a request whose asynchronous load is under way, by the end of that load.
+    Invariant: `request_finished` -> True is followed by one `finished_sending` for the request within 600 seconds, or within
+    the lease and a minute where that is longer; the end of a request whose asynchronous load is under way, by the end of that
+    load within 600 seconds.
 
-    A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Source:
+    A connector may keep blocks as long as its lease; blocks that are freed when the lease ends are not late. Only the time
+    counts in which the scheduler made steps: a paused engine is given no report. Source:
     vLLM, `Scheduler._free_request` frees at once or when the workers report, `Scheduler.finish_requests` waits for a
     load; the incidents are vLLM #46283 (https://github.com/vllm-project/vllm/issues/46283) and #51637
     (https://github.com/vllm-project/vllm/issues/51637). Needs every event of the request.
@@ -25,14 +31,19 @@ class LateFree(DeadlineRule):
     after_s = 600.0
     """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 
-    def pending(self, account: Account) -> tuple[Event, Drift] | None:
-        evidence = account.evidence
+    def pending(self, account: Account, engine: Engine) -> Pending | None:
+        evidence, stepping = account.evidence, engine.means.stepping
         if evidence.ended is None:
             return None
         if evidence.end is not None:
-            return evidence.end, Drift({}, [evidence.end])
+            end = evidence.end
+            keep_s = of_connector(end.connector, end.patience).keep_s
+            within_s = max(self.after_s, (end.lease_s or keep_s or 0.0) + MARGIN_S)
+            numbers = {} if end.lease_s is None else {"lease_s": end.lease_s}
+            return Pending(end, Drift(numbers, [end]), within_s, stepping)
         if evidence.loading is not None:
-            return evidence.ended, Drift({"loading": evidence.loading.allocated}, [evidence.loading])
+            drift = Drift({"loading": evidence.loading.allocated}, [evidence.loading])
+            return Pending(evidence.ended, drift, self.after_s, stepping, in_turn=True)
         return None
 
     def template(self, finding: Finding) -> str:
@@ -44,5 +55,5 @@ class LateFree(DeadlineRule):
             )
         return (
             "At {0} the request ended and the connector kept its blocks. {waited_s} seconds later they have not been given"
-            " back."
+            " back. {counted_s} of them count, in which it could have been reported."
         )

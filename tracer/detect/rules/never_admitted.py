@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.detect.rules import DeadlineRule
-from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.detect.engine_state import Engine
+from kvtrail.tracer.detect.rules import DeadlineRule, Pending
 from kvtrail.tracer.model.findings import Drift, Severity
 
 
 class NeverAdmitted(DeadlineRule):
     """A request is looked up and gets no blocks for minutes.
 
-    Invariant: a request whose lookup was answered with a number is given blocks, or ends, within 600 seconds.
+    Invariant: a request whose lookup was answered with a number is given blocks, or ends, within 600 seconds in which the
+    scheduler had a slot and blocks for it, or nothing else to do.
 
-    vLLM looks a request up when its turn has come; it then waits for blocks alone, and only an engine that is far too small
-    keeps one waiting that long. Source: vLLM, `Scheduler.schedule`; the incident is vLLM #42371
+    vLLM looks a request up when its turn has come; it then waits for blocks alone. While others run, load, or hold blocks for
+    another engine, these may still come. Source: vLLM, `Scheduler.schedule`; the incident is vLLM #42371
     (https://github.com/vllm-project/vllm/issues/42371). Needs every event of the request.
     """
 
@@ -23,14 +24,15 @@ class NeverAdmitted(DeadlineRule):
     classes = ("C12",)
     hint = "The blocks that it waits for are held by requests that give nothing back: look for their findings."
     after_s = 600.0
-    """How long a request may wait for blocks after its first lookup of the epoch."""
+    """How long a request may wait for blocks after its first lookup of the epoch while nothing else was to be done."""
     explanation = (
         "At {0:epoch} the request was looked up for the first time, with {computed} of {total} tokens computed. {waited_s}"
-        " seconds later it has been given no blocks."
+        " seconds later it has been given no blocks. For {counted_s} of them the scheduler could have admitted it."
     )
 
-    def pending(self, account: Account) -> tuple[Event, Drift] | None:
+    def pending(self, account: Account, engine: Engine) -> Pending | None:
         asked = account.evidence.asked
         if asked is None or account.evidence.deferred is not None or account.ended_ns is not None:
             return None
-        return asked, Drift({"computed": asked.computed, "total": asked.total}, [asked])
+        drift = Drift({"computed": asked.computed, "total": asked.total}, [asked])
+        return Pending(asked, drift, self.after_s, engine.means.spare)

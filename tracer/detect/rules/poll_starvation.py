@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvtrail.tracer.detect.engine_state import Engine
-from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.detect.rules import EngineRule, KnownBy
 from kvtrail.tracer.model.events import Event, Heartbeat, RequestEnd
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity
 
@@ -19,7 +19,8 @@ class PollStarvation(EngineRule[Heartbeat]):
     Invariant: while an asynchronous load is open, or the blocks of an ended request are kept, the scheduler makes a step at
     least every 60 seconds.
 
-    Ends of transfers are reported in steps only, so blocks stay held until the next request comes. Source: vLLM,
+    Ends of transfers are reported in steps only, so blocks stay held until the next request comes. A paused scheduler makes
+    none on purpose, and while a request runs, the engine is in the middle of a long step. Source: vLLM,
     `EngineCore.step` is where `get_finished` is asked; the incident is vLLM #46502
     (https://github.com/vllm-project/vllm/issues/46502). Needs signs of life that tell the scheduler's steps, and every
     event of the engine.
@@ -27,6 +28,7 @@ class PollStarvation(EngineRule[Heartbeat]):
 
     id = "poll-starvation"
     severity = Severity.LEAK
+    known_by = KnownBy.DEADLINE
     classes = ("C13", "N5")
     hint = (
         "The engine's loop stops when no request runs, though transfers are open: its liveness must count them, too. Until"
@@ -37,6 +39,8 @@ class PollStarvation(EngineRule[Heartbeat]):
         held: list[Event] = [*engine.loads.values(), *engine.kept.values()]
         if event.scheduler_step is None or not held:
             return None
+        if event.scheduler_paused or engine.means.is_paused or engine.means.running:
+            return OK
         before, oldest = engine.polled, min(held, key=lambda each: each.sequence)
         if before is None or before.scheduler_step != event.scheduler_step:
             return OK

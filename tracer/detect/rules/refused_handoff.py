@@ -6,7 +6,7 @@ from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.capabilities import Capability
 from kvtrail.tracer.model.events import RequestEnd
-from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity, Unknown
+from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
 ITS_OWN_END = {"stopped", "length_capped"}
 """The outcomes of a request that ran to its end; an aborted one is not handed on."""
@@ -17,11 +17,13 @@ class RefusedHandoff(RequestRule[RequestEnd]):
 
     Invariant: if the caller asked for the request to be handed on (`do_remote_decode`), its prompt of P >= b tokens, b the
     block size, was computed, and it was stopped or reached its length, then `request_finished` -> True: the blocks are kept
-    until they are sent.
+    until they are sent; and the request still holds b x |B| >= P tokens' worth of blocks B, though it was preempted.
 
     An aborted request is not handed on. Source: vLLM, `request_finished` of the connectors with the capability `hands_on`;
-    the incident is vLLM #46008 (https://github.com/vllm-project/vllm/pull/46008). Needs that capability (NIXL, Mooncake),
-    one connector in the engine, and every event of the request.
+    the incidents are vLLM #46008 (https://github.com/vllm-project/vllm/pull/46008) and #48141
+    (https://github.com/vllm-project/vllm/pull/48141), where the last step's token ends a request that has been preempted
+    meanwhile. Needs that capability (NIXL, Mooncake), one connector in the engine, every event of the request, and, of a
+    preempted one, the blocks at its end.
     """
 
     id = "refused-handoff"
@@ -40,8 +42,22 @@ class RefusedHandoff(RequestRule[RequestEnd]):
             return None  # one of a MultiConnector's children hands it on, and the end is recorded of one of them
         if account.prompt is None or event.computed is None or not event.block_size:
             return Unknown.LOST
-        if event.computed < account.prompt or account.prompt < event.block_size:
+        size, prompt = event.block_size, account.prompt
+        if prompt < size:
             return None
-        if event.free_delayed:
-            return OK
-        return Drift({"outcome": event.outcome, "computed": event.computed, "prompt": account.prompt}, [event])
+        numbers = {"outcome": event.outcome, "computed": event.computed, "prompt": prompt}
+        if event.computed < prompt:
+            blocks = event.blocks_ids
+            if not (event.epoch and event.output) or blocks is None or len(blocks) * size >= prompt:
+                return None
+            return Drift({**numbers, "blocks": len(blocks), "output": event.output}, [event])
+        return OK if event.free_delayed else Drift(numbers, [event])
+
+    def template(self, finding: Finding) -> str:
+        if "blocks" not in finding.numbers:
+            return self.explanation
+        return (
+            "The request was to be handed on to another engine. At {0} it ended ({outcome}) with {output} tokens of output,"
+            " so all {prompt} of its prompt had been computed; but it was preempted before its end, and holds {blocks} blocks"
+            " and {computed} computed tokens. Whoever is to go on with it waits in vain, or reads what is not there."
+        )

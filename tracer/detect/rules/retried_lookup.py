@@ -34,7 +34,7 @@ class RetriedLookup(RequestRule[Store | StorePlan]):
     def judge(self, event: Store | StorePlan, account: Account) -> Judgement:
         if type(event) is Store and event.role != SCHEDULER:
             return None
-        asked = account.evidence.repeated_hits
+        asked = account.evidence.repeated_hits.get(event.connector_id, 0)
         if asked < 2 or event.epoch != account.epoch or not event.has(Capability.REPORTS_ALL_STORES):
             return None
         begins = hole(event, account)

@@ -7,14 +7,19 @@ from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.model.events import Load, RequestEnd, Schedule
 from kvtrail.tracer.model.findings import OK, Drift, Finding, Judgement, Severity, Unknown
 
+NOT_ITS_OWN = {"aborted", "error"}
+"""The outcomes of a request that others have ended."""
+
 
 class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
     """A load brought fewer tokens than promised, and nobody told the scheduler.
 
     Invariant: a load's tokens = those it was meant to bring, on every rank, or the load is reported as failed
-    (`get_block_ids_with_load_errors`, `failed_recving`) before the request runs on.
+    (`get_block_ids_with_load_errors`, `failed_recving`) before the request runs on or comes to its own end.
 
-    What vLLM has computed itself need not be brought, though it is a part of a chunk. Source: vLLM,
+    With asynchronous scheduling the next step is scheduled before the workers' report, so the one after it counts. What vLLM
+    has computed itself need not be brought, though it is a part of a chunk. A request that is aborted or fails in
+    the step of the load is told nothing more, nor is one whose engine dies in it: the failure decides these. Source: vLLM,
     `Scheduler._handle_invalid_blocks` recomputes what is reported; what is not, is taken for computed. The incidents are
     LMCache #1770 (https://github.com/LMCache/LMCache/issues/1770) and vllm-ascend #10561
     (https://github.com/vllm-project/vllm-ascend/issues/10561). Needs a load that says what was expected of it.
@@ -33,7 +38,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
         if isinstance(event, Load):
             if event.expected is None:
                 return None
-            if event.count >= _wanted(event, account):
+            if event.count >= wanted(event, account):
                 return OK
             if event.error is not None:
                 return Drift(_numbers(event, account), [event])
@@ -43,6 +48,8 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
         if isinstance(event, RequestEnd) and elsewhere is not None:
             return _went_on(elsewhere, event, account)
         short = evidence.short
+        if isinstance(event, Schedule) and event.scheduler_async and not evidence.ran_ahead:
+            return None  # it was scheduled before the workers could report the load's error
         return None if short is None else _went_on(short, event, account)
 
     def template(self, finding: Finding) -> str:
@@ -54,7 +61,7 @@ class ShortLoad(RequestRule[Load | Schedule | RequestEnd]):
 
 def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Judgement:
     """The request runs or ends after a load that brought too little."""
-    if short.error is not None or short.count >= _wanted(short, account):
+    if short.error is not None or short.count >= wanted(short, account) or _fell(event, account):
         return None
     if account.missing is not None:
         return account.missing
@@ -66,7 +73,15 @@ def _went_on(short: Load, event: Schedule | RequestEnd, account: Account) -> Jud
     return Drift(_numbers(short, account), [short, event])
 
 
-def _wanted(load: Load, account: Account) -> int:
+def _fell(event: Schedule | RequestEnd, account: Account) -> bool:
+    """Whether the request was ended by its caller or by an error in the first step after its admission, or before it: an
+    error of the load may have been on its way."""
+    step = account.evidence.schedule
+    ran_on = step is not None and account.begun is not None and step.computed > account.begun
+    return isinstance(event, RequestEnd) and event.outcome in NOT_ITS_OWN and not ran_on
+
+
+def wanted(load: Load, account: Account) -> int:
     """The tokens that the load had to bring: what it was meant to, without what vLLM has already. Connectors count whole
     chunks."""
     allocated = max((alloc.allocated for alloc in account.evidence.allocs.values()), default=0)
@@ -75,4 +90,4 @@ def _wanted(load: Load, account: Account) -> int:
 
 
 def _numbers(load: Load, account: Account) -> dict[str, Any]:
-    return {"expected": _wanted(load, account), "loaded": load.count, "rank": load.rank}
+    return {"expected": wanted(load, account), "loaded": load.count, "rank": load.rank}

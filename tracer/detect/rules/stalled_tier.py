@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrail.tracer.detect.engine_state import Engine, is_full
-from kvtrail.tracer.detect.rules import EngineRule
+from kvtrail.tracer.detect.rules import EngineRule, KnownBy
 from kvtrail.tracer.model.events import Heartbeat, Pool
 from kvtrail.tracer.model.findings import OK, Drift, Judgement, Severity
 
@@ -25,6 +25,7 @@ class StalledTier(EngineRule[Pool | Heartbeat]):
 
     id = "stalled-tier"
     severity = Severity.WASTED_WORK
+    known_by = KnownBy.DEADLINE
     classes = ("N8",)
     hint = "The thread that evicts has died: look for its exception in the log of the store's server, and restart it."
     explanation = (

@@ -55,7 +55,7 @@ class StoreGap(RequestRule[Store | StorePlan]):
         begins = hole(event, account)
         if begins is None:
             return OK
-        if account.evidence.repeated_hits > 1:
+        if account.evidence.repeated_hits.get(event.connector_id, 0) > 1:
             return None  # retried-lookup judges it
         before = account.evidence.store
         numbers = {"hole_from": begins, "hole_to": event.start, "matched": account.longest_match}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvtrail.tracer.detect.account import Account
 from kvtrail.tracer.detect.rules import RequestRule
 from kvtrail.tracer.detect.rules.async_declaration import synchronous_load
@@ -14,10 +16,12 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
     numbered transfer ends once.
 
     A load and a store of one request may end in the same step. A MultiConnector hands every report to all of its
-    children, although only one of them waits for it: each may report it once. Source: vLLM,
+    children, although only one of them waits for it: each records it once, and of one for which none of them waits it is not
+    known which child's workers made it. Source: vLLM,
     `Scheduler._update_from_kv_xfer_finished` asserts that it knows the request and frees its blocks; the incidents are
     vLLM #46240 (https://github.com/vllm-project/vllm/issues/46240), #51637
-    (https://github.com/vllm-project/vllm/issues/51637) and #51595 (https://github.com/vllm-project/vllm/pull/51595).
+    (https://github.com/vllm-project/vllm/issues/51637), #51595 (https://github.com/vllm-project/vllm/pull/51595), #51786
+    (https://github.com/vllm-project/vllm/issues/51786) and #45628 (https://github.com/vllm-project/vllm/pull/45628).
     Needs every event of the request.
     """
 
@@ -33,11 +37,9 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         if isinstance(event, Received):
             if evidence.loading is not None:
                 return OK
-            if account.ended_ns is not None and evidence.end is None and evidence.received is None:
-                return None  # aborted while it was loading: the account closed it
-            if synchronous_load(account) is not None or _may_be_a_siblings(event, account, evidence.received_by):
-                return None  # async-declaration judges it; or another child waited for it
-            return _drift("load", evidence.received, event)
+            if synchronous_load(account) is not None or account.repeats_report(event):
+                return None  # async-declaration judges it; or another child has recorded this report
+            return _stray_load(event, account)
         if isinstance(event, Sent):
             if evidence.end is not None:
                 return OK
@@ -51,13 +53,24 @@ class StrayCompletion(RequestRule[Received | Sent | TransferEnd]):
         return Unknown.UNSEEN
 
     def template(self, finding: Finding) -> str:
+        text = "At {0:epoch} a {what} was reported as finished, and none was under way"
         if finding.numbers["repeated"]:
-            return "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already."
-        return "At {0:epoch} a {what} was reported as finished, and none was under way."
+            text = "At {1:epoch} a {what} was reported as finished that had been reported at {0.label} already"
+        if "connectors" in finding.numbers:
+            text += "; by which of the {connectors} connectors that were asked about the request, is not known"
+        return text + "."
 
 
 def _drift(what: str, before: Event | None, event: Event) -> Drift:
     return Drift({"what": what, "repeated": before is not None}, [event] if before is None else [before, event])
+
+
+def _stray_load(event: Received, account: Account) -> Drift:
+    """Of a MultiConnector, no child is accused: each was passed the report."""
+    drift = _drift("load", account.evidence.received, event)
+    if (asked := len(account.evidence.connectors)) < 2:
+        return drift
+    return replace(drift, numbers={**drift.numbers, "connectors": asked}, connector="")
 
 
 def _may_be_a_siblings(event: Event, account: Account, reported_by: frozenset[str]) -> bool:

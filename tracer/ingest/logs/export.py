@@ -27,7 +27,7 @@ def span_of(event: Event) -> Span:
         name=event.kind,
         start_ns=event.start_ns,
         end_ns=event.end_ns,
-        attributes={key: value for key, value in (common | own).items() if value is not None and value != ""},
+        attributes={key: value for key, value in (common | own).items() if value not in (None, "", b"")},
         resource={semconv.ENGINE_ID.key: event.engine, semconv.RECORDER_ID.key: event.recorder},
         scope=semconv.SCOPE,
         error=event.error,

@@ -36,6 +36,11 @@ _RAISED = re.compile(
 _CARETS = re.compile(r"^[\s^~]*$")
 _BEGINS = "Traceback (most recent call last)"
 _CONNECTORS_FILE = re.compile(r"kv_connector|kv_offload|lmcache|kvtrail|[/_]connectors?[/._]", re.IGNORECASE)
+_INSTALLED = re.compile(r".*(?:/(?:site|dist)-packages/|/lib/python3\.\d+/)")
+_PACKAGE = re.compile(r".*(?<!/integration)(?=/(?:vllm(?:_\w+)?|lmcache|kvtrail/(?:connector|dashboard|tracer))/)")
+"""What is ahead of the last package that is known; LMCache has a `vllm` of its own in `lmcache/integration`."""
+CAUGHT = frozenset({"DEBUG", "INFO", "WARNING"})
+"""Levels at which a process logs an exception that it has caught, and goes on."""
 _SCHEDULERS_PART = re.compile(r"connector|kv_xfer|remote_kv|kv_load|invalid_block")
 _REQUEST = re.compile(
     r"\b(?:[Rr]equest|[Rr]eq)(?:[ _]?id)?[ :=]+['\"]?(?P<id>[^\s,'\":]+)|^KeyError: ['\"](?P<key>[^'\"]+)"
@@ -79,6 +84,8 @@ class Tracebacks:
         elif held is not None and held.frames:
             if match := _RAISED.match(text):
                 self.forget(record.process)
+                if record.level in CAUGHT:
+                    return None
                 return _failure(held.frames, match["name"].rpartition(".")[2], match["text"])
             if held.wants_source:
                 held.frames[-1][2], held.wants_source = text, False
@@ -95,13 +102,23 @@ def _failure(frames: list[list[str]], name: str, text: str | None) -> Reading | 
     error = kept(f"{name}: {text}" if text else f"{name}: {source}" if source else name)
     calls = SCHEDULER_CALLS | WORKER_CALLS
     call = next((function for _, function, _ in frames if function in calls), None)
-    call = call or next((function for path, function, _ in frames if _CONNECTORS_FILE.search(path)), None)
+    call = call or next((function for path, function, _ in frames if _is_connectors(path)), None)
     if call is not None:
         return failed(call, error)
     part = next((function for _, function, _ in reversed(frames) if _SCHEDULERS_PART.search(function)), None)
     if part is None:
         return None
     return Reading(Role.NOTE, f"vLLM fails in `{part}`: {error}", request_in(error), remarkable=True)
+
+
+def _is_connectors(path: str) -> bool:
+    """Whether a file is a connector's. Only the path within its package says so: where a package is installed, and how the
+    folders of a checkout are named, says nothing. Of a package that is not known, the file and its folder count."""
+    path = path.replace("\\", "/")
+    for ahead in (_INSTALLED, _PACKAGE):
+        if (match := ahead.match(path)) is not None:
+            return _CONNECTORS_FILE.search("/" + path[match.end() :].lstrip("/")) is not None
+    return _CONNECTORS_FILE.search("/" + "/".join(path.split("/")[-2:])) is not None
 
 
 def failed(call: str, error: str) -> Reading:

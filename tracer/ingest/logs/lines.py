@@ -22,8 +22,8 @@ _DAY_NS = 86_400 * 10**9
 _COLOUR = re.compile(r"(?:\x1b|\^\[|#033|\\x1b|\\033)\[[0-9;?]*[A-Za-z]|\ufffd?\[\d{1,3}(?:;\d{1,3}){0,4}m")
 """Colour codes: with the escape character, with one of its spellings, and with it lost or replaced."""
 _HEADER = re.compile(
-    r"\[(?P<full>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[,.](?P<fraction>\d{1,6})\]\s*LMCache\s+[A-Z]+:\s*"
-    r"|\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*"
+    r"\[(?P<full>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)[,.](?P<fraction>\d{1,6})\]\s*LMCache\s+(?P<level>[A-Z]+):\s*"
+    r"|\b(?P<word>DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<short>\d\d-\d\d \d\d:\d\d:\d\d)\s+\[?[\w./-]+:\d+\]\s*"
 )
 _DATED = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)")
 """A time in front of a line that has no header: of a container's runtime, or of a logger with a format of its own."""
@@ -52,6 +52,8 @@ class Record:
     precise: bool = False
     logged: bool = False
     """Whether it has a time of its own; without one, the time is that of the line before."""
+    level: str = ""
+    """Of its own header, `WARNING` for example; empty where it has none."""
 
 
 class Lines:
@@ -94,7 +96,8 @@ class Lines:
             self._process, self._rank = _named(name[0]) if name else ("", 0)
             self._last_ns = self._time(header)
             text, precise = line[header.end() : end].strip(), header["full"] is not None
-            yield Record(number, text, self._now(), self._process, self._rank, precise, True)
+            level = header["level"] or header["word"]
+            yield Record(number, text, self._now(), self._process, self._rank, precise, True, level)
 
     def _bare(self, line: str, number: int) -> Record:
         """A line without a header: it goes on where the last one stopped, unless it has a time or a name of its own."""

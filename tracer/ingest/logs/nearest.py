@@ -39,7 +39,7 @@ class Nearest:
             " print them (docs/importing.md lists them; many are printed at level DEBUG only)."
         )
         if not self._lines:
-            return f"{said} No line comes near to one."
+            return f"{said} No line resembles any of them."
         near = "; ".join(
             f"line {number}: {text[:_SHOWN]!r}" for _, number, text in sorted(self._lines, key=lambda e: e[1])
         )

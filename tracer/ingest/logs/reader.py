@@ -11,11 +11,11 @@ from kvtrail.tracer.ingest import files
 from kvtrail.tracer.ingest.files import STDIN
 from kvtrail.tracer.ingest.logs.assemble import Assembler
 from kvtrail.tracer.ingest.logs.export import span_of
-from kvtrail.tracer.ingest.logs.failures import FAILURES, Tracebacks
+from kvtrail.tracer.ingest.logs.failures import CAUGHT, FAILURES, Tracebacks
 from kvtrail.tracer.ingest.logs.lines import Lines, Record
 from kvtrail.tracer.ingest.logs.lmcache import LMCACHE
 from kvtrail.tracer.ingest.logs.nearest import Nearest
-from kvtrail.tracer.ingest.logs.readings import Reading
+from kvtrail.tracer.ingest.logs.readings import Reading, Role
 from kvtrail.tracer.ingest.logs.story import Stories
 from kvtrail.tracer.ingest.logs.vllm import VLLM
 from kvtrail.tracer.ingest.trace_file import TraceReader, UnusableTrace, is_framed
@@ -129,7 +129,7 @@ class LogReader:
         if reading is None:
             return self._tracebacks.read(record)
         self._tracebacks.forget(record.process)
-        return reading
+        return None if reading.role is Role.FAILURE and record.level in CAUGHT else reading
 
 
 def is_log(path: Path) -> bool:

@@ -49,16 +49,26 @@ class ClickHouseReader(
 ):
     """The reading side: a `Reader` over all tracers. Each part of it is in the file of its table."""
 
-    def __init__(self, address: Address) -> None:
-        """Raises StoreError: there is no such ClickHouse, or its tables are not those of this kvtrail."""
+    def __init__(self, address: Address, *, is_first: bool = False) -> None:
+        """With `is_first`, tables that no tracer has made yet are made, and are empty.
+
+        Raises:
+            StoreError: there is no such ClickHouse, or its tables are not those of this kvtrail.
+        """
         try:
             super().__init__(Connection(address))
             version, _ = schema.stored(self.connection)
         except StoreError as error:
-            if "UNKNOWN_DATABASE" in str(error) or "UNKNOWN_TABLE" in str(error):
+            if "UNKNOWN_DATABASE" not in str(error) and "UNKNOWN_TABLE" not in str(error):
+                raise
+            if not is_first:
                 raise StoreError(
                     f"no tracer has stored anything in {address}: kvtrail serve --store {address}"
                 ) from error
-            raise
+            super().__init__(Connection(address, create=True))
+            version = 0
+        if is_first and not version:
+            schema.make(self.connection)
+            version = schema.VERSION  # a tracer notes it, with how long it keeps what they have
         if version != schema.VERSION:
             raise StoreError(f"{address} has tables of schema {version}; this kvtrail reads {schema.VERSION}")

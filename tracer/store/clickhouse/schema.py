@@ -171,8 +171,8 @@ _ENDS = {
 recent activity has a time of its own."""
 
 
-def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:
-    """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
+def make(connection: Connection) -> tuple[int, float]:
+    """Make the tables that are not there; returns what `stored` gave before. Several may do so at once.
 
     Raises:
         StoreError: the tables are those of a newer kvtrail, or this one may not make them.
@@ -187,6 +187,16 @@ def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None
     if version < VERSION:
         for statement in _STATEMENTS:
             connection.command(statement.format(engine=engine))
+    return version, retained
+
+
+def prepare(connection: Connection, *, retain_hours: float, now_ns: int) -> None:
+    """Make the tables that are not there, and have them keep their rows for so long. Several tracers may do so at once.
+
+    Raises:
+        StoreError: the tables are those of a newer kvtrail, or this one may not make them.
+    """
+    version, retained = make(connection)
     if retained != retain_hours:
         seconds = int(min(retain_hours, _LONGEST_HOURS) * 3600)
         for table, end in _ENDS.items():

@@ -7,7 +7,7 @@ such names, and is all text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -114,6 +114,21 @@ class SpanReader(Database):
             limit=limit,
         )
         return [span_of(row)[1] for row in reversed(rows)]
+
+    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
+        if not named:
+            return []
+        moments = [at_ns for _, at_ns in named]
+        rows = self.query(
+            f"SELECT {_SELECTED} {_NEAR} AND SpanId IN {{ids:Array(String)}} AND ScopeName = {{ours:String}}"
+            " LIMIT 1 BY TraceId, SpanId",
+            from_ns=min(moments),
+            to_ns=max(moments),
+            ids=[span_id for span_id, _ in named],
+            ours=semconv.SCOPE,
+        )
+        spans = [span_of(row)[1] for row in rows]
+        return [span for span in spans if (span.span_id, span.start_ns) in named]
 
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         blocks = self.connection.blocks(

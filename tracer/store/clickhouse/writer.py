@@ -82,7 +82,7 @@ class ClickHouseWriter:
         findings = {each.id: each for batch in every for each in batch.findings}
         latest = {(each.engine, each.request): each for batch in every for each in batch.lanes}
         launched = {(each.engine, each.launch): each for batch in every for each in batch.launches}
-        self._insert("otel_traces", spans.COLUMNS, list(self._span_rows(every)))
+        self._insert("otel_traces", spans.COLUMNS, self._span_rows(every, unfit))
         self._insert("kvtrail_engines", _ENGINES, self._engine_rows(every))
         self._insert("kvtrail_requests", _REQUESTS, _fitting(self._account_row, accounts.values(), unfit))
         self._insert("kvtrail_findings", _FINDINGS, _fitting(self._finding_row, findings.values(), unfit))
@@ -117,11 +117,15 @@ class ClickHouseWriter:
         about = self._engines.get(engine, {})
         return about.get("service", ""), about.get("pod") or about.get("host", ""), about.get("model", "")
 
-    def _span_rows(self, batches: Iterable[Batch]) -> Iterator[Row]:
+    def _span_rows(self, batches: Iterable[Batch], unfit: list[Exception]) -> list[Row]:
+        rows: list[Row] = []
         for batch in batches:
             if batch.chunk is not None:
-                for span in self._decoder.spans(batch.chunk.payload):
-                    yield spans.row_of(span, self._next())
+                try:
+                    rows += [spans.row_of(span, self._next()) for span in self._decoder.spans(batch.chunk.payload)]
+                except ValueError as error:  # damaged where it waited: those after it must not wait for it
+                    unfit.append(error)
+        return rows
 
     def _engine_rows(self, batches: Iterable[Batch]) -> list[Row]:
         """What is new of engines. A later description replaces an earlier one, but for what it leaves empty."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from kvtrail.tracer.detect.ordering import SeenNumbers
 from kvtrail.tracer.store import MOST_RECEIPTS
-from kvtrail.tracer.store.sqlite.database import Query
+from kvtrail.tracer.store.sqlite.database import Query, readable
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS receipts (number INTEGER PRIMARY KEY, digest BLOB NOT NULL)",
@@ -40,7 +41,13 @@ def receipts(query: Query) -> list[bytes]:
 
 def seen(query: Query) -> dict[str, str]:
     """By recorder: the numbers that are stored, as text."""
-    return dict(query("SELECT recorder, seen FROM recorders"))
+    return dict(readable(query("SELECT recorder, seen FROM recorders"), _numbers, of="recorders"))
+
+
+def _numbers(row: Sequence[str]) -> tuple[str, str]:
+    recorder, text = row
+    SeenNumbers.from_text(text)
+    return recorder, text
 
 
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:

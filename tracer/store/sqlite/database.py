@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from kvtrail.tracer.store.sqlite import damage
+
+Row = TypeVar("Row", bound=Hashable)
+Made = TypeVar("Made")
 Query = Callable[..., list[Any]]
 """`Database.query`."""
 
@@ -59,4 +64,42 @@ def rows_of(
 ) -> list[Any]:
     """As `Database.query`, over this connection."""
     clause = f" WHERE {' AND '.join(where)}" if where else ""
-    return db.execute(f"{select}{clause} {tail}", values).fetchall()
+    return whatever_texts(db, lambda: db.execute(f"{select}{clause} {tail}", values).fetchall())
+
+
+def whatever_texts(db: sqlite3.Connection, read: Callable[[], Made]) -> Made:
+    """What `read` reads over this connection. Where a text is none, which fails the whole query, it is done once more, with
+    other characters in the place of damaged ones."""
+    try:
+        return read()
+    except sqlite3.OperationalError as error:
+        if "decode to UTF-8" not in str(error):
+            raise
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")  # slower, so not always
+    try:
+        return read()
+    finally:
+        db.text_factory = str
+
+
+def readable(rows: Iterable[Row], read: Callable[[Row], Made], *, of: str) -> list[Made]:
+    """What `read` makes of each row. One that is damaged is left out, and the log says so; it is `of` this table."""
+    made = []
+    for row in rows:
+        try:
+            made.append(read(row))
+        except (ValueError, TypeError, KeyError) as error:
+            damage.note(of, row, error, costs=f"are left out; {damage.REMEDY}")
+    return made
+
+
+def an_object(text: str) -> dict[str, Any]:
+    """The data of a JSON text that is an object. Raises ValueError if it is none."""
+    if not isinstance(data := from_text(text), dict):
+        raise ValueError("a JSON text that is no object")
+    return data
+
+
+def member(name: str) -> str:
+    """The SQL for a member of the JSON in the column `account`; NULL where that is damaged."""
+    return f"CASE WHEN json_valid(account) THEN account ->> '{name}' END"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.model import engines
-from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS engines (
@@ -49,4 +49,9 @@ class EngineReader(Database):
 
     def _descriptions(self) -> dict[str, dict[str, str]]:
         rows = self.query("SELECT engine, about FROM engines ORDER BY number")
-        return {engine: engines.described({}) | from_text(about) for engine, about in rows}
+        return dict(readable(rows, _described, of="engines"))
+
+
+def _described(row: Sequence[Any]) -> tuple[str, dict[str, str]]:
+    engine, about = row
+    return engine, engines.described({}) | an_object(about)

@@ -13,7 +13,7 @@ from typing import Any
 from kvtrail.tracer.detect.lanes import Lane, Window
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.store import EVERY, FindingFilter
-from kvtrail.tracer.store.sqlite.database import Database, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import Database, an_object, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS findings (
@@ -25,6 +25,7 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS finding_places (kind TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (kind, name))"
     " WITHOUT ROWID",
 )
+_NEEDED = ("id", "rule", "severity", "request", "engine", "first_ns", "last_ns")
 _PLACES = {"rules": "rule", "connectors": "connector", "engines": "engine"}
 _PUT_PLACE = "INSERT OR IGNORE INTO finding_places (kind, name)"
 
@@ -43,6 +44,14 @@ def put(db: sqlite3.Connection, findings: Sequence[Finding]) -> None:
     db.executemany(f"{_PUT_PLACE} VALUES (?, ?)", (place for place in places if place[1]))
 
 
+def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
+    """Drop the findings that were last seen since then, within the open transaction."""
+    db.execute("DELETE FROM findings WHERE last_ns >= ?", (since_ns,))
+    db.execute("DELETE FROM finding_places")
+    for kind, column in _PLACES.items():
+        db.execute(f"{_PUT_PLACE} SELECT DISTINCT ?, {column} FROM findings WHERE {column} != ''", (kind,))
+
+
 def drop_oldest(db: sqlite3.Connection, count: int) -> int:
     """Drop so many of the findings, those that were seen last the longest ago; returns how many there were."""
     oldest = "SELECT id FROM findings INDEXED BY findings_in_time ORDER BY last_ns LIMIT ?"
@@ -59,7 +68,7 @@ class FindingReader(Database):
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         latest = f"SELECT id FROM findings INDEXED BY {index} {where} ORDER BY last_ns DESC LIMIT {int(limit)}"
         rows = self.query("SELECT body FROM findings", [f"id IN ({latest})"], values, "ORDER BY +last_ns DESC")
-        return [from_text(body) for (body,) in rows]
+        return readable(rows, _finding, of="findings")
 
     def findings_trend(self, which: FindingFilter = EVERY, *, step_ns: int) -> list[dict[str, Any]]:
         step_ns = int(step_ns)
@@ -83,8 +92,13 @@ class FindingReader(Database):
             *self.query(of_requests, (), (requests, limit)),
             *self.query(of_engines, (), (window.from_ns, window.to_ns, limit)),
         ]
-        findings = [from_text(body) for (body,) in rows]
+        findings = readable(rows, _finding, of="findings")
         return [f for f in findings if not f["request"] or (f["engine"], f["request"]) in marked][:limit]
+
+
+def _finding(row: Sequence[Any]) -> dict[str, Any]:
+    finding = an_object(row[0])
+    return {**finding, **{name: finding[name] for name in _NEEDED}}
 
 
 def _conditions(which: FindingFilter) -> tuple[list[str], list[Any]]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from kvtrail.tracer.detect.lanes import Lane, Lanes, Window
-from kvtrail.tracer.store.sqlite.database import from_text, to_text
+from kvtrail.tracer.store.sqlite.database import from_text, readable, to_text, whatever_texts
 from kvtrail.tracer.store.sqlite.requests import RequestReader
 
 SCHEMA = (
@@ -60,6 +60,11 @@ def put(db: sqlite3.Connection, lanes: Iterable[Lane]) -> None:
     db.executemany(_UPSERT, map(_row, lanes))
 
 
+def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
+    """Drop the lanes of requests that began since then, within the open transaction."""
+    db.execute("DELETE FROM lanes WHERE started_ns >= ? OR number NOT IN (SELECT number FROM requests)", (since_ns,))
+
+
 def _row(lane: Lane) -> tuple[Any, ...]:
     lot = zlib.crc32(f"{lane.engine} {lane.request}".encode()) | 1 << (LOTS - 1)
     tier = (lot & -lot).bit_length() - 1
@@ -78,7 +83,8 @@ class LaneReader(RequestReader):
 
     def lanes(self, window: Window, *, live: Iterable[str]) -> Lanes:
         named = self.few_requests(search=window.search, status=window.status, until_ns=window.to_ns, limit=MAX_NAMED)
-        return find(self.connection(), window, live=live, named=named)
+        db = self.connection()
+        return whatever_texts(db, lambda: find(db, window, live=live, named=named))
 
 
 def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: Sequence[int] | None = None) -> Lanes:
@@ -97,7 +103,7 @@ def find(db: sqlite3.Connection, window: Window, *, live: Iterable[str], named: 
         others = _sample(tiers, 0, room=window.limit - len(drifting.rows))
     finally:
         db.set_progress_handler(None, 0)
-    lanes = [_lane(row) for row in (*drifting.rows, *others.rows)]
+    lanes = readable((*drifting.rows, *others.rows), _lane, of="lanes")
     return Lanes(
         lanes=sorted(lanes, key=lambda lane: (lane.started_ns, lane.request)),
         known=sum(len(part.rows) * 2**part.lowest for part in (drifting, others)),

@@ -8,7 +8,7 @@ from dataclasses import astuple
 from typing import Any
 
 from kvtrail.tracer.model.launches import Cause, Launch, State
-from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, readable, to_text
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS launches (
@@ -35,13 +35,15 @@ def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
 
 def read(query: Query, where: Sequence[str] = (), values: Sequence[Any] = ()) -> list[Launch]:
     """The launches that meet all conditions."""
-    return [
-        Launch(
-            engine=engine, launch=launch, state=State(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
-            lost=lost, cause=None if cause is None else Cause(**from_text(cause)),
-        )
-        for engine, launch, state, began_ns, ended_ns, ended_by, lost, cause in query(_SELECT, where, values)
-    ]  # fmt: skip
+    return readable(query(_SELECT, where, values), _launch, of="launches")
+
+
+def _launch(row: Sequence[Any]) -> Launch:
+    engine, launch, state, began_ns, ended_ns, ended_by, lost, cause = row
+    return Launch(
+        engine=engine, launch=launch, state=State(state), began_ns=began_ns, ended_ns=ended_ns, ended_by=ended_by,
+        lost=lost, cause=None if cause is None else Cause(**from_text(cause)),
+    )  # fmt: skip
 
 
 def heard(query: Query) -> dict[str, int]:

@@ -9,7 +9,6 @@ Appending takes 1 us a span, where a row for each took 20, and a span takes 30 b
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
@@ -18,9 +17,8 @@ from typing import Any
 import zstandard
 
 from kvtrail.tracer.store import Chunk
+from kvtrail.tracer.store.sqlite import damage
 from kvtrail.tracer.store.sqlite.database import Query, to_text
-
-logger = logging.getLogger("kvtrail")
 
 SCHEMA = (
     # `number` is that of the first span, by arrival; `keys` are those of a fresh chunk, one after the other.
@@ -153,6 +151,12 @@ def last_number(query: Query) -> int:
     return int(query("SELECT number FROM log_end")[0][0])
 
 
+def ended_ns(query: Query, number: int) -> int:
+    """When the last span of the chunk with this one ended; 0 without a chunk."""
+    rows = query("SELECT last_ns FROM chunks", ["number <= ?"], [number], "ORDER BY number DESC LIMIT 1")
+    return int(rows[0][0]) if rows else 0
+
+
 def payloads_with(query: Query, keys: Collection[bytes]) -> Iterator[bytes]:
     """The chunks in which there may be spans with any of these keys, the latest first, each as `payload_at` gives it."""
     return (payload_at(query, number) for number in sorted(places_of(query, keys), reverse=True))
@@ -220,9 +224,7 @@ def _decompressed(number: int, body: bytes) -> bytes:
     try:
         return zstandard.ZstdDecompressor().decompress(body)
     except zstandard.ZstdError as error:
-        logger.error(
-            "the store is damaged: the spans from number %s on cannot be read, and are left out: %s", number, error
-        )
+        damage.note("chunks", number, error, costs=f"the spans from number {number} on are left out")
         return b""
 
 

@@ -1,8 +1,10 @@
-"""How a store is opened: what is damaged is set aside, what is older is changed over, after a copy was made."""
+"""How a store is opened by its one writer: what is damaged is set aside, what is older is changed over, after a copy."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -12,11 +14,16 @@ from kvtrail.tracer.store import StoreError
 
 logger = logging.getLogger("kvtrail")
 
+APPLICATION_ID = int.from_bytes(b"kvtr")
+"""What SQLite calls the program that a file belongs to; `file` shows it, too."""
+_NAME_AT = 68
 SCHEMA_VERSION = 3
 _ROWS_ONLY = 2
 """The last schema in which each span was a row. It was never released."""
 CHANGES: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """What makes the next schema of a store of this one, within the open transaction."""
+OWNERS = 0o600
+"""The permissions of a store: prompts' ids, and who asked when, are its owner's alone."""
 CHECKED_BYTES = 64 * 2**20
 """A larger file is not read as a whole before it is used."""
 
@@ -26,10 +33,17 @@ def is_damage(error: Exception) -> bool:
     return str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
+def is_named_ours(path: Path) -> bool:
+    """Whether the head of a file says that a kvtrail wrote it, however damaged the rest is
+    (https://www.sqlite.org/fileformat2.html#application_id)."""
+    with path.open("rb") as file:
+        return file.read(_NAME_AT + 4)[_NAME_AT:] == APPLICATION_ID.to_bytes(4)
+
+
 def set_aside(path: Path, reason: str) -> None:
     """Rename a damaged store, so that a new one can begin."""
     ending = f".damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-    for part in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))):
+    for part in parts(path):
         if part.exists():
             part.rename(part.with_name(f"{part.name.replace(path.name, path.name + ending)}"))
     _mark(path).unlink(missing_ok=True)
@@ -49,18 +63,80 @@ def has_damage(path: Path) -> bool:
     return _mark(path).exists()
 
 
+def claim(path: Path) -> int:
+    """A descriptor of the store's file that locks it, whatever name it has; the file is made if there is none, for its owner
+    alone. To be closed after all connections of this process: POSIX drops their locks with it.
+
+    Raises:
+        BlockingIOError: another process has claimed it.
+        OSError: it cannot be opened.
+    """
+    claimed = os.open(path, os.O_RDWR | os.O_CREAT, OWNERS)
+    try:
+        fcntl.flock(claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(claimed)
+        raise
+    return claimed
+
+
+def make_private(path: Path) -> None:
+    """Take a store from all but its owner. What SQLite puts beside it gets the same permissions."""
+    for part in parts(path):
+        if part.exists():
+            part.chmod(part.stat().st_mode & OWNERS)
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a store: its own, and those that SQLite has beside it."""
+    return [path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))]
+
+
+def identify(db: sqlite3.Connection, path: Path) -> None:
+    """Look whether a file is a store that this kvtrail knows, or empty.
+
+    Raises:
+        sqlite3.DatabaseError: it is no database, or damaged.
+        StoreError: another program or another kvtrail wrote it.
+    """
+    ((application,),) = db.execute("PRAGMA application_id")
+    ((version,),) = db.execute("PRAGMA user_version")
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    # Before it had a name, it was known by its tables.
+    is_unnamed = application == 0 and (not tables or 0 < version <= _ROWS_ONLY or {"chunks", "log_end"} <= tables)
+    if application != APPLICATION_ID and not is_unnamed:
+        raise StoreError(
+            f"{path} is a SQLite file of another program, and no store of kvtrail; choose another: --store"
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}")
+    if 0 < version <= _ROWS_ONLY:
+        raise StoreError(f"{path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store")
+
+
+def check_file(path: Path) -> None:
+    """Look whether a file is a store that can be read.
+
+    Raises:
+        StoreError: it is none, or of another kvtrail.
+    """
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    try:
+        identify(db, path)
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot read the store {path}: {error}") from error
+    finally:
+        db.close()
+
+
 def check(db: sqlite3.Connection, path: Path) -> None:
     """Look whether a store can be used.
 
     Raises:
         sqlite3.DatabaseError: it is no database, or damaged.
-        StoreError: another kvtrail wrote it.
+        StoreError: another program or another kvtrail wrote it.
     """
-    ((version,),) = db.execute("PRAGMA user_version")
-    if version > SCHEMA_VERSION:
-        raise StoreError(f"{path} was written by a newer kvtrail (schema {version}); this one knows {SCHEMA_VERSION}")
-    if 0 < version <= _ROWS_ONLY:
-        raise StoreError(f"{path} has a row for each span, as no released kvtrail wrote it; choose a new file: --store")
+    identify(db, path)
     tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql NOT LIKE '%VIRTUAL%'"
     for (table,) in db.execute(tables).fetchall():
         db.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()

@@ -18,7 +18,8 @@ import msgspec
 import zstandard
 
 from kvtrail.tracer.store import Batch, Chunk
-from kvtrail.tracer.store.sqlite.database import Database
+from kvtrail.tracer.store.sqlite import damage
+from kvtrail.tracer.store.sqlite.database import Database, whole_sum
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS outbox (
@@ -34,6 +35,7 @@ SCHEMA = (
 )
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Batch).decode
+_BYTES, _SPANS = "CAST(bytes AS INTEGER)", "CAST(spans AS INTEGER)"
 _LEVEL = 1
 """Of zstd's compression: it stays for a second, as a rule."""
 
@@ -62,7 +64,7 @@ class Outbox:
         self._database = Database(path)
         self._most_bytes = most_bytes
         self._confirmed = 0
-        self._compress = zstandard.ZstdCompressor(_LEVEL).compress
+        self._compress = zstandard.ZstdCompressor(_LEVEL, write_checksum=True).compress
 
     def put(self, db: sqlite3.Connection, batch: Batch) -> None:
         """Add a batch within the open transaction, and drop what was sent, or has no room."""
@@ -89,16 +91,18 @@ class Outbox:
         return int(self._database.query("SELECT coalesce(max(number), 0) FROM outbox")[0][0])
 
     def read(self, *, after: int, most_bytes: int) -> list[tuple[int, Batch]]:
-        """The first batches after this number, as they come, up to so many compressed bytes, but one at least."""
+        """The first batches after this number, as they come, up to so many compressed bytes, but one at least. One that is
+        damaged is empty: those after it must not wait for it."""
         batches: list[tuple[int, Batch]] = []
         size = 0
-        query = "SELECT number, bytes, body FROM outbox WHERE number > ? ORDER BY number"
+        # Without the casts, a damaged column fails the whole query: a text that is none, or a number that is a text.
+        query = f"SELECT number, {_BYTES}, CAST(body AS BLOB) FROM outbox WHERE number > ? ORDER BY number"
         rows = self._database.connection().execute(query, (after,))
         for number, bytes_, body in rows:
             size += bytes_
             if batches and size > most_bytes:
                 break
-            batches.append((number, _decode(zstandard.decompress(body))))
+            batches.append((number, _batch(number, body)))
         rows.close()
         return batches
 
@@ -108,8 +112,10 @@ class Outbox:
 
     def waiting(self) -> Waiting:
         """What waits, without what was sent and not dropped yet."""
-        count = "SELECT count(*), coalesce(sum(bytes), 0), coalesce(min(at_ns), 0) FROM outbox INDEXED BY outbox_sizes"
-        (waiting,) = self._database.query(count, ["number > ?"], [self._confirmed])
+        count = f"SELECT count(*), {whole_sum(_BYTES)}, coalesce(CAST(min(at_ns) AS INTEGER), 0)"
+        (waiting,) = self._database.query(
+            f"{count} FROM outbox INDEXED BY outbox_sizes", ["number > ?"], [self._confirmed]
+        )
         (dropped,) = self._database.query("SELECT dropped_batches, dropped_spans FROM outbox_state")
         return Waiting(*waiting, *dropped)
 
@@ -118,7 +124,7 @@ class Outbox:
         if surplus <= 0:
             return
         last = spans = batches = 0
-        for number, bytes_, of_batch in db.execute("SELECT number, bytes, spans FROM outbox ORDER BY number"):
+        for number, bytes_, of_batch in db.execute(f"SELECT number, {_BYTES}, {_SPANS} FROM outbox ORDER BY number"):
             if surplus <= 0:
                 break
             last, surplus = number, surplus - bytes_
@@ -132,10 +138,21 @@ class Outbox:
 
 def _drop(db: sqlite3.Connection, number: int) -> None:
     """Drop the batches up to this number."""
-    (gone,) = db.execute("SELECT coalesce(sum(bytes), 0) FROM outbox WHERE number <= ?", (number,)).fetchone()
-    if gone:
+    gone, batches = db.execute(
+        f"SELECT {whole_sum(_BYTES)}, count(*) FROM outbox WHERE number <= ?", (number,)
+    ).fetchone()
+    if batches:
         db.execute("DELETE FROM outbox WHERE number <= ?", (number,))
         db.execute("UPDATE outbox_state SET bytes = bytes - ?", (gone,))
+
+
+def _batch(number: int, body: Any) -> Batch:
+    """The batch in a row; an empty one if that is damaged."""
+    try:
+        return _decode(zstandard.decompress(body))
+    except (zstandard.ZstdError, ValueError, TypeError) as error:
+        damage.note("outbox", number, error, costs="do not reach ClickHouse; the store itself has their spans")
+        return Batch()
 
 
 def _to_send(batch: Batch) -> Batch:

@@ -12,15 +12,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvtrail.tracer.detect.account import Account
-from kvtrail.tracer.store import LARGEST, Sort
+from kvtrail.tracer.store import LARGEST, Sort, StoreError
 from kvtrail.tracer.store.sqlite import ids, traces
-from kvtrail.tracer.store.sqlite.database import Database, Query, from_text, to_text, whole_sum
+from kvtrail.tracer.store.sqlite.database import (
+    Database,
+    Query,
+    an_object,
+    from_text,
+    member,
+    readable,
+    to_text,
+    whole_sum,
+)
 
 _COLUMNS = (
     "request", "engine", "external", "trace_id", "status", "verdict", "findings", "started_ns", "last_ns", "ended_ns",
     "lookups", "longest_match", "loaded", "stored", "epoch",
 )  # fmt: skip
 _SUMS = ("loaded", "stored")
+_NUMBERS = ("findings", "started_ns", "last_ns", "lookups", "longest_match", "loaded", "stored", "epoch")
 _COUNTED = {
     "requests": "1",
     "running": "{row}.ended_ns IS NULL",
@@ -128,9 +138,9 @@ _MAX_SCANNED = 20_000
 """Rows that may be looked through one by one, or sorted."""
 _LATEST_NS = 2**63 - 1
 _FIRST = {
-    Sort.WAITING: "coalesce(account ->> 'waited_ns', 0) DESC,",
-    Sort.RECOMPUTED: "coalesce(account ->> 'recomputed', 0) DESC,",
-    Sort.LOADS: "coalesce(account ->> 'loads', 0) DESC,",
+    Sort.WAITING: f"coalesce({member('waited_ns')}, 0) DESC,",
+    Sort.RECOMPUTED: f"coalesce({member('recomputed')}, 0) DESC,",
+    Sort.LOADS: f"coalesce({member('loads')}, 0) DESC,",
     Sort.FINDINGS: "findings DESC,",
     Sort.DURATION: "last_ns - started_ns DESC,",
 }
@@ -145,7 +155,10 @@ _NOTHING = to_text({**Account("", "").as_dict(), "unknown": None})
 def _account(row: Sequence[Any]) -> dict[str, Any]:
     """The account in a row of `_WHOLE`."""
     *columns, rest = row
-    return {**from_text(_NOTHING), **from_text(rest), **dict(zip(_COLUMNS, columns, strict=True))}
+    account = {**from_text(_NOTHING), **an_object(rest), **dict(zip(_COLUMNS, columns, strict=True))}
+    if not all(isinstance(account[name], int) for name in _NUMBERS):
+        raise ValueError("a number that is none")
+    return account
 
 
 def _rest(account: Mapping[str, Any]) -> str:
@@ -161,6 +174,19 @@ def put(db: sqlite3.Connection, accounts: Iterable[Mapping[str, Any]]) -> None:
         row |= {name: min(row[name], LARGEST) for name in _SUMS}
         if not db.execute(_UPDATE, row).rowcount:
             db.execute(_UPSERT, row)
+
+
+def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
+    """Drop the requests that began since then, within the open transaction; what is made of the rows is made again."""
+    for trigger in ("requests_leave", "requests_are_forgotten"):  # what they change may be damaged
+        db.execute(f"DROP TRIGGER {trigger}")
+    db.execute("DELETE FROM requests WHERE started_ns >= ?", (since_ns,))
+    for table in ("request_totals", "request_grams", "request_ids", "request_ids_end"):
+        db.execute(f"DROP TABLE {table}")
+    for statement in SCHEMA:
+        db.execute(statement)
+    sums = ", ".join(f"sum({value.format(row='requests')})" for value in _COUNTED.values())
+    db.execute(f"INSERT INTO request_totals SELECT status, verdict, {sums} FROM requests GROUP BY status, verdict")
 
 
 def prune(db: sqlite3.Connection, *, after: int, limit: int, before_ns: int) -> int | None:
@@ -210,7 +236,7 @@ class RequestReader(Database):
             latest = f"ORDER BY started_ns DESC LIMIT {int(most)}"
             if sort is Sort.LATEST:
                 rows = self.query(f"SELECT {_WHOLE} FROM requests", [*before], [*before.values()], latest)
-                return [*map(_account, rows)]
+                return readable(rows, _account, of="requests")
             found = self.query("SELECT number FROM requests", [*before], [*before.values()], latest)
             numbers = [number for (number,) in found]
         else:
@@ -221,7 +247,7 @@ class RequestReader(Database):
             [to_text(numbers)],
             order,
         )
-        return [*map(_account, rows)]
+        return readable(rows, _account, of="requests")
 
     def _numbers(
         self, search: str, where: Mapping[str, Any], narrowed: Mapping[str, Any], *, until_ns: int, limit: int
@@ -235,7 +261,7 @@ class RequestReader(Database):
 
     def outcomes(self, of: Collection[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str | None]]:
         rows = self.query(
-            "SELECT engine, request, status, account ->> 'outcome' FROM json_each(?) AS r CROSS JOIN requests"
+            f"SELECT engine, request, status, {member('outcome')} FROM json_each(?) AS r CROSS JOIN requests"
             " ON request = r.value ->> 1 AND engine = r.value ->> 0",
             (),
             [to_text([*of])],
@@ -251,8 +277,10 @@ class RequestReader(Database):
                 [numbers, engine, engine],
                 "ORDER BY +started_ns DESC LIMIT 1",
             )
+            if rows and not (accounts := readable(rows, _account, of="requests")):
+                raise StoreError(f"the row of {request!r} is damaged; `kvtrail store rebuild` makes it again")
             if rows:
-                return _account(rows[0])
+                return accounts[0]
         return None
 
     def few_requests(self, *, search: str, status: str, until_ns: int, limit: int) -> list[int] | None:

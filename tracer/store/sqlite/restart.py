@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator
+from itertools import takewhile
 from typing import Any
 
 from kvtrail.tracer.detect.tracked import Key
@@ -11,12 +12,13 @@ from kvtrail.tracer.ingest import protobuf
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.store.sqlite import log
-from kvtrail.tracer.store.sqlite.database import Query, from_text, to_text
+from kvtrail.tracer.store.sqlite.database import Query, from_text, member, to_text
 
 SCHEMA = (
     # The last span that was judged: only while a tracer that has just started is behind.
     "CREATE TABLE IF NOT EXISTS judged (number INTEGER NOT NULL)",
 )
+_NEVER_NS = 2**63 - 1
 _FEW = 20
 """So many requests of a chunk are looked for in its bytes; for more, all of it is decoded."""
 
@@ -43,7 +45,8 @@ def unsettled(query: Query, *, until: int) -> set[Key]:
     """The requests that have spans which their accounts are not up to date with, though they were judged: those up to number
     `until`."""
     ((settled,),) = query("SELECT settled FROM log_end")
-    late = _decoded(payload for number, _, payload in log.parts(query, after=settled) if number <= until)
+    judged_parts = takewhile(lambda part: part[0] <= until, log.parts(query, after=settled))
+    late = _decoded(payload for _, _, payload in judged_parts)
     return {(event.engine, event.request) for events in late for event in events if event.request is not None}
 
 
@@ -56,12 +59,26 @@ def following(query: Query, *, after: int) -> tuple[int, list[Event]] | None:
     return number + spans - 1, ProtobufDecoder().decoded(payload).events
 
 
+def begins_ns(query: Query) -> int:
+    """When the first span of a log began from which some were dropped; 0 of a whole one."""
+    part = next(log.parts(query, after=0), None)
+    if part is None or part[0] == 1:
+        return 0 if part is not None or not log.last_number(query) else _NEVER_NS
+    return min((span.start_ns for span in ProtobufDecoder().spans(part[2])), default=0)
+
+
+def beginning(query: Query, *, after: int) -> int:
+    """The number of the last span before the first chunk that lies after this one as a whole."""
+    first = "(SELECT min(number) - 1 FROM chunks WHERE number > ?)"
+    return int(query(f"SELECT coalesce({first}, number) FROM log_end", (), [after])[0][0])
+
+
 def explained(query: Query, requests: Collection[Key]) -> dict[Key, list[dict[str, Any]]]:
     """The admissions of these requests that are explained for good, as their rows have them."""
     rows = query(
-        "SELECT engine, request, account ->> 'causes' FROM json_each(?) AS r CROSS JOIN requests"
+        f"SELECT engine, request, {member('causes')} FROM json_each(?) AS r CROSS JOIN requests"
         " ON request = r.value ->> 1 AND engine = r.value ->> 0",
-        ["account ->> 'causes' IS NOT NULL"],
+        [f"{member('causes')} IS NOT NULL"],
         [to_text(list(requests))],
     )
     entries = {(engine, request): from_text(causes) for engine, request, causes in rows}

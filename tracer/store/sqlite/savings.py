@@ -30,6 +30,11 @@ def add(db: sqlite3.Connection, cells: Iterable[tuple[Cell, int]]) -> None:
     )
 
 
+def forget(db: sqlite3.Connection, *, since_ns: int) -> None:
+    """Drop the sums of stretches that ended since then, within the open transaction."""
+    db.execute("DELETE FROM efficiency WHERE at_s + step_s > ?", (since_ns // 10**9,))
+
+
 def prune(db: sqlite3.Connection, *, before_ns: int) -> None:
     """Drop the sums of stretches that ended before."""
     for step_s in (MINUTE_S, HOUR_S):

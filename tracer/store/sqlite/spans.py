@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import islice
 from typing import Any
 
 from kvtrail.tracer.ingest import decode, protobuf
@@ -11,6 +12,10 @@ from kvtrail.tracer.model import semconv
 from kvtrail.tracer.model.spans import Span
 from kvtrail.tracer.store.sqlite import log
 from kvtrail.tracer.store.sqlite.database import Database
+
+_CHUNKS_NEAR, _CHUNKS = 8, 50
+"""Chunks that are searched for a span with a known time, since several engines' spans come in any order, and for all that are
+asked for together: each takes some milliseconds."""
 
 
 class SpanReader(Database):
@@ -37,6 +42,23 @@ class SpanReader(Database):
                 break
         return sorted(found.values(), key=lambda span: span.end_ns)[-limit:]
 
+    def spans_named(self, named: Collection[tuple[str, int]]) -> list[Span]:
+        decoder = ProtobufDecoder()
+        found: dict[tuple[str, int], list[Span]] = {}
+        read: set[int] = set()
+        for each in sorted(named, key=lambda each: each[1]):
+            # A chunk whose last span ended before has none that began then; it came in one of the next.
+            for number, _, payload in islice(log.parts(self.query, after=0, since_ns=each[1]), _CHUNKS_NEAR):
+                if each in found or len(read) >= _CHUNKS:
+                    break
+                if number in read:
+                    continue
+                read.add(number)
+                for span in decoder.spans(payload):
+                    if decode.is_ours(span) and (key := (span.span_id, span.start_ns)) in named:
+                        found.setdefault(key, []).append(span)
+        return [span for spans in found.values() for span in spans]
+
     def spans(self, *, since_ns: int, until_ns: int) -> Iterator[list[Span]]:
         decoder = ProtobufDecoder()
         for _, _, payload in log.parts(self.query, after=0, since_ns=since_ns):
@@ -46,8 +68,8 @@ class SpanReader(Database):
     def tail(self, *, after: int, limit: int = 500) -> list[tuple[int, Span]]:
         decoder = ProtobufDecoder()
         found: list[tuple[int, Span]] = []
-        for first, spans, payload in log.parts(self.query, after=after):
-            for number, span in decoder.numbered(payload, first=first, count=spans):
+        for first, _, payload in log.parts(self.query, after=after):
+            for number, span in decoder.numbered(payload, first=first):
                 if len(found) >= limit and number > found[-1][0]:
                     return found
                 if number > after:

@@ -7,8 +7,8 @@ A single connection writes and checkpoints; all others are read-only. This also 
 
 from __future__ import annotations
 
-import fcntl
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from typing import Any
 
 from kvtrail.tracer.model.events import Event
 from kvtrail.tracer.model.launches import Launch
-from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError
+from kvtrail.tracer.store import ACTIVITY_KEPT_S, Batch, StoreError, StoreInUse
 from kvtrail.tracer.store.sqlite import (
     activity,
     arrivals,
@@ -33,11 +33,13 @@ from kvtrail.tracer.store.sqlite import (
     outbox,
     requests,
     restart,
+    room,
     savings,
     spans,
 )
 from kvtrail.tracer.store.sqlite.database import Database, rows_of
 from kvtrail.tracer.store.sqlite.outbox import Outbox
+from kvtrail.tracer.store.sqlite.room import Room
 
 logger = logging.getLogger("kvtrail")
 
@@ -45,13 +47,12 @@ PRUNED_CHUNKS, PRUNED_REQUESTS, PRUNED_FINDINGS = 64, 50, 1_000
 """How much is dropped in one transaction, so that none holds ingest for long."""
 VACUUMED_PAGES = 500
 _CACHE_KIB = 32 * 1024
-_CHECKPOINT_PAGES = 4_000
-"""The pages of the indexes come again and again: the more batches they wait for, the less is written."""
+FILLED_UP = 0.95
+"""The share of the file's room at which a batch waits until the oldest rows have left."""
 KEPT_FREE = 0.1
 """The share of the file that may be free: what comes next fills it. The rest is given back."""
 SMALLEST_VACUUM = 4096
 """Pages. Fewer are not worth the work."""
-_WAL_BYTES = 64 * 2**20
 _REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 """What a row raises that no database can hold; anything else is the database's own trouble, and passes."""
@@ -60,29 +61,37 @@ _UNFIT = (OverflowError, TypeError, ValueError, *_REFUSED)
 class SqliteWriter:
     """The writing side; creates the file."""
 
-    def __init__(self, path: Path, *, outbox: Outbox | None = None) -> None:
-        """A damaged file is set aside, and a new one begun. What is written is also put into the `outbox`.
+    def __init__(self, path: Path, *, outbox: Outbox | None = None, most_bytes: int | None = None) -> None:
+        """A damaged file is set aside, and a new one begun. What is written is also put into the `outbox`. All files of
+        the store together take `most_bytes`; pruning may change that.
 
         Raises:
             StoreError: the file cannot be opened, is no store, or was written by another kvtrail.
         """
-        self.path, self._outbox = path, outbox
+        self.path, self._outbox, self._most_bytes = path.resolve(), outbox, most_bytes
         self._judged: int | None = None
         """The last that was judged, as the file has it."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = path.with_name(f"{path.name}.lock")
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.path.with_name(f"{self.path.name}.lock")
             was_there = lock.exists()
-            self._lock = lock.open("w")
+            self._lock, self._claim = opening.claim(lock), -1
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StoreError(f"another tracer writes to the store {path}; choose another: --store") from None
-            self._open(was_there=was_there)
+                self._open(was_there=was_there)
+            except BaseException:
+                self._release()
+                if not was_there:  # or else the next start takes what is no store for a damaged one
+                    lock.unlink(missing_ok=True)
+                raise
+        except BlockingIOError:
+            raise StoreInUse(f"another tracer writes to the store {path}; choose another: --store") from None
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"cannot open the store {path}: {error}") from error
 
     def write(self, batch: Batch) -> Sequence[Exception]:
+        if self._room.is_short(FILLED_UP):
+            for _ in self._make_room():  # pruning has not kept up
+                pass
         parts: list[tuple[Callable[[Any], None], Sequence[Any]]] = [
             (lambda told: engines.put(self._db, dict(told)), list(batch.engines.items())),
             (partial(requests.put, self._db), batch.accounts),
@@ -110,6 +119,20 @@ class SqliteWriter:
                 self._settle(batch)
                 self._put_out(batch)
             return errors
+
+    def forget_derived(self) -> None:
+        """Forget what was made of the log, so that all of it is judged again. What is older than the log stays."""
+        with self._transaction():
+            since_ns = restart.begins_ns(self._query)
+            for table in (requests, lanes, findings, savings):
+                table.forget(self._db, since_ns=since_ns)
+            self._log.settle(0)
+            restart.note_judged(self._db, 0)
+            self._judged = 0
+
+    def ended_ns(self, number: int) -> int:
+        """When the last span of the chunk with this one ended."""
+        return log.ended_ns(self._query, number)
 
     def receipts(self) -> Sequence[bytes]:
         """The digests of the last requests that were stored, in order."""
@@ -144,6 +167,10 @@ class SqliteWriter:
         more. Usable from any thread, as is `events_of`."""
         return restart.following(self._reading.query, after=after)
 
+    def beginning(self, *, after: int) -> int:
+        """The number of the last span before the first chunk that lies after this one as a whole."""
+        return restart.beginning(self._reading.query, after=after)
+
     def last_number(self) -> int:
         """The number of the span that came last."""
         return log.last_number(self._query)
@@ -174,7 +201,21 @@ class SqliteWriter:
         before_ns = max(0, before_ns)
         yield from self._drop_log(before_ns)
         yield from self._drop_rows(before_ns)
-        while most_bytes is not None and self.size() > most_bytes:
+        if most_bytes is not None:
+            with self._told("bound"):
+                self._room.bound(most_bytes)
+        if self._room.is_short():
+            yield from self._make_room(before_ns)
+        yield from self._give_back()
+
+    def is_filling(self) -> bool:
+        """Whether it comes near to its bound, and should be pruned soon."""
+        with self._told("read"):
+            return self._room.is_short()
+
+    def _make_room(self, before_ns: int = 0) -> Iterator[int]:
+        """Drop the oldest, findings last, until there is room again."""
+        while self._room.is_short(room.FILLED):
             before_ns = max(before_ns, self._log.oldest_ns(PRUNED_CHUNKS) + 1)
             dropped = yield from self._drop_log(before_ns)
             yield from self._drop_rows(before_ns)
@@ -183,11 +224,6 @@ class SqliteWriter:
                     if not findings.drop_oldest(self._db, PRUNED_FINDINGS):
                         break
                 yield 0
-        yield from self._give_back()
-
-    def size(self) -> int:
-        """Bytes of the file that are in use."""
-        return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
 
     def close(self) -> None:
         if self._outbox is not None:
@@ -195,7 +231,13 @@ class SqliteWriter:
                 self._outbox.sweep(self._db)
         self._reading.close()
         self._db.close()
-        self._lock.close()
+        self._release()
+
+    def _release(self) -> None:
+        for descriptor in (self._claim, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._claim = self._lock = -1
 
     def _put_out(self, batch: Batch) -> None:
         if self._outbox is not None:
@@ -268,7 +310,7 @@ class SqliteWriter:
         try:
             self._prepare()
         except sqlite3.DatabaseError as error:
-            if not (was_there and opening.is_damage(error)):
+            if not (opening.is_damage(error) and (was_there or opening.is_named_ours(self.path))):
                 raise
             self._db.close()
             opening.set_aside(self.path, str(error))
@@ -281,14 +323,19 @@ class SqliteWriter:
             sqlite3.DatabaseError: it is no database, or damaged.
             StoreError: another kvtrail wrote it.
         """
+        if self._claim >= 0:
+            os.close(self._claim)  # of the file that was set aside
+        self._claim = opening.claim(self.path)
         self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         opening.check(self._db, self.path)
+        opening.make_private(self.path)
         self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.execute(f"PRAGMA cache_size={-_CACHE_KIB}")
-        self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-        self._db.execute(f"PRAGMA journal_size_limit={_WAL_BYTES}")
+        self._room = Room(self._db, self.path)
+        if self._most_bytes is not None:
+            self._room.bound(self._most_bytes)
         self._log, self._reading = log.Log(self._db), Database(self.path)
         with self._transaction():
             opening.change_over(self._db, self.path)
@@ -308,10 +355,13 @@ class SqliteWriter:
                 for statement in table.SCHEMA:
                     self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version={opening.SCHEMA_VERSION}")
+            self._db.execute(f"PRAGMA application_id={opening.APPLICATION_ID}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        self._check_place()
         with self._told("write to"):
+            self._room.make_for_wal()
             self._db.execute("BEGIN")
             try:
                 yield
@@ -319,6 +369,17 @@ class SqliteWriter:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+    def _check_place(self) -> None:
+        """Raises StoreError where the file is not at its place any more: it would be written, and nobody would find it."""
+        try:
+            is_there = os.path.samestat(self.path.stat(), os.fstat(self._claim))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise StoreError(
+                f"the store {self.path} was moved or deleted while it was in use: put it back, or restart the tracer"
+            )
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -105,7 +105,7 @@ FINDINGS = (
     ),
     KnownFinding(
         id="lmcache-mp-in-vllm-hangs-after-failed-load",
-        rule="stuck-promotion",
+        rule="stuck-load",
         connector="LMCacheMPConnector",
         extra=_SMALL_CHUNKS,
         lmcache="0.5.6",

@@ -170,5 +170,8 @@ def test_errors_are_the_same_by_class_and_numbers() -> None:
 
     assert same(error("AssertionError: 256 vs 256 (in lmcache)"), error("AssertionError: 256 vs 256 (in the cache)"))
     assert not same(error("AssertionError: 256 vs 256"), error("AssertionError: 256 vs 512"))
+    assert same(
+        error("AssertionError: 256 (at lmcache.adapter:812 in load)"), error("AssertionError: 256 (at a.b:7 in load)")
+    )
     assert not same(error("AssertionError: 1"), error("ValueError: 1"))
     assert not same({"returned": 1}, error("ValueError: 1"))

@@ -268,6 +268,14 @@ def test_the_call_that_raised_is_the_connector_s_and_its_request_the_one_that_it
     ]
 
 
+@pytest.mark.parametrize(("level", "deaths"), [("WARNING", 0), ("ERROR", 1)])
+def test_an_exception_that_is_logged_as_a_warning_was_caught(tmp_path: Path, level: str, deaths: int) -> None:
+    lines = [f"{ENGINE}{level} 03-04 10:11:13 [core.py:7] {line}" for line in TRACEBACK.splitlines()]
+    path = write(tmp_path, [looked_up(1, 0, 0, 0), *lines, f"{ENGINE}INFO 03-04 10:11:14 [core.py:8] it goes on"])
+    document = json.loads(run("audit", "--json", str(path)).output)
+    assert (len(document["deaths"]), len(document["findings"])) == (deaths, deaths)
+
+
 def test_a_traceback_that_is_cut_at_both_ends_says_what_is_left_of_it(tmp_path: Path) -> None:
     lines = [
         '  File "/opt/vllm/v1/core/sched/scheduler.py", line 893, in _update_from_kv_xfer_finished',
@@ -325,7 +333,7 @@ def test_a_line_that_contradicts_itself_is_drift(tmp_path: Path) -> None:
 def test_the_story_of_the_incident(tmp_path: Path) -> None:
     result = run("audit", str(write(tmp_path, INCIDENT)))
     assert result.exit_code == 3
-    assert "1 requests: 0 with drift, 0 ok, 1 unknown" in result.output
+    assert "1 request: 0 with drift, 0 ok, 1 unknown" in result.output
     story = result.output.partition("What the log shows:")[2]
     for words in (
         f"request {R}",
@@ -388,7 +396,7 @@ def test_gzip_and_the_standard_input(tmp_path: Path) -> None:
     text = "\n".join(INCIDENT)
     packed = tmp_path / "server.log.1"
     packed.write_bytes(gzip.compress(text.encode()))
-    assert "1 requests: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
+    assert "1 request: 0 with drift, 0 ok, 1 unknown; 3 events" in run("audit", str(packed)).output
     result = run("import", "-", "-o", "-", text=text)
     lines = [line for line in result.stdout.splitlines() if line]
     assert [len(list(otlp_json.JsonDecoder().spans(line))) for line in lines] == [3]
@@ -444,7 +452,7 @@ def test_of_a_file_in_which_nothing_is_read_the_nearest_lines_are_shown(tmp_path
             in (result.output)
         )
         assert "The nearest: line 2: 'cache: request 7 hit 3 blocks'; line 4: 'loaded 5 chunks'\n" in result.output
-    assert "No line comes near to one." in run("audit", str(write(tmp_path, ["hello"]))).output
+    assert "No line resembles any of them." in run("audit", str(write(tmp_path, ["hello"]))).output
 
 
 def test_a_log_without_events_leaves_no_empty_trace(tmp_path: Path) -> None:

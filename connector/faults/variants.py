@@ -1,0 +1,88 @@
+"""Other bugs that a rule finds than the one that is named like it: each says in `rule` which rule that is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvtrail.connector.faults.base import Fault
+from kvtrail.connector.faults.reports import ShortLoad
+from kvtrail.tracer.model.capabilities import Capability
+
+
+class _Variant(Fault):
+    rule: ClassVar[str]
+
+
+class HandoffOfferedAgain(_Variant):
+    """vLLM #53250: what another engine handed on is offered again after a preemption, like chunks of a store. For the
+    OffloadingConnector."""
+
+    rule = "second-load"
+    kvtrail_capabilities = (Capability.RECEIVES_ONCE,)
+
+
+class HandoffPreempted(_Variant):
+    """vLLM #48141: a connector that hands requests on does not ask vLLM to compute them again where a preemption has taken
+    their blocks (`requires_kv_delivery`). For the OffloadConnector."""
+
+    rule = "refused-handoff"
+    kvtrail_capabilities = (Capability.HANDS_ON,)
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        super().request_finished_all_groups(request, block_ids)
+        return any(block_ids), None
+
+
+class ResetIgnored(_Variant):
+    """vLLM #41956: a connector that hides what it matches clears nothing when it is reset. For the OffloadingConnector."""
+
+    rule = "reset-hit"
+
+    def reset_cache(self) -> None:  # type: ignore[override]  # vLLM allows to answer nothing
+        return None
+
+
+class ShortLoadFails(ShortLoad):
+    """LMCache #4133: a load brings less than was promised, and the engine dies of it in the same step."""
+
+    rule: ClassVar[str] = "failed-call"
+    _loads = False
+
+    def alter_plan(self, plan: Any, output: Any) -> None:
+        super().alter_plan(plan, output)
+        self._loads = bool(plan.loads)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        super().update_connector_output(connector_output)
+        if self._loads:
+            raise RuntimeError("the load has brought other tokens than were asked for")
+
+
+class ReceivedUnasked(_Variant):
+    """vLLM #51864: a child of a MultiConnector that was given 0 tokens to load reports them as received."""
+
+    rule = "stray-completion"
+    _unasked: str | None = None
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._unasked = request.request_id
+
+    def alter_report(self, report: Any) -> None:
+        if self._unasked is not None:
+            report.finished_recving = (report.finished_recving or set()) | {self._unasked}
+
+
+class ReceivedLate(_Variant):
+    """vLLM #45628: a load is reported when the request has ended and its blocks are freed."""
+
+    rule = "stray-completion"
+    _ended: str | None = None
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        self._ended = request.request_id
+        return super().request_finished_all_groups(request, block_ids)
+
+    def alter_report(self, report: Any) -> None:
+        if self._ended is not None:
+            report.finished_recving = (report.finished_recving or set()) | {self._ended}

@@ -1,0 +1,216 @@
+"""Slim fingerprints of KV blocks: 16 words of a block, read for all blocks of a step in one gather.
+
+Twelve words are at places that all blocks have in common, spread over layers and tokens: six groups of two, 8 bits each.
+Another block's content, a shift, zeros or an older content changes nearly all groups. Four words are at places drawn from the
+block's hash, 16 bits in all: what is wrong in one part of every block comes to light in some of them.
+
+A block's last token is left out: of a full hit it is computed after all others were loaded, and its last bits may differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from kvtrail.connector.fingerprints.fingerprint import blocks_first
+
+GROUPS, EACH, DRAWN = 6, 2, 4
+COMMON = GROUPS * EACH
+POOL = 4096
+"""Places from which a hash draws."""
+DRAWN_BITS = 16
+MOST_STORAGES = 8
+"""Pieces of memory that are read, where each layer has one of its own."""
+_MIX, _SHIFT, _SPREAD = np.uint64(0x2545F4914F6CDD1D), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+_GROUP_SHIFTS = np.arange(DRAWN_BITS, 64, 8, dtype=np.uint64)
+_DRAWN_SHIFTS = np.arange(64 - 12, 64 - 12 * (DRAWN + 1), -12).astype(np.uint64)
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class _View(NamedTuple):
+    """A part of a layer's cache, its sizes and strides in bytes: the number of its piece of memory, where it begins there, a
+    block's stride, and the other dimensions, as (size, stride, whether it counts tokens). The last one lies in one piece."""
+
+    storage: int
+    begin: int
+    stride: int
+    inner: tuple[tuple[int, int, bool], ...]
+
+
+class SlimFingerprints:
+    """Reads words of the KV caches of some layers.
+
+    Attributes:
+        num_blocks: of the caches.
+        skips_last: whether the last token of a block is left out: not of a layout that does not show its tokens.
+    """
+
+    def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, block_size: int) -> None:
+        """
+        Raises:
+            ValueError: a layer of which no dimension counts the blocks, by name and shape.
+        """
+        self.num_blocks = num_blocks
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in caches.values()}
+        kept = [*storages]
+        if len(kept) > MOST_STORAGES:
+            kept = [kept[n * (len(kept) - 1) // (MOST_STORAGES - 1)] for n in range(MOST_STORAGES)]
+        layers = [
+            [_view(each, kept.index(place), num_blocks, block_size) for each in blocks_first(name, cache, num_blocks)]
+            for name, cache in caches.items()
+            if (place := cache.untyped_storage().data_ptr()) in kept
+        ]
+        views = [view for layer in layers for view in layer]
+        self.skips_last = all(any(is_token for *_, is_token in view.inner) for view in views)
+        self._word = next(word for word in (8, 4, 2, 1) if all(_fits(view, word) for view in views))
+        dtype = _WORDS[self._word]
+        self._device = next(iter(caches.values())).device
+        self._flat = [
+            torch.empty(0, dtype=dtype, device=self._device).set_(storage, 0, (storage.nbytes() // self._word,), (1,))
+            for storage in (storages[place] for place in kept)
+        ]
+        self._arrays = [flat.numpy() for flat in self._flat] if self._device.type == "cpu" else []
+        places = np.array([*_common(layers, self._word), *_drawn(views, self._word)], dtype=np.int64)
+        self._storage, self._begin, self._stride = places.T.copy()
+        rng = random.Random("weights")
+        self._weights = np.array([rng.getrandbits(64) | 1 for _ in range(COMMON + DRAWN)], dtype=np.uint64)
+
+    def read(self, blocks: Sequence[int], hashes: Array) -> SlimReading:
+        """The words of these blocks on their way to the host; `hashes` are their last 64 bits, uint64."""
+        places = np.empty((len(blocks), COMMON + DRAWN), dtype=np.int64)
+        places[:, :COMMON] = np.arange(COMMON)
+        places[:, COMMON:] = COMMON + ((hashes * _SPREAD)[:, None] >> _DRAWN_SHIFTS) % np.uint64(POOL)
+        index = self._begin[places] + self._stride[places] * np.array(blocks, dtype=np.int64)[:, None]
+        if len(self._flat) == 1:
+            return SlimReading(self, index.shape, [(slice(None), self._gather(0, index.ravel()))])
+        storages = self._storage[places].ravel()
+        chosen = [np.flatnonzero(storages == number) for number in range(len(self._flat))]
+        parts = [(at, self._gather(number, index.ravel()[at])) for number, at in enumerate(chosen)]
+        return SlimReading(self, index.shape, parts)
+
+    def _gather(self, storage: int, index: Array) -> Any:
+        if self._arrays:
+            return self._arrays[storage].take(index)
+        places = torch.from_numpy(index)
+        if self._device.type == "cuda":
+            places = places.pin_memory()
+        return torch.take(self._flat[storage], places.to(self._device, non_blocking=True))
+
+    def folded(self, words: Array) -> Array:
+        """The fingerprints of blocks with these words, uint64. Of zeros it is 0."""
+        mixed = _mixed(words) * self._weights
+        groups = _mixed(mixed[:, :COMMON].reshape(-1, GROUPS, EACH).sum(2)) >> np.uint64(56)
+        drawn = _mixed(mixed[:, COMMON:].sum(1)) >> np.uint64(64 - DRAWN_BITS)
+        folded: Array = (groups << _GROUP_SHIFTS).sum(1) + drawn
+        return folded
+
+
+class SlimReading:
+    """Words of blocks that are copied to the host behind the work that is queued."""
+
+    def __init__(
+        self, fingerprints: SlimFingerprints, shape: tuple[int, ...], parts: Sequence[tuple[Any, Any]]
+    ) -> None:
+        self._fingerprints, self._shape, self._parts = fingerprints, shape, parts
+        self._copied: torch.cuda.Event | None = None
+        if any(isinstance(words, torch.Tensor) and words.is_cuda for _, words in parts):
+            self._parts = [(at, _on_host(words)) for at, words in parts]
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def is_there(self) -> bool:
+        """Whether nobody has to wait for them."""
+        return self._copied is None or self._copied.query()
+
+    def values(self) -> Array:
+        """The fingerprint of each block, uint64."""
+        return together([self])
+
+    def words(self) -> tuple[SlimFingerprints, Array]:
+        """Of each block, uint64, and whose reading it is."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        words = np.empty(self._shape, dtype=np.uint64)
+        flat = words.reshape(-1)
+        for at, part in self._parts:
+            flat[at] = part if isinstance(part, np.ndarray) else part.cpu().numpy()
+        return self._fingerprints, words
+
+
+def together(readings: Sequence[SlimReading]) -> Array:
+    """The fingerprints of the blocks of readings of the same caches, uint64."""
+    words = [reading.words() for reading in readings]
+    return words[0][0].folded(np.concatenate([each for _, each in words]))
+
+
+def equal_groups(contents: Array, content: int) -> int:
+    """The most groups in which one of these fingerprints is equal to this one."""
+    differing = contents ^ np.uint64(content)
+    groups = (differing[:, None] >> _GROUP_SHIFTS) & np.uint64(0xFF)
+    return int((groups == 0).sum(1).max(initial=0))
+
+
+def _on_host(words: torch.Tensor) -> torch.Tensor:
+    host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    return host
+
+
+def _mixed(numbers: Array) -> Array:
+    mixed: Array = (numbers ^ (numbers >> _SHIFT)) * _MIX
+    return mixed
+
+
+def _view(view: torch.Tensor, storage: int, num_blocks: int, block_size: int) -> _View:
+    """`view` is [blocks, ...], in the order in which it lies in memory. Where the attention kernel's blocks are smaller, a
+    block is several of them, and the last token of each is left out."""
+    size = view.element_size()
+    counts = {block_size, *(block_size // n for n in view.shape[1:] if n > 1 and block_size % n == 0)}
+    tokens = max((count for count in view.shape[1:] if count in counts), default=0)
+    inner = [
+        (count, stride * size, count == tokens > 1)
+        for count, stride in zip(view.shape[1:], view.stride()[1:], strict=True)
+    ]
+    if not inner or inner[-1][1] != size:
+        inner.append((1, size, False))
+    inner[-1] = (inner[-1][0] * size, 1, inner[-1][2])
+    return _View(storage, int(view.storage_offset()) * size, view.stride(0) * size, tuple(inner))
+
+
+def _fits(view: _View, word: int) -> bool:
+    """Whether words of so many bytes lie evenly in it."""
+    *outer, (length, _, _) = view.inner
+    return not any(each % word for each in (view.begin, view.stride, length, *(stride for _, stride, _ in outer)))
+
+
+def _common(layers: Sequence[Sequence[_View]], word: int) -> Iterator[tuple[int, int, int]]:
+    """Places that all blocks have in common: each in another part of a block's tokens, the first in the first layer, the last
+    in the last one, keys and values in turn where they lie apart."""
+    rng = random.Random("common")
+    tokens = rng.sample(range(COMMON), COMMON)
+    for n in range(COMMON):
+        layer = layers[n * (len(layers) - 1) // (COMMON - 1)]
+        yield _place(layer[n % len(layer)], word, rng, (tokens[n] + rng.random()) / COMMON)
+
+
+def _drawn(views: Sequence[_View], word: int) -> Iterator[tuple[int, int, int]]:
+    rng = random.Random("drawn")
+    for _ in range(POOL):
+        yield _place(rng.choice(views), word, rng, rng.random())
+
+
+def _place(view: _View, word: int, rng: random.Random, token: float) -> tuple[int, int, int]:
+    """A word: the number of its piece of memory, where it is in block 0, and a block's stride, in words. `token` is how far
+    into the block's tokens it is."""
+    at = view.begin
+    *outer, (length, _, is_token) = view.inner
+    for size, stride, counts_tokens in outer:
+        at += stride * (int(token * (size - 1)) if counts_tokens else rng.randrange(size))
+    words = length // word
+    at += word * (int(token * max(1, words - 1)) if is_token else rng.randrange(words))
+    return view.storage, at // word, view.stride // word

@@ -1,0 +1,96 @@
+"""Why a receiver does not take what is sent, in words for an engine's log, with what to do.
+
+gRPC and HTTP say it in codes, and where there is no answer, in texts of their libraries; both are looked through for the same
+words. Nothing depends on it but what the log says.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Away(Enum):
+    """A reason, and what to do."""
+
+    UNKNOWN = "", "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it."
+    NOBODY = (
+        "nobody listens there",
+        "Start one with `kvtrail serve`, or point OTEL_EXPORTER_OTLP_ENDPOINT at it.",
+    )
+    UNRESOLVED = "no address is known for that name", "Look at the name in OTEL_EXPORTER_OTLP_ENDPOINT, and at the DNS."
+    TIMEOUT = (
+        "it did not answer in time",
+        "It hangs, has too much to do, or a firewall drops the packets; OTEL_EXPORTER_OTLP_TIMEOUT (seconds) is how long"
+        " is waited.",
+    )
+    BUSY = (
+        "it says that it cannot take anything now",
+        "It is tried again by itself; if this lasts, look at the receiver's log, its disk and its processor.",
+    )
+    TOKEN = (
+        "it refuses the token",
+        "Set OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer%20TOKEN', with a token that may write"
+        " (`kvtrail serve --token-file`).",
+    )
+    TLS = (
+        "no TLS connection can be made",
+        "Set OTEL_EXPORTER_OTLP_CERTIFICATE to the file of the authority that signed the receiver's certificate, which"
+        " must be of the name in OTEL_EXPORTER_OTLP_ENDPOINT; use http:// if the receiver has no TLS.",
+    )
+    CLOSED = "it closes the connection", "If it expects TLS, OTEL_EXPORTER_OTLP_ENDPOINT must begin with https://."
+    NO_OTLP = (
+        "what listens there does not take spans in this way",
+        "gRPC has port 4317 and HTTP 4318 by default, and OTEL_EXPORTER_OTLP_PROTOCOL must fit: grpc or http/protobuf.",
+    )
+    REFUSES = "it refuses whatever is sent", "Its log should say why."
+
+    @property
+    def why(self) -> str:
+        """The reason, as the end of `no tracer answers at ...`; empty where it is not known."""
+        return f": {self.value[0]}" if self.value[0] else ""
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return self.value[1]
+
+
+ALL = tuple(Away)
+"""By their number in what the export process answers."""
+_HTTP = {401: Away.TOKEN, 403: Away.TOKEN, **dict.fromkeys((404, 405, 415), Away.NO_OTLP)}
+_GRPC = {
+    "UNAUTHENTICATED": Away.TOKEN,
+    "PERMISSION_DENIED": Away.TOKEN,
+    "UNIMPLEMENTED": Away.NO_OTLP,
+    "DEADLINE_EXCEEDED": Away.TIMEOUT,
+    "RESOURCE_EXHAUSTED": Away.BUSY,
+}
+_WORDS = (
+    (Away.NOBODY, ("Connection refused",)),
+    (Away.UNRESOLVED, ("NameResolutionError", "Name or service not known", "Domain name not found", "DNS resolution")),
+    (Away.TLS, ("SSLError", "handshake failed", "SSL routines", "CERTIFICATE_VERIFY_FAILED")),
+    (Away.NO_OTLP, ("Failed parsing HTTP/2", "BadStatusLine", "http1.x server")),
+    (Away.TIMEOUT, ("timed out", "Timeout", "Deadline Exceeded")),
+    (Away.CLOSED, ("Connection reset", "Socket closed", "Connection aborted", "RemoteDisconnected", "Broken pipe")),
+)
+"""What texts of the libraries hold, the first that fits."""
+
+
+def of_http(code: int, *, is_refusal: bool) -> Away:
+    """What an answer over HTTP says that is no success; `is_refusal`: the request may not come again."""
+    return _HTTP.get(code, Away.REFUSES if is_refusal else Away.BUSY)
+
+
+def of_grpc(code: str, details: str, *, is_refusal: bool) -> Away:
+    """What a gRPC error says, by its code and its text."""
+    if (known := _GRPC.get(code)) is not None:
+        return known
+    known = of_text(details)
+    if known is not Away.UNKNOWN:
+        return known
+    return Away.REFUSES if is_refusal else Away.BUSY
+
+
+def of_text(text: str) -> Away:
+    """What the text of an exception says."""
+    return next((away for away, words in _WORDS if any(word in text for word in words)), Away.UNKNOWN)

@@ -1,0 +1,235 @@
+"""Hostile senders of OTLP, and what they cost a sidecar: its memory, and the wait of an innocent post."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import grpc
+import httpx
+from history import history
+from processes import SLOW_S, Tracer
+from wire import encoded
+
+TOKEN = "good"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+BODY = {"content-type": "application/x-protobuf"}
+MANY = 3_900_000
+"""Empty parts that make 7.8 MiB."""
+
+
+def part(number: int, data: bytes) -> bytes:
+    """A field of a message that holds bytes, as it lies on the wire."""
+    length, size = len(data), b""
+    while length > 0x7F:
+        size += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return bytes([number << 3 | 2]) + size + bytes([length]) + data
+
+
+def request_of(spans: bytes, *, scope: bytes = b"kvtrail") -> bytes:
+    """A request with these spans, which are encoded with the head of their field."""
+    return part(1, part(2, part(1, part(1, scope)) + spans))
+
+
+@cache
+def empty_spans() -> bytes:
+    return request_of(b"\x12\x00" * MANY)
+
+
+@cache
+def empty_attributes() -> bytes:
+    """Of one span."""
+    return request_of(part(2, part(5, b"kv.lookup") + b"\x4a\x00" * MANY))
+
+
+@cache
+def long_list() -> bytes:
+    """An attribute that is a list of nothing."""
+    return request_of(part(2, part(5, b"kv.lookup") + part(9, part(1, b"x") + part(2, part(5, b"\x0a\x00" * MANY)))))
+
+
+@cache
+def bomb() -> bytes:
+    """A few kilobytes that become 7.8 MiB of empty attributes."""
+    return gzip.compress(empty_attributes())
+
+
+@cache
+def large_bomb() -> bytes:
+    """A megabyte that becomes a quarter of a gigabyte."""
+    return gzip.compress(bytes(2**28), 1)
+
+
+@cache
+def many_objects() -> bytes:
+    return b'{"resourceSpans":[{"scopeSpans":[{"spans":[' + b",".join([b"{}"] * 2_700_000) + b"]}]}]}"
+
+
+Sender = Callable[[Tracer], str]
+"""Sends once, and says what the answer was."""
+
+
+def over_http(body: Callable[[], bytes], headers: Mapping[str, str] | None = None) -> Callable[[Tracer], Sender]:
+    """One who posts a body again and again."""
+
+    def sender(tracer: Tracer) -> Sender:
+        content = body()
+
+        def send(tracer: Tracer) -> str:
+            said = {**BODY, **BEARER, **(headers or {})}
+            return str(httpx.post(f"{tracer.url}/v1/traces", content=content, headers=said, timeout=60).status_code)
+
+        return send
+
+    return sender
+
+
+def over_grpc(body: Callable[[], bytes], *, token: bool = True) -> Callable[[Tracer], Sender]:
+    """One who exports a message again and again, on a connection of his own."""
+
+    def sender(tracer: Tracer) -> Sender:
+        content = body()
+        channel = grpc.insecure_channel(
+            f"127.0.0.1:{tracer.grpc_port}",
+            options=[("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)],
+        )
+        export = channel.unary_unary(EXPORT)
+
+        def send(tracer: Tracer) -> str:
+            try:
+                export(content, metadata=tuple(BEARER.items()) if token else (), timeout=60)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        return send
+
+    return sender
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Several senders at a time."""
+
+    senders: int
+    sender: Callable[[Tracer], Sender]
+
+
+@cache
+def _zeros(mib: int) -> bytes:
+    return bytes(mib * 2**20)
+
+
+@cache
+def _quotes() -> bytes:
+    """No JSON, and what is wrong with it is said with all of it at hand."""
+    return b'"' * 8_000_000
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "200 connections with 7 MiB, no token, gRPC": Attack(200, over_grpc(lambda: _zeros(7), token=False)),
+    "messages of 64 MiB, gRPC": Attack(2, over_grpc(lambda: _zeros(64))),
+    "3.9 million empty attributes, gRPC": Attack(8, over_grpc(empty_attributes)),
+    "3.9 million empty attributes, HTTP": Attack(8, over_http(empty_attributes)),
+    "3.9 million empty spans, HTTP": Attack(8, over_http(empty_spans)),
+    "a list of 3.9 million nothings, HTTP": Attack(8, over_http(long_list)),
+    "the same attributes as 7.6 kB of gzip, HTTP": Attack(8, over_http(bomb, {"content-encoding": "gzip"})),
+    "256 MiB as 1 MiB of gzip, gRPC": Attack(8, over_grpc(large_bomb)),
+    "8 MB of quotes, JSON": Attack(8, over_http(_quotes, {"content-type": "application/json"})),
+    "2.7 million empty objects, JSON": Attack(8, over_http(many_objects, {"content-type": "application/json"})),
+}
+
+
+def _of_one_span(attributes: bytes) -> bytes:
+    return request_of(_span(attributes))
+
+
+def _span(attributes: bytes = b"") -> bytes:
+    ids = part(1, bytes(15) + b"t") + part(2, b"the span")
+    return part(2, ids + part(5, b"kv.lookup") + attributes)
+
+
+def _named(key: bytes, value: bytes) -> bytes:
+    return part(9, part(1, key) + part(2, value))
+
+
+HEAVIEST: Mapping[str, Callable[[], bytes]] = {
+    "a list of numbers": lambda: _of_one_span(_named(b"x", part(5, part(1, b"\x18\x07") * 520_000))),
+    "attributes": lambda: _of_one_span(_named(b"x", b"\x18\x07") * 255_000),
+    "spans of ours that lack everything": lambda: request_of(_span(_named(b"x", b"\x18\x07")) * 47_500),
+    "spans of others": lambda: request_of(_span() * 54_000, scope=b"other"),
+}
+"""Requests that are as heavy as those may be that are taken, and seem harmless."""
+
+
+@dataclass
+class Cost:
+    """What an attack costs.
+
+    Attributes:
+        before_mib: resident memory before it.
+        most_mib: and at most.
+        longest_wait_s: of an innocent post, until it was acknowledged.
+        posts: how many of these there were.
+        answers: what the attackers were answered.
+    """
+
+    process: int
+    before_mib: int = 0
+    most_mib: int = 0
+    longest_wait_s: float = 0
+    posts: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+
+    def resident_mib(self) -> int:
+        """Now."""
+        text = Path(f"/proc/{self.process}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) // 1024  # type: ignore[index]
+
+
+def attacked(tracer: Tracer, attack: Attack, *, seconds: float | None = None, times: int | None = None) -> Cost:
+    """Attack a tracer for so long, or so many times by each sender, with innocent posts in between."""
+    cost = Cost(tracer.process.pid)
+    cost.before_mib = cost.most_mib = cost.resident_mib()
+    over, counting = threading.Event(), threading.Lock()
+
+    def work() -> None:
+        send = attack.sender(tracer)
+        sent = 0
+        while not over.is_set() and sent != times:
+            try:
+                answer = send(tracer)
+            except httpx.HTTPError as error:
+                answer = type(error).__name__
+            sent += 1
+            with counting:
+                cost.answers[answer] += 1
+
+    attack.sender(tracer)  # what it sends is made once, and not while it is timed
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(attack.senders)]
+    for thread in threads:
+        thread.start()
+    began_s = time.monotonic()
+    with httpx.Client(headers={**BODY, **BEARER}, timeout=SLOW_S) as innocent:
+        under_attack = True  # at first, however soon it is over: one post at least is timed
+        while under_attack:
+            if seconds is not None and time.monotonic() - began_s > seconds:
+                over.set()
+            body = encoded(history("L 749 c0 h256 -> 256\nA 256"), {"n": str(cost.posts)})
+            sent_s = time.monotonic()
+            innocent.post(f"{tracer.url}/v1/traces", content=body).raise_for_status()
+            cost.longest_wait_s = max(cost.longest_wait_s, time.monotonic() - sent_s)
+            cost.posts += 1
+            cost.most_mib = max(cost.most_mib, cost.resident_mib())
+            under_attack = any(thread.is_alive() for thread in threads)
+            over.wait(0.1)
+    return cost

@@ -1,0 +1,202 @@
+"""Default settings on the real engine on the CPU: every wrong whole block is found, and nothing that is right is accused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from looking import (
+    CHUNK_BYTES,
+    FULL_HIT,
+    JOBS,
+    Engine,
+    Injected,
+    Tokens,
+    anothers,
+    exchanged,
+    last_block_is_wrong,
+    wrong,
+)
+
+from kvtrail.connector.demo import workload
+from kvtrail.connector.demo.workload import DemoRequest
+from kvtrail.connector.fingerprints import reference
+from kvtrail.connector.fingerprints.references import References
+from kvtrail.connector.fingerprints.truth import Place
+
+pytest_plugins = ["byte_fixtures"]
+Layers = list[np.ndarray[Any, Any]]
+DEFAULT: dict[str, Any] = {}
+SLIM = {"fingerprints": "off", "fingerprint_slim": "on"}
+
+
+def shifted(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    """Each block of the load holds what the one before it should."""
+    if len(blocks) > 1:
+        for layer in layers:
+            layer[blocks[1:]] = layer[blocks[:-1]]
+
+
+def emptied(rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+    block = rng.choice(blocks)
+    for layer in layers:
+        layer[block] = 0
+
+
+class Stale:
+    """Blocks that hold what some block held in an earlier load: of another prompt, or of another part of this one."""
+
+    def __init__(self) -> None:
+        self._before: list[Layers] = []
+
+    def __call__(self, rng: random.Random, layers: Layers, blocks: list[int]) -> None:
+        kept = [layer[blocks[0]].copy() for layer in layers]
+        if self._before:
+            block = rng.choice(blocks)
+            for layer, old in zip(layers, rng.choice(self._before), strict=True):
+                layer[block] = old
+        self._before.append(kept)
+
+
+WHOLE: dict[str, Callable[[], Any]] = {
+    "exchanged": lambda: exchanged,
+    "another's": lambda: anothers,
+    "shifted": lambda: shifted,
+    "empty": lambda: emptied,
+    "stale": Stale,
+}
+
+
+@pytest.fixture(scope="module")
+def shared(built: Callable[..., Engine], expected: Tokens) -> Engine:
+    return built(SLIM, chunk_size=64)
+
+
+@pytest.fixture
+def engine(shared: Engine) -> Engine:
+    """One engine for several tests in a row, knowing nothing, with an empty store."""
+    assert shared.llm.reset_prefix_cache(reset_connector=True)
+    shared.round([], "before")
+    forget(shared)
+    shared.told.clear()
+    return shared
+
+
+def forget(engine: Engine) -> None:
+    """What it knows of contents, as if it had just begun."""
+    from kvtrail.connector.fingerprints.reference import SlimReference
+    from kvtrail.connector.fingerprints.truth import Truth
+
+    known = engine.checks._references
+    truth = Truth(own=True)
+    slim = SlimReference(own=True, incomplete=truth.incomplete)
+    engine.checks._references = References(truth, slim, known._block_sizes, below=known._below, own=True)
+    engine.checks._heals = False
+
+
+@pytest.mark.parametrize("fault", WHOLE)
+def test_every_wrong_whole_block_is_found(
+    engine: Engine,
+    expected: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    for n in range(2):  # the second round's loads show that the store brings what was computed
+        assert engine.round(prefix=str(n)) == expected
+    assert not engine.named()
+    with monkeypatch.context() as patch:
+        injected = Injected(patch, WHOLE[fault]())
+        tokens = engine.round(prefix="2")
+    assert injected.touched
+    assert injected.touched <= engine.named()
+    assert wrong(tokens, expected) <= engine.named()
+    kinds = {each.kind for told in engine.told for each in told.wrong}
+    assert kinds == {"drift"}
+    holds = {each.wrong.holds for told in engine.told if told.look == "loaded" for each in told.wrong}
+    if fault == "empty":
+        assert "zeros" in holds
+    else:
+        assert any(isinstance(each, Place) and each.request_id.startswith("0-demo-") for each in holds), holds
+
+
+@pytest.mark.parametrize("fault", ["exchanged", "empty"])
+def test_healing_gives_the_right_tokens(
+    engine: Engine,
+    expected: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    for n in range(2):
+        assert engine.round(prefix=str(n)) == expected
+    engine.checks._heals = True
+    with monkeypatch.context() as patch:
+        injected = Injected(patch, WHOLE[fault]())
+        assert engine.round(prefix="2") == expected
+    assert injected.touched <= engine.named()
+    assert any(each.healed for each in engine.told)
+    engine.told.clear()
+    assert engine.round(prefix="3") == expected
+    assert not engine.named()
+
+
+def test_a_wrong_last_block_of_a_full_hit_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last token is computed: the others are as they were loaded."""
+    for number in range(3):
+        engine.round([FULL_HIT], prefix=str(number))
+    assert not engine.named()
+    with monkeypatch.context() as patch:
+        last_block_is_wrong(patch)
+        engine.round([FULL_HIT], prefix="3")
+    ((told, found),) = [(told, each) for told in engine.told for each in told.wrong]
+    assert (told.look, found.kind, found.token) == ("loaded", "drift", 96)
+
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "default": (DEFAULT, {}, {"chunk_size": 64}),
+    "a small host": (SLIM, {}, {"cpu_bytes_to_use": 24 * CHUNK_BYTES, "chunk_size": 64}),
+    "asynchronous scheduling": (DEFAULT, {"async_scheduling": True}, {"chunk_size": 64}),
+    "a shared store": ({**DEFAULT, "fingerprint_store": "shared"}, {}, {"chunk_size": 64}),
+    "layer by layer": (DEFAULT, {}, {"name": "Traced:other_offload:LayerwiseOffloadConnector", "chunk_size": 64}),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_block_that_is_computed_or_loaded_is_looked_at_and_none_is_accused(
+    built: Callable[..., Engine],
+    expected: Tokens,
+    run: str,
+) -> None:
+    settings, overrides, extra = RUNS[run]
+    engine = built(settings, overrides, **extra)
+    for number in range(2):
+        assert engine.round(prefix=str(number)) == expected
+        engine.round([FULL_HIT], prefix=f"full{number}")
+    counts = engine.counted()
+    assert not [each for each in engine.told if each.wrong]
+    assert min(counts[look] for look in ("computed", "loaded", "admitted")) > 5, counts
+    assert counts["unknown"] == 0
+    assert engine.checks._references.slim is not None
+    assert 50 < len(engine.checks._references.slim) <= counts["computed"]
+    reported = [each for each in engine.told if each.slim]
+    assert bool(reported) == (run == "a shared store")
+
+
+@pytest.mark.parametrize("buckets", [None, 4])
+def test_nobody_is_accused_of_a_change_when_what_was_right_is_forgotten(
+    built: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, buckets: int | None
+) -> None:
+    """All at once, as after a reset that leaves blocks of running requests in place, or where the table is too small."""
+    if buckets:
+        monkeypatch.setattr(reference, "BUCKETS", buckets)
+    engine = built(SLIM, chunk_size=64)
+    engine.round(JOBS[:4], "0")
+    if not buckets:
+        engine.checks._references.forget()
+    workload.run(engine.llm, [*JOBS[4:], DemoRequest("after", (5, 6, 7), 1)])
+    counted = engine.counted()
+    assert counted["admitted"] > 10
+    assert counted["unknown"]
+    assert not engine.named()

@@ -1,0 +1,77 @@
+"""What the pages of requests give away, and what an audit says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi.testclient import TestClient
+from sidecars import span_of
+
+from kvtrail.tracer.ingest import otlp_json
+from kvtrail.tracer.model.events import Event
+from kvtrail.tracer.model.findings import Unknown
+from kvtrail.tracer.replay.audit import Audit, audit
+from kvtrail.tracer.serve.api import application
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store import Reader
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+
+class Sidecar:
+    """A sidecar without its servers, and the files that its pages give away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pipeline = Pipeline(SqliteWriter(folder / "s.db"), Metrics(), grace_ns=0)
+        self.reader: Reader = SqliteReader(folder / "s.db")
+
+    def hear(self, events: Sequence[Event]) -> None:
+        spans = list(map(span_of, events))
+        for number, span in enumerate(spans):
+            if not span.span_id:  # a sign of life that a test made up
+                span.trace_id, span.span_id = "f" * 32, f"{2**63 + number:016x}"
+        self.take(otlp_json.to_protobuf(json.loads(otlp_json.spans_to_json_line(spans))))
+
+    def take(self, payload: bytes) -> None:
+        self.pipeline.ingest(payload, transport="http")
+        self.pipeline.tidy()
+
+    def pages(self) -> Iterator[tuple[dict[str, Any], Path]]:
+        """Each request's page, and the part that it gives away."""
+        client = TestClient(application(self.pipeline, self.reader, Metrics()))
+        for number, row in enumerate(self.reader.requests(limit=1000)):
+            asked = {"engine": row["engine"]}
+            page = client.get(f"/api/requests/{row['request']}", params=asked).raise_for_status().json()
+            path = self.folder / f"{number}.jsonl"
+            path.write_bytes(client.get("/api/otlp", params={"request": row["request"], **asked}).content)
+            yield page, path
+
+    def assert_parts_say_what_pages_say(self) -> list[Audit]:
+        """That every part gives the verdict, the findings and the losses of its page; returns the audits."""
+        audits = []
+        for page, path in self.pages():
+            result, request = audit([path]), page["request"]
+            assert said(result) == of_page(page), request["request"]
+            assert (result.silent, result.joined_late, result.deaths) == ([], [], []), request["request"]
+            assert not result.unknown_attributes, request["request"]
+            audits.append(result)
+        return audits
+
+
+def said(result: Audit) -> tuple[object, ...]:
+    """What an audit says of the one request of a part."""
+    (verdict,) = +result.verdicts
+    (reason,) = result.reasons or (None,)
+    found = sorted((finding.id, finding.rule, finding.count) for finding in result.findings)
+    return verdict, reason, found, result.missing
+
+
+def of_page(page: dict[str, Any]) -> tuple[object, ...]:
+    why = page["request"]["unknown"]
+    reason = None if why is None else Unknown[why.upper()]
+    found = sorted((finding["id"], finding["rule"], finding["count"]) for finding in page["findings"])
+    return page["request"]["verdict"], reason, found, page["missing"]

@@ -1,0 +1,222 @@
+"""Who may use a store, and what an operator does with it: copies that are whole, and what is put back in its place."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from history import START_NS
+from processes import Tracer
+from test_store_file import filled, hear, overwrite, root_page
+from traffic import Engine, served
+from wire import encoded
+
+from kvtrail.__main__ import main
+from kvtrail.tracer.serve.metrics import Metrics
+from kvtrail.tracer.serve.pipeline import Pipeline
+from kvtrail.tracer.store import StoreError
+from kvtrail.tracer.store.opening import reader_of
+from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
+
+S = 10**9
+
+
+def store(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["store", *map(str, arguments)])
+
+
+def requests_in(path: Path) -> set[str]:
+    return {row["request"] for row in SqliteReader(path).requests(limit=10_000)}
+
+
+def post_all(tracer: Tracer, batches: list[bytes]) -> None:
+    for batch in batches:
+        tracer.post(batch)
+
+
+@pytest.mark.parametrize("name", ["symlink", "folder", "hard link", "moved"])
+def test_a_store_has_one_writer_whatever_its_name_is(tmp_path: Path, name: str) -> None:
+    path, other = tmp_path / "s.db", tmp_path / "other.db"
+    writer = SqliteWriter(path)
+    if name == "symlink":
+        other.symlink_to(path)
+    elif name == "folder":
+        (tmp_path / "here").symlink_to(tmp_path)
+        other = tmp_path / "here" / "s.db"
+    elif name == "hard link":
+        other.hardlink_to(path)
+    else:
+        path.rename(other)
+    with pytest.raises(StoreError, match="another tracer writes to the store"):
+        SqliteWriter(other)
+    writer.close()
+    if name != "moved":
+        SqliteWriter(path).close()
+
+
+def test_a_store_is_its_owners_alone_also_where_it_was_not(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    before = os.umask(0o022)
+    try:
+        filled(path, 1)
+        path.chmod(0o644)
+        pipeline = Pipeline(SqliteWriter(path), Metrics())
+        hear(pipeline, "later")
+        found = {part.name: oct(part.stat().st_mode & 0o777) for part in tmp_path.iterdir()}
+        assert found == dict.fromkeys(("s.db", "s.db-wal", "s.db-shm", "s.db.lock"), "0o600")
+        pipeline.close()
+        assert store("backup", tmp_path / "copy.db", "--store", path).exit_code == 0
+        assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_nobody_else_reads_what_a_sidecar_writes(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    start_tracer("--trace-file", str(trace))
+    assert trace.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["PRAGMA user_version=0", "PRAGMA user_version=3", "PRAGMA application_id=252006675", "PRAGMA user_version=999"],
+)
+def test_a_sqlite_file_of_another_program_is_refused_and_stays(tmp_path: Path, made: str) -> None:
+    path = tmp_path / "bookmarks.db"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE bookmarks (url TEXT)")
+    db.execute(made)
+    db.commit()
+    db.close()
+    before = path.read_bytes()
+    for use in (SqliteWriter, SqliteWriter, reader_of):  # a second start, too
+        with pytest.raises(StoreError, match="of another program"):
+            use(path)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "bookmarks.db.lock").exists()
+    assert store("verify", "--store", path).exit_code == 2
+
+
+def test_a_file_that_is_no_database_is_not_set_aside_by_the_second_start(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("these are notes, and no database" * 10)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not a database"):
+            SqliteWriter(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_store_from_before_it_had_an_application_id_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    filled(path, 1)
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA application_id=0")
+    db.close()
+    SqliteWriter(path).close()
+    ((application,),) = sqlite3.connect(path).execute("PRAGMA application_id")
+    assert application.to_bytes(4) == b"kvtr"
+
+
+def test_a_copy_of_a_store_in_use_is_whole_and_is_put_back(tmp_path: Path, start_tracer: Callable[..., Tracer]) -> None:
+    """While a real tracer is sent spans; the copy then stands alone, unlike a copied file without its WAL."""
+    tracer, copy = start_tracer(), tmp_path / "copy.db"
+    events = served(Engine("busy"), from_ns=START_NS, to_ns=START_NS + 60 * S)
+    batches = [encoded(events[at : at + 20]) for at in range(0, len(events), 20)]
+    half = len(batches) // 2
+    post_all(tracer, batches[:half])
+    acknowledged = {event.request for event in events[: half * 20]}
+    tracer.get("/api/requests")  # rows follow their spans; who asks gets them
+    sending = threading.Thread(target=post_all, args=(tracer, batches[half:]))
+    sending.start()
+    made = store("backup", copy, "--store", tracer.store)
+    sending.join()
+    assert made.exit_code == 0, made.output
+    assert store("backup", copy, "--store", tracer.store).exit_code == 2, "it exists"
+    assert store("verify", "--store", tracer.store).exit_code == 0, "also while it runs"
+    refused = store("restore", copy, "--store", tracer.store, "--force")
+    assert (refused.exit_code, "a tracer uses the store" in refused.output) == (2, True)
+    in_use = store("rebuild", "--store", tracer.store)
+    assert (in_use.exit_code, "; end it first" in in_use.output, "--store" in in_use.output) == (2, True, False)
+    tracer.end()
+    assert store("restore", copy, "--store", tracer.store).exit_code == 2, "a store is there"
+    assert store("restore", copy, "--store", tracer.store, "--force").exit_code == 0
+    assert store("verify", "--store", tracer.store).output == f"{tracer.store} is whole\n"
+    pipeline = Pipeline(SqliteWriter(tracer.store), Metrics())
+    pipeline.write_rows()
+    assert requests_in(tracer.store) >= acknowledged
+    pipeline.close()
+    (aside,) = tracer.store.parent.glob(f"{tracer.store.name}.replaced-*[0-9]")
+    assert requests_in(aside) == {event.request for event in events}
+
+
+def test_what_is_not_whole_is_not_put_in_the_place_of_a_store(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.db", tmp_path / "bad.db"
+    filled(good, 3)
+    filled(bad, 3)
+    overwrite(bad, (root_page(bad, "requests") - 1) * 4096)
+    before = good.read_bytes()
+    result = store("restore", bad, "--store", good, "--force")
+    assert (result.exit_code, "nothing was changed" in result.output) == (2, True)
+    assert good.read_bytes() == before
+    found = store("verify", "--store", bad)
+    assert (found.exit_code, "the file is damaged" in found.output) == (1, True)
+
+
+def test_a_damaged_log_is_not_rebuilt_unless_that_is_asked_for(tmp_path: Path) -> None:
+    """What a rebuild would drop cannot be made again, as what is derived can."""
+    path = tmp_path / "s.db"
+    filled(path, 3)
+    db = sqlite3.connect(path)
+    ((rows,),) = db.execute("SELECT count(*) FROM requests")
+    db.execute("UPDATE chunks SET body = x'00' WHERE number = (SELECT min(number) FROM chunks)")
+    db.commit()
+    db.close()
+    found = store("verify", "--store", path)
+    assert found.exit_code == 1
+    assert "spans of the log cannot be read" in found.output
+    assert "put a backup in its place with `kvtrail store restore`" in found.output
+    refused = store("rebuild", "--store", path)
+    assert (refused.exit_code, "would lose more" in refused.output) == (2, True)
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM requests").fetchall() == [(rows,)]
+    forced = store("rebuild", "--store", path, "--force")
+    assert (forced.exit_code, "what can be read of" in forced.output) == (0, True)
+
+
+def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
+    for arguments in (
+        ("backup",),
+        ("restore",),
+        ("verify", tmp_path / "copy"),
+        ("rebuild", tmp_path / "copy"),
+        ("mend",),
+    ):
+        assert store(*arguments).exit_code == 2
+    for action in ("verify", "rebuild"):
+        result = store(action, "--store", tmp_path / "none.db")
+        assert (result.exit_code, "there is no store" in result.output) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_asks_does_not_wait_behind_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be written at once is; the rest of it comes later."""
+    pipeline = Pipeline(SqliteWriter(tmp_path / "s.db"), Metrics(), rows_every_ns=10**18)
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("kvtrail.tracer.serve.pipeline.MOST_CATCH_UP_S", 0.0)
+    for number in range(9):
+        hear(pipeline, f"r{number}")
+    written = len(requests_in(tmp_path / "s.db"))
+    pipeline.catch_up()
+    assert len(requests_in(tmp_path / "s.db")) - written == 1
+    with pipeline._lock:  # as a batch holds it
+        asking = threading.Thread(target=pipeline.catch_up)
+        asking.start()
+        asking.join()
+    with pipeline._catching_up:
+        pipeline.catch_up()
+    pipeline.close()
+    assert len(requests_in(tmp_path / "s.db")) == 9

@@ -1,0 +1,94 @@
+"""`kvtrail store`: what an operator does with the store of a tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvtrail.tracer.reports import output_file
+
+if TYPE_CHECKING:
+    from kvtrail.tracer.store.sqlite.upkeep import Fault
+
+ACTIONS = ("verify", "rebuild", "backup", "restore")
+_LOST = (
+    "put a backup in its place with `kvtrail store restore`; without one, `kvtrail store rebuild --force` judges what can"
+    " still be read"
+)
+_PATH = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@click.argument("action", type=click.Choice(ACTIONS), metavar="|".join(ACTIONS))
+@click.argument("copy", required=False, type=_PATH, metavar="[COPY]")
+@click.option(
+    "--store",
+    default="kvtrail.db",
+    show_default=True,
+    type=_PATH,
+    help="SQLite file of the tracer: its --store or --spool.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite the copy if it exists; put it in the place of a store; rebuild what can still be read of a damaged log.",
+)
+def store(action: str, copy: Path | None, store: Path, force: bool) -> None:
+    """Look whether a store is whole, make what is derived again, copy it, or put a copy in its place.
+
+    verify reads all of it, also while a tracer runs. rebuild judges the log again and makes rows, lanes, totals, sums and
+    findings of it; where some of the log is damaged, only with --force. backup writes to COPY what the store has at this
+    moment, also while a tracer runs. restore puts COPY in the place of the store; the one that was there is kept beside it.
+    rebuild and restore need the tracer to have ended.
+
+    Exit code 0: it is done, or the store is whole; 1: it is not; 2: a file cannot be used.
+
+    Example: kvtrail store verify --store /var/lib/kvtrail.db
+
+    Example: kvtrail store backup copy.db --store kvtrail.db
+    """
+    from kvtrail.tracer.store import StoreError
+    from kvtrail.tracer.store.sqlite import upkeep
+
+    if (copy is None) == (action in ("backup", "restore")):
+        raise click.UsageError(f"{action} takes {'the path of a copy' if copy is None else 'no copy'}")
+    with output_file.or_exit(None, StoreError, doing=action):
+        if action == "verify":
+            faults = list(upkeep.verify(store))
+            for fault in faults:
+                click.echo(fault.text)
+            click.echo(f"{store} is {_outcome(faults)}")
+            raise click.exceptions.Exit(1 if faults else 0)
+        if action == "rebuild":
+            _rebuild(store, force=force)
+        elif copy is not None and action == "backup":
+            output_file.check(copy, force=force, sources=[store])
+            upkeep.copy(store, copy)
+            click.echo(f"{copy} has what {store} has")
+        elif copy is not None:
+            output_file.check(store, force=force, sources=[copy])
+            aside = upkeep.restore(copy, store)
+            click.echo(f"{store} is what {copy} is{'' if aside is None else f'; what was there is {aside}'}")
+
+
+def _outcome(faults: Sequence[Fault]) -> str:
+    if not faults:
+        return "whole"
+    if any(fault.is_lost for fault in faults):
+        return f"not whole: {_LOST}"
+    return "not whole: `kvtrail store rebuild` makes what is derived again"
+
+
+def _rebuild(store: Path, *, force: bool) -> None:
+    from kvtrail.tracer.serve.rebuild import rebuild
+    from kvtrail.tracer.store import StoreError
+    from kvtrail.tracer.store.sqlite import upkeep
+
+    lost = [fault for fault in upkeep.verify(store) if fault.is_lost]
+    if lost and not force:
+        raise StoreError(f"a rebuild of {store} would lose more: {lost[0].text}. Instead, {_LOST}")
+    spans = rebuild(store)
+    click.echo(f"{store}: {f'what can be read of {spans} spans was' if lost else f'{spans} spans were'} judged again")

@@ -1,0 +1,173 @@
+"""What an operator does with a store: copy it while it is used, put a copy in its place, and look whether it is whole."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
+from kvtrail.tracer.store import StoreError, StoreInUse
+from kvtrail.tracer.store.sqlite import log, opening
+from kvtrail.tracer.store.sqlite.database import Database
+
+MOST_NAMED = 20
+"""Faults of a kind that are named; the others are counted."""
+_COPIED_PAGES = 1_000
+"""Pages that are copied at a time: the writer waits for none of them."""
+_TEXTS = {"requests": ("account",), "lanes": ("changes", "transfers"), "findings": ("body",), "engines": ("about",)}
+"""By table: what must be JSON."""
+_SUMMED = ("requests", "running", "lookups", "matched", "loaded", "stored", "preemptions", "drifting")
+_SUMS = (
+    "count(*), sum(ended_ns IS NULL), sum(lookups), sum(longest_match), sum(loaded), sum(stored), sum(epoch),"
+    " sum(findings > 0)"
+)
+
+
+class Fault(NamedTuple):
+    """What is wrong with a store, in a sentence, and whether it was lost: then a rebuild does not bring it back."""
+
+    text: str
+    is_lost: bool = True
+
+
+def copy(path: Path, target: Path) -> None:
+    """Copy a store as it is at this moment, also while a tracer writes to it.
+
+    Raises:
+        StoreError: there is no such store, or it cannot be read or copied.
+    """
+    _copy(path, target)
+
+
+def restore(source: Path, path: Path) -> Path | None:
+    """Put a copy in the place of a store; returns where the store that was there is now, if there was one.
+
+    Raises:
+        StoreError: the copy is no whole store, or a tracer uses the one in its place.
+    """
+    path = path.resolve()
+    faults = list(verify(source))
+    if faults:
+        raise StoreError(f"{source} is not whole, and nothing was changed: {faults[0].text}")
+    lock, claimed = -1, -1
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = opening.claim(path.with_name(f"{path.name}.lock"))
+        was_there = path.exists()
+        claimed = opening.claim(path) if was_there else -1
+        fresh = path.with_name(f"{path.name}.restored")
+        fresh.unlink(missing_ok=True)
+        _copy(source, fresh)
+        aside = path.with_name(f"{path.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}") if was_there else None
+        if aside is not None:  # with its WAL: without it, a copy may be an empty store
+            for old, new in zip(opening.parts(path), opening.parts(aside), strict=True):
+                if old.exists():
+                    old.rename(new)
+        fresh.rename(path)
+        return aside
+    except BlockingIOError:
+        raise StoreInUse(f"a tracer uses the store {path}; end it first") from None
+    except OSError as error:
+        raise StoreError(f"cannot restore the store {path}: {error}") from error
+    finally:
+        for descriptor in (claimed, lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def verify(path: Path) -> Iterator[Fault]:
+    """What is wrong with a store; nothing where it is whole. It is looked at as it is at this moment, also
+    while a tracer writes to it.
+
+    Raises:
+        StoreError: there is no such store, or it cannot be read at all.
+    """
+    _check_is_there(path)
+    database = Database(path)
+    try:
+        database.query("BEGIN")
+        broken = [said for (said,) in database.query(f"PRAGMA integrity_check({MOST_NAMED})") if said != "ok"]
+        yield from (Fault(f"the file is damaged: {said}") for said in broken)
+        if not broken:
+            yield from _wrong_texts(database)
+            yield from _wrong_log(database)
+            yield from _wrong_totals(database)
+    except sqlite3.Error as error:
+        if not opening.is_damage(error):
+            raise StoreError(f"cannot read the store {path}: {error}") from error
+        yield Fault(f"the file is damaged: {error}")
+    finally:
+        database.close()
+
+
+def _copy(path: Path, target: Path) -> None:
+    """The copy appears when it is complete."""
+    _check_is_there(path)
+    partly = target.with_name(f"{target.name}.partly")
+    try:
+        os.close(os.open(partly, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, opening.OWNERS))
+        with (
+            closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(partly)) as copied,
+        ):
+            source.execute("BEGIN")  # of one moment, however long it takes
+            source.execute("SELECT count(*) FROM sqlite_schema").fetchall()
+            source.backup(copied, pages=_COPIED_PAGES)
+            copied.execute("PRAGMA journal_mode=DELETE")  # one file, which stands alone
+        partly.rename(target)
+    except (sqlite3.Error, OSError) as error:
+        partly.unlink(missing_ok=True)
+        raise StoreError(f"cannot copy the store {path} to {target}: {error}") from error
+
+
+def _check_is_there(path: Path) -> None:
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}")
+    opening.check_file(path)
+
+
+def _wrong_texts(database: Database) -> Iterator[Fault]:
+    for table, columns in _TEXTS.items():
+        for column in columns:
+            ((count,),) = database.query(f"SELECT count(*) FROM {table}", [f"NOT json_valid({column})"])
+            if count:
+                yield Fault(f"{count} rows of {table} cannot be read: their {column} is damaged", is_lost=False)
+
+
+def _wrong_log(database: Database) -> Iterator[Fault]:
+    """Chunks that cannot be read, and requests of the log without a row."""
+    ((end, settled),) = database.query("SELECT number, settled FROM log_end")
+    decoder, expected, unreadable = ProtobufDecoder(), None, 0
+    of_log: set[tuple[str, str]] = set()
+    for number, spans, payload in log.parts(database.query, after=0):
+        if expected is not None and number != expected:
+            yield Fault(f"the log has a gap: spans {expected} to {number - 1} are not in it")
+        expected = number + spans
+        if not payload:
+            unreadable += spans
+        elif number <= settled:
+            events = decoder.decoded(payload).events
+            of_log.update((event.engine, event.request) for event in events if event.request is not None)
+    if unreadable:
+        yield Fault(f"{unreadable} spans of the log cannot be read")
+    if expected is not None and expected != end + 1:
+        yield Fault(f"the log ends at span {expected - 1}, and not at {end}")
+    rows = set(database.query("SELECT engine, request FROM requests"))
+    lanes = set(database.query("SELECT engine, request FROM lanes"))
+    for what, missing in (("row", of_log - rows), ("lane", of_log & rows - lanes)):
+        names = ", ".join(request for _, request in sorted(missing)[:MOST_NAMED])
+        if missing:
+            more = " …" if len(missing) > MOST_NAMED else ""
+            yield Fault(f"{len(missing)} requests of the log have no {what}: {names}{more}", is_lost=False)
+
+
+def _wrong_totals(database: Database) -> Iterator[Fault]:
+    select = f"SELECT status, verdict, {', '.join(_SUMMED)} FROM request_totals"
+    noted = set(database.query(select, ["requests != 0"]))
+    if noted != set(database.query(f"SELECT status, verdict, {_SUMS} FROM requests", (), (), "GROUP BY 1, 2")):
+        yield Fault("the totals are not those of the rows", is_lost=False)
