@@ -22,7 +22,7 @@ from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
 from kvtrail.tracer.ledger.account import Account
 from kvtrail.tracer.ledger.lanes import Lane, lane_of
 from kvtrail.tracer.model.findings import Finding, Verdict, clock
-from kvtrail.tracer.savings.savings import SavingsCounter
+from kvtrail.tracer.savings.counter import SavingsCounter
 
 S, MS = 10**9, 10**6
 LONG = 10
@@ -162,7 +162,7 @@ class Stories:
         self._recorder = Recorder(engine, dice, model=model, connector=connector)
         self._dice, self._at_ns = dice, S
         self._savings, self._decoder = SavingsCounter(), ProtobufDecoder()
-        self._detector = Detector(listener=self._sum_up)
+        self._detector = Detector(listener=self._enter, on_fact=self._savings.enter)
         shapes = Shapes(dice, connector)
         for shape in reversed(shapes.first):
             self._story(shape)
@@ -223,6 +223,5 @@ class Stories:
         places = ((step, place) for step, told in enumerate(shape.steps) for place in range(len(told)))
         return {self._recorder.span_id(first + number).hex(): each for number, each in enumerate(places)}
 
-    def _sum_up(self, event: Event, account: Account) -> None:
+    def _enter(self, event: Event, account: Account) -> None:
         account.phases.enter(event)
-        self._savings.enter(event, account)

@@ -18,7 +18,7 @@ from fleet import Recorder
 
 from kvtrail.tracer.model.engines import described
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.savings import MINUTE_NS, MINUTE_S, Cell
+from kvtrail.tracer.savings.cells import MINUTE_NS, MINUTE_S, Cell
 from kvtrail.tracer.store import Batch, Chunk
 from kvtrail.tracer.store.sqlite.log import FOLDED_SPANS
 

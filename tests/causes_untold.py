@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events.events import Event, Heartbeat, Lookup, PrefixCache, RequestEnd, RequestStart
+from kvtrail.tracer.ledger.facts import Breakdown
 
 BATCH = 64
 """Events that a recorder sends together, so early in a run."""

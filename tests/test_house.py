@@ -24,7 +24,7 @@ SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
 ROOMS = {
     "tracer": [
-        "events", "model", "causes", "ingest", "ledger", "rules", "detect", "savings", "capacity", "store", "history",
+        "events", "model", "ingest", "ledger", "causes", "rules", "detect", "savings", "capacity", "store", "history",
         "liveness", "serve", "reports", "commands",
     ],
     "connector": [

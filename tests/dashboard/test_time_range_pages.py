@@ -12,7 +12,8 @@ from kvtrail.dashboard.content import efficiency as savings
 from kvtrail.dashboard.content import findings, fleet, palette, text, trends
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.model.words import NOTHING
-from kvtrail.tracer.savings.savings import SavingsCounter, SavingsRow
+from kvtrail.tracer.savings.counter import SavingsCounter
+from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api.ranges import savings_report
 
 HOUR_NS = 3600 * 10**9
@@ -36,7 +37,7 @@ end
 def efficiency(history_text: str, **asked: str) -> dict[str, Any]:
     """The api's answer about the window of this history, as JSON gives it."""
     sums = SavingsCounter()
-    Detector(listener=sums.enter).feed(history(history_text))
+    Detector(on_fact=sums.enter).feed(history(history_text))
     rows: dict[tuple[int, str, str, int], dict[str, int]] = {}
     for cell, value in sums.cells.items():
         rows.setdefault(cell[:4], {})[cell.measure] = value

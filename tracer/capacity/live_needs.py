@@ -16,9 +16,9 @@ from kvtrail.tracer.capacity.curve import Curve
 from kvtrail.tracer.capacity.distances import WHOLE, Distances, Need
 from kvtrail.tracer.capacity.stream import LMCACHE
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
-from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.events.events import Alloc, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.events import Alloc, Reset, Store
 from kvtrail.tracer.events.hash_chains import split_hashes
+from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
 
 MOST_FOLLOWED = 4096
 """Chunks of one connector that are followed at a time; some 300 bytes each."""
@@ -92,13 +92,15 @@ class LiveNeeds:
         wanted = wanted_of(len(keys), size, computed=lookup.computed, total=lookup.total)
         return self._touched(running, Touch(keys, wanted, done))
 
-    def ran(self, event: Schedule) -> Counter[str]:
+    def ran(self, fact: Ran) -> Counter[str]:
         """A step runs a request: what it computes can be stored."""
+        event = fact.event
         running = self._running.get((event.engine, event.request or ""))
         return Counter() if running is None else self._computed(running, event.computed + event.scheduled)
 
-    def ended(self, event: RequestEnd) -> Counter[str]:
-        """A request has ended: by now the hashes of what it has generated are told as well."""
+    def ended(self, fact: Ended) -> Counter[str]:
+        """A request has ended: by now the hashes of what it has generated are recorded as well."""
+        event = fact.event
         running = self._running.pop((event.engine, event.request or ""), None)
         if running is None:
             return Counter()
@@ -118,9 +120,10 @@ class LiveNeeds:
         if distances is not None and event.succeeded is not False:
             distances.reset()
 
-    def stored(self, event: Store) -> Counter[str]:
+    def copied(self, fact: Copied) -> Counter[str]:
         """A worker has stored: what a chunk takes."""
-        if event.bytes is None or event.rank != 0:
+        event = fact.event
+        if not isinstance(event, Store) or event.bytes is None or event.rank != 0:
             return Counter()
         return Counter({STORED_TOKENS: event.count, STORED_BYTES: event.bytes})
 

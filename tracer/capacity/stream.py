@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.capacity.touches import Touch, keys_of, wanted_of
 from kvtrail.tracer.events.events import Alloc, Event, Lookup, RequestEnd, RequestStart, Reset, Schedule, Store
 from kvtrail.tracer.events.hash_chains import Chain, Chains
-from kvtrail.tracer.savings.savings import PrefillTimer
+from kvtrail.tracer.ledger.facts import Offers
+from kvtrail.tracer.savings.prefill import PrefillTimer
 
 LMCACHE = frozenset({"LMCacheConnectorV1", "LMCacheConnectorV1Dynamic"})
 """LMCache's connectors. They store what a request has at its admission, and not what it generates; a prefix in the order of
@@ -62,7 +63,7 @@ class _Request:
     Attributes:
         chain: the hashes of its full blocks that are known by now.
         block_size: tokens in each of these blocks.
-        lookups: the latest of each connector that was not followed by an allocation.
+        offers: of the connectors, for the admission that is coming.
         touched: by connector that was asked for it, how many of its chunks have been computed or loaded in this epoch.
         total: its tokens at its latest lookup.
     """
@@ -70,7 +71,7 @@ class _Request:
     chain: Chain = field(default_factory=Chain)
     block_size: int = 0
     total: int = 0
-    lookups: dict[Owner, Lookup] = field(default_factory=dict)
+    offers: Offers = field(default_factory=Offers)
     touched: dict[Owner, int] = field(default_factory=dict)
 
     def keys(self, tokens: int, chunk_size: int) -> Sequence[bytes]:
@@ -104,7 +105,7 @@ class Streams:
                 self._looked_up(event)
             case Schedule():
                 self._ran(event)
-            case Alloc(error=None):
+            case Alloc():
                 self._admitted(event)
             case RequestEnd():
                 self._ended(event)
@@ -129,15 +130,16 @@ class Streams:
     def _looked_up(self, event: Lookup) -> None:
         request = self._of(event)
         self._chains[event.engine].add(request.chain, event)
+        request.offers.look_up(event)
         if event.error is None and event.returned is not None:
-            request.lookups[_owner(event)] = event
             request.total = event.total
 
     def _admitted(self, event: Alloc) -> None:
         request, owner = self._of(event), _owner(event)
-        lookup = request.lookups.pop(owner, None)
-        if lookup is None or lookup.epoch != event.epoch:
-            return  # the second allocation after an asynchronous load admits nothing new
+        admitted = request.offers.allocate(event)
+        if admitted is None or admitted.lookup.epoch != event.epoch:
+            return
+        lookup = admitted.lookup
         size = lookup.chunk_size or lookup.block_size
         if not size:
             return
@@ -157,8 +159,10 @@ class Streams:
         stream.touches.append(Touch(keys, wanted, used))
 
     def _ran(self, event: Schedule) -> None:
-        self._computed(self._of(event), event.computed + event.scheduled)
-        if (measured := self._prefill_timer.enter(event, self._of(event).total)) is not None:
+        request = self._of(event)
+        request.offers.use()
+        self._computed(request, event.computed + event.scheduled)
+        if (measured := self._prefill_timer.enter(event, request.total)) is not None:
             tokens, took_ns = self._prefill.get(event.engine, (0, 0))
             self._prefill[event.engine] = (tokens + measured.tokens, took_ns + measured.took_ns)
 

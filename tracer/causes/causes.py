@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.followed import Breakdown, Followed, doubted, in_common, shortened
+from kvtrail.tracer.causes.followed import Followed, doubted, in_common, shortened
 from kvtrail.tracer.causes.memory import UNSTORED, Fact, Fate, Key, Memory
 from kvtrail.tracer.causes.split import Question, Split, Store
 from kvtrail.tracer.events.capabilities import Capability
@@ -40,6 +40,7 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.hash_chains import Chains, split_hashes
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
+from kvtrail.tracer.ledger.facts import Breakdown, tiers_of
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
 
 GPU = "gpu"
@@ -118,8 +119,7 @@ class Causes:
         for memory in (self._vllm, *self._stores.values()):
             memory.lose(*self._lost)
         for request in self._requests.values():
-            request.lookups.clear()
-            request.allocs.clear()
+            request.offers.clear()
             request.doubt = why
         self._computing.clear()
         self._stored.clear()
@@ -179,27 +179,22 @@ class Causes:
             request.reached = min(request.reached, (event.block_first or 0) * request.block_size)
         if event.epoch and event.total > request.prompt > 0:  # it had output: all but the last token was computed
             self._ran(event, request, event.total - 1)
-        if request.allocs or event.connector_id in request.lookups:
-            request.lookups.clear()
-            request.allocs.clear()
-        if event.error is None and event.returned is not None:
-            request.lookups[event.connector_id] = event
-        elif event.error is None:
+        if event.connector_id in request.offers or request.offers.allocs:  # the connectors are asked once more
+            request.offers.clear()
+        request.offers.look_up(event)
+        if event.error is None and event.returned is None:
             request.deferred.add(event.connector_id)
 
     def _enter_alloc(self, event: Alloc) -> None:
         request = self._of(event)
-        lookup = request.lookups.get(event.connector_id)
-        if lookup is None or event.error is not None or event.connector_id in request.allocs:
-            return  # the second allocation after an asynchronous load answers no lookup
-        request.allocs[event.connector_id] = event
-        if len(request.allocs) == len(request.lookups):
-            self._admit(request, event, lookup)
+        admitted = request.offers.allocate(event)
+        if admitted is not None and admitted.is_last:
+            self._admit(request, event, admitted.lookup)
 
     def _admit(self, request: Followed, event: Alloc, lookup: Lookup) -> None:
         """Split the prompt of a request that has been given blocks."""
         self._give_up(request)
-        allocated = max([each.allocated for each in request.allocs.values()])
+        allocated = max([alloc.allocated for alloc in request.offers.allocs])
         size = request.block_size = lookup.block_size or request.block_size
         full = lookup.total // size if size else 0
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
@@ -221,8 +216,9 @@ class Causes:
             promised=request.lost,
             failed=request.failed,
         )
-        asked = [each for each in request.lookups.values() if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
-        stores = [self._asked(each, request, size) for each in asked or request.lookups.values()]
+        lookups = [offer.lookup for offer in request.offers.values() if offer.alloc is not None]
+        asked = [each for each in lookups if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
+        stores = [self._asked(each, request, size) for each in asked or lookups]
         request.deferred.clear()
         parts = Split(question, self._vllm, stores, self._is_fresh).parts()
         if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
@@ -265,16 +261,15 @@ class Causes:
         """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
         named: list[tuple[str, int]] = []
         left = allocated
-        for connector_id, alloc in request.allocs.items():
-            for source in alloc.hit_sources or ():
-                tier, _, tokens = source.rpartition(":")
-                if tokens.isdecimal() and (count := min(left, int(tokens))):
+        for alloc in request.offers.allocs:
+            for tier, tokens in tiers_of(alloc):
+                if count := min(left, tokens):
                     named.append((tier, count))
                     left -= count
             if alloc.allocated and len(named) == 1:
-                self._store(connector_id).name = named[0][0]
+                self._store(alloc.connector_id).name = named[0][0]
         if left:
-            loading = max(request.allocs.values(), key=lambda each: each.allocated).connector_id
+            loading = max(request.offers.allocs, key=lambda each: each.allocated).connector_id
             named.append((self._store(loading).name, left))
         return named
 
@@ -328,8 +323,7 @@ class Causes:
         if name not in self._awaited and self._vllm.told:
             return  # nearly always: it goes on
         request = self._of(event)
-        request.lookups.clear()
-        request.allocs.clear()
+        request.offers.clear()
         self._ran(event, request, event.computed + event.scheduled)
         if event.computed + event.scheduled >= request.computing * request.block_size:
             self._computing.pop(name, None)

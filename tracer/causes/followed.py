@@ -3,52 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kvtrail.tracer.causes.memory import Fact
-from kvtrail.tracer.events.events import Alloc, Lookup
 from kvtrail.tracer.events.hash_chains import Chain
+from kvtrail.tracer.ledger.facts import Breakdown, Offers
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
-
-
-class Breakdown(Struct, eq=False):
-    """An admission of a request, and the parts of its prompt.
-
-    Attributes:
-        event: the allocation.
-        lookup: the lookup that it answers; of a MultiConnector's children, that of the last one.
-        parts: in order; they make up the request's tokens at the lookup.
-        chain: the hashes of its full blocks; None where they are not known.
-        is_final: whether nothing changes any more: before that, what was promised may not be loaded.
-    """
-
-    event: Alloc
-    lookup: Lookup
-    parts: list[Part]
-    chain: Sequence[bytes] | None
-    is_final: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the parts make up the prompt, one after the other."""
-        ends = [0, *(part.end for part in self.parts)]
-        return ends[-1] == self.lookup.total and [part.start for part in self.parts] == ends[:-1]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
-        event = self.event
-        return {
-            "epoch": event.epoch,
-            "total": self.lookup.total,
-            "at_ns": event.end_ns,
-            "span_id": event.span_id,
-            "connector": event.connector,
-            "final": self.is_final,
-            "parts": [part.as_dict() for part in self.parts],
-        }
 
 
 class Followed(Struct, eq=False):
@@ -60,7 +22,7 @@ class Followed(Struct, eq=False):
         block_size: tokens of each; 0 where they are not known.
         prompt: its tokens when it began; 0 where that was not told.
         deferred: the connectors that have answered 'ask me later' since the last admission.
-        lookups, allocs: of the admission that is coming, by connector.
+        offers: of the connectors, for the admission that is coming.
         open: its latest admission, while what it was promised is still to come.
         promised: the tokens that this load brings.
         steps: how often it ran since then.
@@ -78,8 +40,7 @@ class Followed(Struct, eq=False):
     prompt: int = 0
     epoch: int = 0
     deferred: set[str] = field(default_factory=set)
-    lookups: dict[str, Lookup] = field(default_factory=dict)
-    allocs: dict[str, Alloc] = field(default_factory=dict)
+    offers: Offers = field(default_factory=Offers)
     open: Breakdown | None = None
     promised: tuple[int, int] = (0, 0)
     steps: int = 0

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from kvtrail.tracer.causes.causes import OF_ANY_ROLE, Causes
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.detect.deadlines import MAY_WAIT, Deadlines
 from kvtrail.tracer.detect.judgements import Judgements
 from kvtrail.tracer.detect.tracked import Key, TrackedRecorder, TrackedRequest
@@ -26,6 +25,7 @@ from kvtrail.tracer.events.events import Event, Heartbeat, RequestEnd, RequestSt
 from kvtrail.tracer.events.events import Key as ChunkKey
 from kvtrail.tracer.ledger.account import SCHEDULER, Account, Evidence
 from kvtrail.tracer.ledger.engine_state import Engine
+from kvtrail.tracer.ledger.facts import Breakdown, Fact
 from kvtrail.tracer.ledger.ordering import REMEMBERED_NUMBERS, Stream
 from kvtrail.tracer.ledger.reference_hashes import Truth
 from kvtrail.tracer.model.causes import Untold
@@ -59,6 +59,7 @@ class Detector:
         rules: Sequence[Rule] | None = None,
         max_requests: int = MOST_REQUESTS,
         listener: Callable[[Event, Account], None] | None = None,
+        on_fact: Callable[[Fact, Account], None] | None = None,
         on_causes: Callable[[Event, Breakdown], None] | None = None,
         on_reset: Callable[[Reset], None] | None = None,
         on_error: Callable[[str, Exception], None] | None = None,
@@ -67,6 +68,7 @@ class Detector:
         """
         Args:
             listener: gets each event of a request once, in the request's order, after it was entered into the account.
+            on_fact: gets each fact that such an event establishes, before the listener gets the event.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
             on_reset: gets each time that a connector was told to forget what it holds.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
@@ -81,7 +83,8 @@ class Detector:
         self.lost: Counter[str] = Counter()
         self._came_before = came_before or {}
         self._max_requests = max_requests
-        self._listener, self._on_causes, self._on_reset = listener, on_causes, on_reset
+        self._listener, self._on_fact = listener, on_fact
+        self._on_causes, self._on_reset = on_causes, on_reset
         self._requests: dict[Key, TrackedRequest] = {}
         self._gaps: dict[Key, None] = {}
         self._recorders: dict[str, TrackedRecorder] = {}
@@ -344,7 +347,9 @@ class Detector:
                 self._judgements.failed(tally, error)
                 request.broken = True
         try:
-            account.apply(event)
+            fact = account.apply(event)
+            if fact is not None and self._on_fact is not None:
+                self._on_fact(fact, account)
             if self._listener is not None:
                 self._listener(event, account)
         except Exception as error:

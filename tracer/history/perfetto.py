@@ -10,17 +10,17 @@ Format: the "Trace Event Format", see https://perfetto.dev/docs/getting-started/
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kvtrail.tracer.events.events import Event, Load, Lookup, Pool, Preempt, RequestStart, Schedule, Store
+from kvtrail.tracer.events.events import Event, Load, Pool, Preempt, RequestStart, Store
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.history import History
 from kvtrail.tracer.ledger.account import SCHEDULER, Account
+from kvtrail.tracer.ledger.phases import WORDS, Phase
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.findings import Finding
 
@@ -28,8 +28,6 @@ Data = dict[str, Any]
 _ENGINE_TRACK, _FIRST_TRACK = 0, 1
 _CATEGORIES = ("request", "phase", "call")
 """By the depth of a slice on a request's track."""
-_ENDED = "ended"
-_RUNNING = ("prefill", "decode", "prefill and decode")
 _GRAIN_NS, _GRAINS_PER_US = 125, 8
 
 
@@ -177,20 +175,12 @@ def _requests(events: Iterable[Event]) -> list[_Request]:
 def _slices(request: _Request) -> list[_Slice]:
     """The request's own slice, followed by its phases and calls."""
     account, events = request.account, request.events
-    steps = Counter(event.epoch for event in events if isinstance(event, Schedule))
     start_ns = min(event.start_ns for event in events)
     end_ns = max(event.end_ns for event in events)
-    phases: list[_Slice] = []
     calls = []
     for event in events:
         account.apply(event)
-        phase = _phase(account, event, phases[-1].name if phases else "queued", every_step=steps[event.epoch] > 1)
-        if not phases or (phase != phases[-1].name and event.role == SCHEDULER):
-            # The root span began with the request; any other phase begins with the call.
-            begins_ns = event.end_ns if event.kind in ROOTS else event.start_ns
-            if phases:
-                phases[-1].end_ns = begins_ns = max(begins_ns, phases[-1].start_ns)
-            phases.append(_Slice(begins_ns if phases else start_ns, end_ns, 1, phase, {"epoch": account.epoch}))
+        account.phases.enter(event)
         if event.role == SCHEDULER and event.kind not in ROOTS:  # the root span covers the whole request
             calls.append(_Slice(event.start_ns, event.end_ns, 2, words.kind(event.kind), _args(event)))
     facts = {
@@ -204,7 +194,13 @@ def _slices(request: _Request) -> list[_Slice]:
     }
     known = {name: value for name, value in facts.items() if value is not None}
     whole = _Slice(start_ns, end_ns, 0, account.request, {**known, "external": account.external})
-    return [whole, *(p for p in phases if p.start_ns < p.end_ns and p.name != _ENDED), *calls]
+    changes = [*account.phases.changes(), (end_ns, Phase.DONE)]
+    phases = [
+        _Slice(begins_ns, until_ns, 1, WORDS[phase], {})
+        for (begins_ns, phase), (until_ns, _) in pairwise(changes)
+        if begins_ns < until_ns and phase is not Phase.DONE
+    ]
+    return [whole, *phases, *calls]
 
 
 def _nested(slices: Iterable[_Slice]) -> Iterator[_Slice]:
@@ -217,23 +213,6 @@ def _nested(slices: Iterable[_Slice]) -> Iterator[_Slice]:
             piece.end_ns = min(piece.end_ns, around[-1].end_ns)
         around.append(piece)
         yield piece
-
-
-def _phase(account: Account, event: Event, before: str, *, every_step: bool) -> str:
-    """The phase after an event: the account's status, in finer terms."""
-    if account.ended_ns is not None:
-        return "blocks kept" if account.evidence.end is not None else _ENDED
-    if account.status == "running":
-        if not isinstance(event, Schedule):
-            return before if before in _RUNNING else "prefill and decode"
-        if not every_step:
-            return "prefill and decode"
-        return "decode" if account.prompt is not None and event.computed >= account.prompt else "prefill"
-    if account.status == "loading":
-        return "waiting for remote KV"
-    if account.status == "admitted":
-        return "load"
-    return "lookup" if isinstance(event, Lookup) or before == "lookup" else account.status
 
 
 def _copies(form: _Format, pid: int, events: Iterable[Event], tracks: _Tracks) -> Iterator[Data]:

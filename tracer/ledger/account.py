@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.events.events import (
     Alloc,
     BlockCheck,
@@ -39,6 +38,21 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.ledger.facts import (
+    Admitted,
+    Began,
+    Breakdown,
+    Copied,
+    Counted,
+    Ended,
+    Fact,
+    LoadReceived,
+    LookedUp,
+    Offer,
+    Offers,
+    Preempted,
+    Ran,
+)
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Unknown
 
@@ -223,6 +237,12 @@ class Account:
     """Such admissions as an earlier tracer has explained them for good, as JSON-ready data: it knew more of the caches."""
     missing: Unknown | None = None
     """Why events of this request are missing; None while none are."""
+    offers: Offers = field(default_factory=Offers)
+    """The connectors' answers for the admission that is coming, or has come and not run yet."""
+    admitted: Sequence[Offer] = ()
+    """The offers with which it began to run for the first time, until it is preempted."""
+    preempted: int = -1
+    """The epoch whose end by a preemption is known."""
     evidence: Evidence = field(default_factory=Evidence)
     phases: Phases = field(default_factory=Phases)
     """Filled by the live pipeline, not by `apply`."""
@@ -294,8 +314,8 @@ class Account:
         epoch = breakdown.event.epoch
         self.causes = (*[each for each in self.causes if each.event.epoch != epoch], breakdown)
 
-    def apply(self, event: Event) -> None:
-        """Enter one event, the next in the request's order."""
+    def apply(self, event: Event) -> Fact | None:
+        """Enter one event, the next in the request's order; returns the fact that it establishes, if it does."""
         evidence, kind = self.evidence, event.kind
         if event.end_ns > self.last_ns:
             self.last_ns = event.end_ns
@@ -316,8 +336,8 @@ class Account:
         if event.error is not None:
             self.error = event.error
             self.status = "failed"
-        if enter := _ENTER.get(kind):
-            enter(self, event)
+        enter = _ENTER.get(kind)
+        return None if enter is None else enter(self, event)
 
     def abandon(self, at_ns: int, outcome: str) -> None:
         """Close the account because its engine has ended, or is taken for ended; an event that comes all the same opens it
@@ -329,21 +349,25 @@ class Account:
     def _enter_unfamiliar(self, event: Unfamiliar) -> None:
         self.lose(Unknown.NEWER, before=event)
 
-    def _enter_request_start(self, event: RequestStart) -> None:
+    def _enter_request_start(self, event: RequestStart) -> Began:
         self.total = self.prompt = event.total
+        return Began(event)
 
-    def _enter_request(self, event: RequestEnd) -> None:
+    def _enter_request(self, event: RequestEnd) -> Ended:
         self.status, self.outcome, self.ended_ns = "finished", event.outcome, event.end_ns
         self.evidence.ended = event
         self.total = event.total or self.total
         if event.free_delayed:
             self.evidence.end = event
+        unused = self.offers.unused()
+        self.offers.clear()
+        return Ended(event, unused)
 
     def _enter_cut_off(self, event: CutOff) -> None:
         if self.evidence.ended is None:
             self.abandon(event.end_ns, CUT_OFF)
 
-    def _enter_lookup(self, event: Lookup) -> None:
+    def _enter_lookup(self, event: Lookup) -> LookedUp:
         self.refused += event.refused is not None
         self.total, self.computed = event.total, event.computed
         self.matched, self.returned = event.matched, event.returned
@@ -363,6 +387,7 @@ class Account:
             del recent[0]
         if self.prompt is not None and event.error is None:  # from a log only a part of what happens is known
             self._note_wait(event)
+        return self.offers.look_up(event)
 
     def _note_wait(self, event: Lookup) -> None:
         """The request waits for an answer of the connector, or for blocks."""
@@ -390,7 +415,7 @@ class Account:
     def _enter_rank_lookup(self, event: RankLookup) -> None:
         self.evidence.rank_lookups.append(event)
 
-    def _enter_alloc(self, event: Alloc) -> None:
+    def _enter_alloc(self, event: Alloc) -> Admitted | None:
         evidence = self.evidence
         self.allocated = event.allocated
         self.total = event.total or self.total
@@ -410,8 +435,9 @@ class Account:
             # A lookup from before a gap may not be the one before this allocation.
             if last is not None and is_async and last.sequence >= evidence.known_from:
                 evidence.loading = event
+        return self.offers.allocate(event)
 
-    def _enter_schedule(self, event: Schedule) -> None:
+    def _enter_schedule(self, event: Schedule) -> Ran:
         evidence = self.evidence
         last = evidence.schedule
         if last is None:
@@ -432,6 +458,10 @@ class Account:
             evidence.short = None
         evidence.schedule = event
         evidence.asked = evidence.deferred = evidence.load_error = None
+        admitted = self.offers.use()
+        if admitted and not event.epoch:
+            self.admitted = admitted
+        return Ran(event, admitted)
 
     def _recompute(self, first: Schedule) -> None:
         """The request runs again after a preemption. If it had output by then, the KV of all but the last of its tokens had
@@ -442,10 +472,14 @@ class Account:
             reached = total - 1 if has_output else min(reached, total - 1)
         self.recomputed += max(0, reached - first.computed)
 
-    def _enter_preempt(self, event: Preempt) -> None:
+    def _enter_preempt(self, event: Preempt) -> Preempted | None:
         self.status = "preempted"
+        if self.preempted == event.epoch:
+            return None
+        self.preempted = event.epoch
+        return Preempted(event)
 
-    def _enter_load(self, event: Load) -> None:
+    def _enter_load(self, event: Load) -> Copied:
         self.loaded += event.count
         self.loaded_by_rank[event.rank] = self.loaded_by_rank.get(event.rank, 0) + event.count
         recent = self.evidence.recent_lookups
@@ -457,6 +491,7 @@ class Account:
                 self.evidence.short, self.evidence.ran_ahead = event, False
             else:
                 self.evidence.short_elsewhere = event
+        return Copied(event)
 
     def _enter_load_error(self, event: LoadError) -> None:
         self.evidence.short, self.evidence.load_failed, self.evidence.loaded = None, True, ()
@@ -466,11 +501,12 @@ class Account:
         self.looked_at += event.looked
         self.wrong_blocks += event.wrong
 
-    def _enter_store(self, event: Store) -> None:
+    def _enter_store(self, event: Store) -> Copied:
         self.stored += event.count
         self.stored_by_rank[event.rank] = self.stored_by_rank.get(event.rank, 0) + event.count
         if event.role == SCHEDULER:  # from a log; a worker's store repeats the plan, on every rank
             self._extend(event)
+        return Copied(event)
 
     def _enter_load_plan(self, event: LoadPlan) -> None:
         if event.transfer_id is not None:
@@ -493,7 +529,7 @@ class Account:
         self.evidence.jobs.pop(event.transfer_id, None)
         self.evidence.ended_jobs[event.transfer_id] = event
 
-    def _enter_received(self, event: Received) -> None:
+    def _enter_received(self, event: Received) -> LoadReceived | None:
         self.status = "admitted"
         evidence = self.evidence
         if evidence.loading is not None:
@@ -513,6 +549,10 @@ class Account:
             evidence.failed_ever = True
         if evidence.load_failed:
             evidence.loaded = ()
+        offer = self.offers.get(event.connector_id)
+        if offer is None or offer.alloc is None or not offer.alloc.allocated or not offer.lookup.is_async:
+            return None
+        return LoadReceived(event, offer.alloc)
 
     def _asynchronous_loads(self) -> tuple[Loaded, ...]:
         """The epoch's asynchronous loads."""
@@ -543,17 +583,21 @@ class Account:
         self.evidence.freed = self.evidence.freed or event
         self.evidence.end = None
 
-    def _enter_stats(self, event: Stats) -> None:
-        self.evidence.stats = event
+    def _enter_stats(self, event: Stats) -> Counted | None:
+        is_repeated, self.evidence.stats = self.evidence.stats is not None, event
+        return Counted(event, self.admitted, is_repeated) if self.admitted else None
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.computed = self.matched = self.returned = self.allocated = self.scheduled = self.begun = None
         self.stored_ranges = []
+        self.offers.clear()
+        self.admitted = ()
         self.evidence.begin_epoch()
 
 
-_NAMES = [f.name for f in fields(Account) if f.name not in ("evidence", "phases", "recalled")]
+_NOT_SHOWN = ("offers", "admitted", "preempted", "evidence", "phases", "recalled")
+_NAMES = [f.name for f in fields(Account) if f.name not in _NOT_SHOWN]
 _ENTER = handlers(Account)
 _STEP = Kind.SCHEDULE  # a name is looked up several times faster than a member of an enum
 

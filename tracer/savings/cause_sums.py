@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.events.events import Event, RequestStart
+from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause
 
 CAUSE = "cause:"

@@ -15,7 +15,8 @@ from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ledger.lanes import Lane, Lanes, Window
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.launches import Launch
-from kvtrail.tracer.savings.savings import Cell, SavingsRow
+from kvtrail.tracer.savings.cells import Cell
+from kvtrail.tracer.savings.sums import SavingsRow
 
 MOST_RECEIPTS = 65_536
 """Requests of senders that are remembered, to know one that is sent again. Senders give up after minutes."""

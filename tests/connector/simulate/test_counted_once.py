@@ -13,7 +13,7 @@ from bare_scheduler import scheduler
 
 from kvtrail.connector.simulate import in_memory
 from kvtrail.tracer.ingest import otlp_json
-from kvtrail.tracer.savings.savings import savings_of
+from kvtrail.tracer.savings.sums import savings_of
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter

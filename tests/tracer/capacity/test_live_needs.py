@@ -21,10 +21,10 @@ from kvtrail.tracer.capacity.live_needs import BEGUN, SAMPLED, STEPS, WANTED, Li
 from kvtrail.tracer.capacity.report import memory_curves
 from kvtrail.tracer.capacity.stream import streams_of
 from kvtrail.tracer.capacity.touches import Touch, wanted_of
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.events.events import Alloc, Lookup, RequestEnd, Reset, Schedule, Store
 from kvtrail.tracer.events.spans import LATEST_NS
-from kvtrail.tracer.savings.savings import SavingsRow
+from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Ran
+from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store.sqlite.store import SqliteReader, SqliteWriter
@@ -76,7 +76,7 @@ def measured(needs: LiveNeeds, prompts: list[Chain]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for chain in prompts:
         sums += needs.admitted(admission(chain))
-        sums += needs.ended(end(chain, first=len(chain)))
+        sums += needs.ended(Ended(end(chain, first=len(chain)), ()))
     return sums
 
 
@@ -162,20 +162,22 @@ def test_what_a_request_has_generated_is_found_by_the_next_turn() -> None:
     (prompt,) = chains(0, 1, chunks=2)
     answer = [bytes([n]) * 8 for n in range(4)]
     needs.admitted(admission(prompt))
-    assert needs.ended(end([*prompt, *answer], first=len(prompt)))[live_needs.CHUNKS] == (len(prompt) + 4) // 2
+    assert (
+        needs.ended(Ended(end([*prompt, *answer], first=len(prompt)), ()))[live_needs.CHUNKS] == (len(prompt) + 4) // 2
+    )
     turn = needs.admitted(admission([*prompt, *answer]))
     assert "memory::" not in turn, "nothing of it is new"
-    assert needs.ended(end(prompt, first=0)), "it runs again"
-    assert not needs.ended(end(prompt, first=0)), "it is not known any more"
+    assert needs.ended(Ended(end(prompt, first=0), ())), "it runs again"
+    assert not needs.ended(Ended(end(prompt, first=0), ())), "it is not known any more"
 
 
 def test_what_a_request_did_not_come_to_compute_is_in_no_store() -> None:
     needs, prompt = LiveNeeds(), [bytes([n]) * 8 for n in range(8)]
     needs.admitted(admission(prompt))
-    needs.ran(step(0, 130))
+    needs.ran(Ran(step(0, 130), ()))
     again = needs.admitted(admission(prompt))
     assert again["memory::"] == 128, "two of four chunks were computed"
-    needs.ran(step(0, 200))
+    needs.ran(Ran(step(0, 200), ()))
     assert needs.admitted(admission(prompt))["memory::"] == 64
 
 
@@ -190,7 +192,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("0", "1", "2"):
         needs.admitted(admission(prompt, request=f"r{name}", connector=name))
     needs.admitted(admission(prompt, connector="2"))
-    needs.ended(end(prompt, first=2))
+    needs.ended(Ended(end(prompt, first=2), ()))
     assert "memory::" in needs.admitted(admission(prompt, connector="0")), "the first was dropped: it begins anew"
     assert "memory::0" in needs.admitted(admission(prompt, connector="2"))
     assert len(needs._running) == 2
@@ -201,7 +203,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_report_has_a_curve_for_each_connector() -> None:
     needs, prompts = LiveNeeds(), chains(2, 600)
     store = Store(engine="e", recorder="w", sequence=0, start_ns=1, end_ns=2, start=0, count=128, bytes=4096)
-    sums = measured(needs, prompts) + needs.stored(store)
+    sums = measured(needs, prompts) + needs.copied(Copied(store))
     row = SavingsRow(at_s=0, engine="e", connector="OffloadConnector", epoch=0, measures={**sums, "admissions": 600})
     quiet = SavingsRow(at_s=0, engine="e", connector="Other", epoch=0, measures={"admissions": 1})
     (curve,) = memory_curves([row, quiet])

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.causes.split import Split
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.capabilities import Capability, declaration
 from kvtrail.tracer.events.events import Event, Evict, Heartbeat, Lookup, StorePlan
+from kvtrail.tracer.ledger.facts import Breakdown
 from kvtrail.tracer.model.causes import Cause, Part, Untold
 
 TOLD = declaration({"Connector": [Capability.TELLS_CHUNKS]})

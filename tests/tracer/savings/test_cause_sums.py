@@ -11,12 +11,12 @@ from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import RequestStart
 from kvtrail.tracer.savings.cause_sums import MOST_TENANTS, OTHER, Tenants, causes_of, tenants_of
-from kvtrail.tracer.savings.savings import SavingsCounter
+from kvtrail.tracer.savings.counter import SavingsCounter
 
 
 def summed(story: str) -> Counter[str]:
     sums = SavingsCounter()
-    detector = Detector(listener=sums.enter, on_causes=lambda _, breakdown: sums.explain(breakdown))
+    detector = Detector(on_fact=sums.enter, on_causes=lambda _, breakdown: sums.explain(breakdown))
     detector.feed(history(story, chunk=CHUNK, capabilities=ABOUT[semconv.CAPABILITIES.key]))
     detector.settle()
     measures = Counter[str]()

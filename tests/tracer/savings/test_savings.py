@@ -11,13 +11,14 @@ from history import history
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.events import Alloc, Event
-from kvtrail.tracer.savings import savings
-from kvtrail.tracer.savings.savings import SavingsCounter, SavingsRow, savings_of
+from kvtrail.tracer.savings.cells import LAST_EPOCH, Cell
+from kvtrail.tracer.savings.counter import MOST_TIERS, SavingsCounter
+from kvtrail.tracer.savings.sums import SavingsRow, savings_of
 
 
 def counted(events: list[Event]) -> SavingsCounter:
     sums = SavingsCounter()
-    detector = Detector(listener=sums.enter)
+    detector = Detector(on_fact=sums.enter)
     detector.feed(events)
     detector.settle()
     return sums
@@ -54,7 +55,7 @@ def test_epochs_are_counted_apart_so_that_hits_after_a_preemption_are_seen() -> 
 
 def test_many_epochs_share_the_last_cell() -> None:
     text = "\n".join(["L 100 c0 h0 -> 0\nA 0\nS 0+100\nP"] * 9)
-    assert {cell.epoch for cell in counted(history(text)).cells} == {0, 1, 2, savings.LAST_EPOCH}
+    assert {cell.epoch for cell in counted(history(text)).cells} == {0, 1, 2, LAST_EPOCH}
 
 
 def test_what_the_store_held_and_was_computed_all_the_same() -> None:
@@ -114,7 +115,7 @@ def test_tiers_are_bounded() -> None:
     for number, event in enumerate(e for e in events if isinstance(e, Alloc)):
         event.hit_sources = (f"t{number}:64",)
     tiers = {cell.measure for cell in counted(events).cells if cell.measure.startswith("tier:")}
-    assert len(tiers) == savings.MOST_TIERS + 1
+    assert len(tiers) == MOST_TIERS + 1
     assert "tier:other" in tiers
 
 
@@ -146,7 +147,7 @@ def test_any_order_of_arrival_gives_the_same_sums() -> None:
     shuffled = random.Random(3).sample(events, len(events))
     steps = {"prefill", "prefill_ns"}  # steps are measured as they come
 
-    def without(cells: Mapping[savings.Cell, int]) -> dict[savings.Cell, int]:
+    def without(cells: Mapping[Cell, int]) -> dict[Cell, int]:
         return {cell: value for cell, value in cells.items() if cell.measure not in steps}
 
     assert without(counted(shuffled).cells) == without(expected)
@@ -161,12 +162,6 @@ def test_a_missing_event_leaves_undecided_what_it_decides() -> None:
     events = history("L 749 c0 h512 -> 512\nA 512\nL 749 c0 h512 -> 512\nA 512\nS 512+237\nend")
     cells = {cell.measure: value for cell, value in counted([*events[:2], *events[3:]]).cells.items()}
     assert "lookups_unused" not in cells
-
-
-def test_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(savings, "MOST_OPEN", 3)
-    sums = counted(history("\n".join(f"{chr(97 + n)}: L 100 c0 h64 -> 64" for n in range(9))))
-    assert len(sums._open) == 3
 
 
 def test_savings_are_spared_tokens_at_the_measured_rate_of_their_own_engine() -> None:

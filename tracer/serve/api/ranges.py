@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from kvtrail.tracer.capacity.report import MemoryCurve, memory_curves
 from kvtrail.tracer.model.findings import Severity
 from kvtrail.tracer.savings.cause_sums import tenants_of
-from kvtrail.tracer.savings.savings import Savings, SavingsRow, interval_s, prefill_rates, savings_of
+from kvtrail.tracer.savings.cells import interval_s
+from kvtrail.tracer.savings.sums import Savings, SavingsRow, prefill_rates, savings_of
 from kvtrail.tracer.serve.api.outcomes import Fates
 from kvtrail.tracer.serve.api.places import ChosenEngines
 from kvtrail.tracer.serve.api.process_state import Live

@@ -15,7 +15,7 @@ from kvtrail.tracer.model.findings import Severity, clock, day
 from kvtrail.tracer.model.launches import Launch, State
 from kvtrail.tracer.model.outcomes import HARM, Did
 from kvtrail.tracer.model.words import count, exception, indefinite, percent, some
-from kvtrail.tracer.savings.savings import SavingsRow
+from kvtrail.tracer.savings.sums import SavingsRow
 
 ENOUGH_TOKENS = 10_000
 """Tokens that must have been asked for before and after, for a hit rate to be said to have fallen."""

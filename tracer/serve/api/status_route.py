@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from kvtrail.tracer.detect.detector import GRACE_NS
 from kvtrail.tracer.model.launches import State
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.savings.savings import HOUR_S
+from kvtrail.tracer.savings.cells import HOUR_S
 from kvtrail.tracer.serve.api import status
 from kvtrail.tracer.serve.api.outcomes import Fates
 from kvtrail.tracer.serve.api.places import ChosenEngines

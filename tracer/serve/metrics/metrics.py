@@ -24,7 +24,6 @@ from prometheus_client.registry import Collector
 
 from kvtrail import __version__
 from kvtrail.tracer.causes.causes import GPU, STORE
-from kvtrail.tracer.causes.followed import Breakdown
 from kvtrail.tracer.events.events import (
     Alloc,
     BlockCheck,
@@ -35,7 +34,6 @@ from kvtrail.tracer.events.events import (
     LoadError,
     Lookup,
     Plan,
-    Preempt,
     Received,
     RequestEnd,
     Store,
@@ -43,11 +41,12 @@ from kvtrail.tracer.events.events import (
 )
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
+from kvtrail.tracer.ledger.facts import Admitted, Breakdown, Fact, LoadReceived, Preempted
 from kvtrail.tracer.liveness.recorders import INFO, EngineState
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.model.launches import DeathCause, Launch, State
 from kvtrail.tracer.rules import all_rules
-from kvtrail.tracer.savings.savings import Fact, TransferTimer, Wait
+from kvtrail.tracer.savings.transfers import TransferTimer
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 from kvtrail.tracer.serve.forward.figures import Figures
 from kvtrail.tracer.serve.metrics.durations import TRACE_ID_LENGTH, Duration, Durations
@@ -344,7 +343,7 @@ class Metrics:
             # Its worker did not know them; what engines of equal caches have computed shows it.
             self._series.at(self.blocks_checked, finding.engine, connector, of["look"], "wrong").inc(of["wrong"])
 
-    def count_batch(self, events: Iterable[Event], facts: Iterable[Fact]) -> None:
+    def count_batch(self, events: Iterable[Event], facts: Iterable[Fact | Breakdown]) -> None:
         """Count what the events of a batch report, and its admissions, preemptions and waits. Each series is added to once,
         whatever the number of events: looking for it costs more than the sum. What fails is not counted."""
         batch: defaultdict[tuple[str, str], _Counts] = defaultdict(_Counts)
@@ -355,7 +354,7 @@ class Metrics:
                 except Exception as error:
                     self.internal_errors.count(Where.METRICS, error, f"span {event.span_id} is not counted")
         for fact in facts:
-            event = fact if isinstance(fact, Preempt) else fact.event
+            event = fact.event
             if event.connector:
                 try:
                     self._count_fact(fact, batch[event.engine, event.connector])
@@ -371,16 +370,18 @@ class Metrics:
         if count := _COUNT.get(event.kind):
             count(self, event, counts)
 
-    def _count_fact(self, fact: Fact, counts: _Counts) -> None:
-        if isinstance(fact, Preempt):
+    def _count_fact(self, fact: Fact | Breakdown, counts: _Counts) -> None:
+        if isinstance(fact, Preempted):
             counts.add(self.preemptions, 1)
             return
         if isinstance(fact, Breakdown):
             for part in fact.parts:
                 counts.add(self.prompt_tokens, part.tokens, part.cause, part.tier if part.tier in TIERS else OTHER)
             return
-        if isinstance(fact, Wait):
-            counts.time(self.wait_seconds, fact.event, fact.lasted_ns)
+        if isinstance(fact, LoadReceived):
+            counts.time(self.wait_seconds, fact.event, fact.waited_ns)
+            return
+        if not isinstance(fact, Admitted):
             return
         lookup, alloc = fact.lookup, fact.event
         epoch = _epoch(alloc)
@@ -389,7 +390,7 @@ class Metrics:
         counts.add(self.local, lookup.computed, epoch)
         for source, tokens in _sources(alloc).items():
             counts.add(self.hits, tokens, epoch, source)
-        if lookup.matched is not None and fact.is_alone:
+        if lookup.matched is not None and not fact.others:
             # The last token is computed in any case: there are no logits without it.
             usable = min(lookup.matched, lookup.total - 1)
             counts.add(self.recomputed, max(0, usable - lookup.computed - alloc.allocated), epoch)

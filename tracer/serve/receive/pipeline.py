@@ -100,6 +100,7 @@ class Pipeline:
         self.detector = Detector(
             max_requests=max_requests,
             listener=self._sums.enter,
+            on_fact=self._sums.sum_up,
             on_causes=self._sums.explain,
             on_reset=self._sums.reset,
             on_error=metrics.internal_errors.count,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvtrail.tracer.capacity.live_needs import STRETCH_S, LiveNeeds
-from kvtrail.tracer.causes.followed import Breakdown
-from kvtrail.tracer.events.events import Event, RequestEnd, Reset, Schedule, Store
+from kvtrail.tracer.events.events import Event, Reset
 from kvtrail.tracer.ledger.account import Account
-from kvtrail.tracer.savings.savings import SavingsCounter
+from kvtrail.tracer.ledger.facts import Breakdown, Copied, Ended, Fact, Ran
+from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.serve.errors import InternalErrors, Where
 
 
@@ -28,10 +28,10 @@ class Sums:
         self.savings = SavingsCounter()
         self.is_recalling = False
         self._needs, self._errors = LiveNeeds(), errors
-        self._follow: dict[type[Event], Callable[[Any], Mapping[str, int]]] = {
-            Schedule: self._needs.ran,
-            RequestEnd: self._needs.ended,
-            Store: self._needs.stored,
+        self._follow: dict[type[Fact], Callable[[Any], Mapping[str, int]]] = {
+            Ran: self._needs.ran,
+            Ended: self._needs.ended,
+            Copied: self._needs.copied,
         }
         self._summed_before = dict(summed_before)
         self._read_back: set[tuple[str, int]] = set()
@@ -47,21 +47,25 @@ class Sums:
                 self._summed_before[event.recorder] = event.sequence - 1
 
     def enter(self, event: Event, account: Account) -> None:
-        """Enter an event into phases and savings. If it was read back, its sums are stored already."""
+        """Enter an event into the phases of its request, after its fact was summed up."""
+        self._read_back.discard((event.recorder, event.sequence))
         try:
             account.phases.enter(event)
         except Exception as error:
             self._errors.count(Where.PHASES, error, f"a phase of {account.request} is not shown")
+
+    def sum_up(self, fact: Fact, account: Account) -> None:
+        """Sum up a fact. Where its event was read back, the sums are stored already."""
+        event = fact.event
         try:
-            follow = self._follow.get(type(event))
-            if self._read_back and (id_ := (event.recorder, event.sequence)) in self._read_back:
-                self._read_back.discard(id_)
-                self.savings.recall(event, account)
+            follow = self._follow.get(type(fact))
+            if (event.recorder, event.sequence) in self._read_back:
+                self.savings.recall(fact, account)
                 if self.is_recalling and follow:
-                    follow(event)
+                    follow(fact)
             else:
-                self.savings.enter(event, account)
-                if follow and (needs := follow(event)):
+                self.savings.enter(fact, account)
+                if follow and (needs := follow(fact)):
                     self.savings.cells.add(event, needs, stretch_s=STRETCH_S)
         except Exception as error:
             self._errors.count(Where.SAVINGS, error, f"span {event.span_id} is not summed up")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrail.tracer.savings.savings import SavingsRow, interval_s
+from kvtrail.tracer.savings.cells import interval_s
+from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.store import ACTIVITY_S, Amounts
 from kvtrail.tracer.store.clickhouse.database import Database
 

@@ -15,7 +15,7 @@ from kvtrail.tracer.ledger.lanes import Lane
 from kvtrail.tracer.model.engines import DESCRIPTION
 from kvtrail.tracer.model.findings import Finding
 from kvtrail.tracer.model.launches import Launch
-from kvtrail.tracer.savings.savings import by_step
+from kvtrail.tracer.savings.cells import by_step
 from kvtrail.tracer.store import LARGEST, Activity, Amounts, Batch
 from kvtrail.tracer.store.clickhouse import lanes, launches, schema, spans
 from kvtrail.tracer.store.clickhouse.connection import Address, Connection

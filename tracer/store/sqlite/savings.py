@@ -8,7 +8,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from kvtrail.tracer.savings.savings import HOUR_S, MINUTE_S, Cell, SavingsRow, by_step, interval_s
+from kvtrail.tracer.savings.cells import HOUR_S, MINUTE_S, Cell, by_step, interval_s
+from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.store import LARGEST
 from kvtrail.tracer.store.sqlite.database import Database, from_text, whole_sum
 

@@ -15,7 +15,7 @@ from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.history.audit import audit
-from kvtrail.tracer.savings.savings import Cell
+from kvtrail.tracer.savings.cells import Cell
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive.pipeline import Pipeline
 from kvtrail.tracer.store import Batch, FindingFilter, StoreError

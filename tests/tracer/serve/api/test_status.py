@@ -15,7 +15,7 @@ from wire import encoded
 
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import NO_GOODBYE
-from kvtrail.tracer.savings.savings import SavingsRow
+from kvtrail.tracer.savings.sums import SavingsRow
 from kvtrail.tracer.serve.api import status, status_route
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.api.status import MOST_OF_A_KIND, Level, Range, Statement

@@ -31,7 +31,8 @@ from kvtrail.tracer.ingest.trace_file import TraceWriter
 from kvtrail.tracer.ledger.lanes import lane_of
 from kvtrail.tracer.ledger.phases import Phases
 from kvtrail.tracer.model.findings import Finding
-from kvtrail.tracer.savings.savings import Cell, SavingsCounter
+from kvtrail.tracer.savings.cells import Cell
+from kvtrail.tracer.savings.counter import SavingsCounter
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
 from kvtrail.tracer.serve.receive import pipeline as pipelines

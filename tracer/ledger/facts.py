@@ -1,0 +1,240 @@
+"""The facts of a request's life: what its calls amount to, each established once, by its account.
+
+A call says little by itself. Which allocation uses which answer, whether a step is the first after an admission, whether a
+preemption was reported before by another child of a MultiConnector: that follows from the calls before it. Whoever sums up,
+draws or explains requests reads these facts, and follows no events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from kvtrail.tracer.events.events import (
+    Alloc,
+    Load,
+    Lookup,
+    Preempt,
+    Received,
+    RequestEnd,
+    RequestStart,
+    Schedule,
+    Stats,
+    Store,
+)
+from kvtrail.tracer.model.causes import Part
+
+
+class Offer(Struct, eq=False):
+    """A connector's answer to a lookup, until the request runs.
+
+    Attributes:
+        lookup: the latest one of this connector.
+        deferred_ns: when the connector first answered 'ask me later'; None once it has answered.
+        alloc: the allocation that used the answer; None while there is none.
+    """
+
+    lookup: Lookup
+    deferred_ns: int | None = None
+    alloc: Alloc | None = None
+
+
+class Began(Struct, eq=False):
+    """A request has come."""
+
+    event: RequestStart
+
+
+class LookedUp(Struct, eq=False):
+    """A connector was asked.
+
+    Attributes:
+        deferred_ns: how long it had answered 'ask me later' before this answer; None if it had not.
+        unused: its answer before, if no allocation used it.
+    """
+
+    event: Lookup
+    deferred_ns: int | None
+    unused: Lookup | None
+
+
+class Admitted(Struct, eq=False):
+    """A request was given blocks, also for what a connector offered.
+
+    Attributes:
+        offer: the offer of this connector.
+        others: those of other connectors for the same admission.
+    """
+
+    event: Alloc
+    offer: Offer
+    others: Sequence[Offer]
+
+    @property
+    def lookup(self) -> Lookup:
+        """The lookup that this allocation answers."""
+        return self.offer.lookup
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all connectors that have answered have been given their blocks."""
+        return all(other.alloc is not None or other.lookup.returned is None for other in self.others)
+
+
+class LoadReceived(Struct, eq=False):
+    """An asynchronous load has ended, for better or worse."""
+
+    event: Received
+    alloc: Alloc
+
+    @property
+    def waited_ns(self) -> int:
+        """How long the request has waited since the allocation."""
+        return max(0, self.event.end_ns - self.alloc.end_ns)
+
+
+class Ran(Struct, eq=False):
+    """A step runs a request.
+
+    Attributes:
+        admitted: the offers that were used, if it is the first step since; empty for the others.
+    """
+
+    event: Schedule
+    admitted: Sequence[Offer]
+
+
+class Preempted(Struct, eq=False):
+    """A request was preempted: once, however many children of a MultiConnector report it."""
+
+    event: Preempt
+
+
+class Counted(Struct, eq=False):
+    """The engine's own statistics of a request that has begun to run for the first time.
+
+    Attributes:
+        admitted: the offers with which it began.
+        is_repeated: whether another connector reported them before.
+    """
+
+    event: Stats
+    admitted: Sequence[Offer]
+    is_repeated: bool
+
+
+class Copied(Struct, eq=False):
+    """A worker, or a log, reports a copy."""
+
+    event: Load | Store
+
+
+class Ended(Struct, eq=False):
+    """A request has ended.
+
+    Attributes:
+        unused: answers that no allocation has used.
+    """
+
+    event: RequestEnd
+    unused: Sequence[Lookup]
+
+
+class Breakdown(Struct, eq=False):
+    """An admission of a request, and the parts of its prompt.
+
+    Attributes:
+        event: the allocation.
+        lookup: the lookup that it answers; of a MultiConnector's children, that of the last one.
+        parts: in order; they make up the request's tokens at the lookup.
+        chain: the hashes of its full blocks; None where they are not known.
+        is_final: whether nothing changes any more: before that, what was promised may not be loaded.
+    """
+
+    event: Alloc
+    lookup: Lookup
+    parts: list[Part]
+    chain: Sequence[bytes] | None
+    is_final: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parts make up the prompt, one after the other."""
+        ends = [0, *(part.end for part in self.parts)]
+        return ends[-1] == self.lookup.total and [part.start for part in self.parts] == ends[:-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        event = self.event
+        return {
+            "epoch": event.epoch,
+            "total": self.lookup.total,
+            "at_ns": event.end_ns,
+            "span_id": event.span_id,
+            "connector": event.connector,
+            "final": self.is_final,
+            "parts": [part.as_dict() for part in self.parts],
+        }
+
+
+Fact = Began | LookedUp | Admitted | LoadReceived | Ran | Preempted | Counted | Copied | Ended
+
+
+def tiers_of(alloc: Alloc) -> Iterator[tuple[str, int]]:
+    """The tokens that an allocation is to load, by the tier that they come from, as far as the connector names tiers."""
+    left = alloc.allocated
+    for source in alloc.hit_sources or ():
+        tier, _, tokens = source.rpartition(":")
+        if tokens.isdecimal() and (count := min(left, int(tokens))):
+            yield tier, count
+            left -= count
+
+
+class Offers(dict[str, Offer]):
+    """The offers for one admission of a request, by connector: what lookups and allocations have to do with each other."""
+
+    __slots__ = ()
+
+    def look_up(self, event: Lookup) -> LookedUp:
+        """Enter a lookup, which replaces the connector's offer."""
+        before = self.get(event.connector_id)
+        unused = deferred_ns = lasted_ns = None
+        if before is not None and before.alloc is None:
+            unused, deferred_ns = before.lookup, before.deferred_ns
+        if event.error is not None:
+            self.pop(event.connector_id, None)
+            return LookedUp(event, None, unused)
+        if event.returned is None:
+            deferred_ns = deferred_ns or event.end_ns
+        elif deferred_ns is not None:
+            lasted_ns, deferred_ns = max(0, event.end_ns - deferred_ns), None
+        self[event.connector_id] = Offer(event, deferred_ns)
+        return LookedUp(event, lasted_ns, unused)
+
+    def allocate(self, event: Alloc) -> Admitted | None:
+        """Enter an allocation. None if it uses no offer: it failed, or is the second one, which follows an asynchronous load
+        and admits nothing new."""
+        offer = self.get(event.connector_id)
+        if offer is None or offer.alloc is not None or offer.lookup.returned is None or event.error is not None:
+            return None
+        offer.alloc = event
+        return Admitted(event, offer, [other for other in self.values() if other is not offer] if len(self) > 1 else ())
+
+    @property
+    def allocs(self) -> list[Alloc]:
+        """The allocations that have used them."""
+        return [offer.alloc for offer in self.values() if offer.alloc is not None]
+
+    def use(self) -> Sequence[Offer]:
+        """The request runs: the offers that were used. None is left."""
+        if not self:
+            return ()
+        admitted = [offer for offer in self.values() if offer.alloc is not None]
+        self.clear()
+        return admitted
+
+    def unused(self) -> Sequence[Lookup]:
+        """The answers that no allocation has used."""
+        return [offer.lookup for offer in self.values() if offer.alloc is None]

@@ -1,0 +1,222 @@
+"""What the offload did with tokens, lookups, bytes and time, summed up as facts come.
+
+Pure, and bounded: the sums go into cells of a minute, an engine, a connector, an epoch and a measure. What a missing event
+leaves undecided is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from kvtrail.tracer.events.capabilities import Capability
+from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.ledger.account import SCHEDULER, Account
+from kvtrail.tracer.ledger.facts import (
+    Admitted,
+    Began,
+    Breakdown,
+    Copied,
+    Counted,
+    Ended,
+    Fact,
+    LoadReceived,
+    LookedUp,
+    Offer,
+    Preempted,
+    Ran,
+    tiers_of,
+)
+from kvtrail.tracer.savings.cause_sums import Tenants, measures_of
+from kvtrail.tracer.savings.cells import Cells
+from kvtrail.tracer.savings.prefill import PrefillTimer
+
+MOST_TIERS = 8
+"""Tiers distinguished for each connector; the rest are `other`."""
+TIER = "tier:"
+"""Prefix of a tier's name in a measure."""
+UNNAMED, OTHER = "store", "other"
+"""The tier of tokens whose source the connector does not name, and of those beyond `MOST_TIERS`."""
+
+
+@dataclass(slots=True)
+class SavingsCounter:
+    """Sums what the offload did.
+
+    Attributes:
+        cells: the sums since the caller last cleared them.
+        facts: admissions, their causes, waits and preemptions since the caller last cleared them, one by one.
+    """
+
+    cells: Cells = field(default_factory=Cells)
+    facts: list[Fact | Breakdown] = field(default_factory=list)
+    _speakers: dict[str, str] = field(default_factory=dict)
+    """By recorder, the connector that answers for all others. What its children report of a request is not counted again."""
+    _tenants: Tenants = field(default_factory=Tenants)
+    _tiers: dict[str, set[str]] = field(default_factory=dict)
+    _prefill_timer: PrefillTimer = field(default_factory=PrefillTimer)
+
+    def enter(self, fact: Fact, account: Account) -> None:
+        """Enter a fact, after its event was entered into its request's account."""
+        if enter := _ENTER.get(type(fact)):
+            enter(self, fact, account)
+
+    def explain(self, breakdown: Breakdown) -> None:
+        """Enter the parts of a prompt."""
+        event = breakdown.event
+        self.facts.append(breakdown)
+        tier_of = partial(self._tier, event.connector)
+        self.cells.add(event, measures_of(breakdown, tier_of, tenant=self._tenants.of(event)))
+
+    def forget(self, recorders: Iterable[str]) -> None:
+        """Drop what is held of recorders that have ended."""
+        for recorder in recorders:
+            self._speakers.pop(recorder, None)
+            self._prefill_timer.forget(recorder)
+
+    def recall(self, fact: Fact, account: Account) -> None:
+        """Enter a fact that was counted before: later ones may need it."""
+        cells, facts = self.cells, self.facts
+        self.cells, self.facts = Cells(), []
+        try:
+            self.enter(fact, account)
+        finally:
+            self.cells, self.facts = cells, facts
+
+    def _is_repeated(self, event: Event) -> bool:
+        """Whether the event repeats what a connector reports that answers for this one."""
+        return self._speakers.get(event.recorder, event.connector_id) != event.connector_id
+
+    def _own(self, offers: Sequence[Offer]) -> Sequence[Offer]:
+        """The offers that are not repeated by a connector that answers for all."""
+        if not self._speakers:
+            return offers
+        return [offer for offer in offers if not self._is_repeated(offer.lookup)]
+
+    def _enter_began(self, fact: Began, _: Account) -> None:
+        self._tenants.enter(fact.event)
+
+    def _enter_looked_up(self, fact: LookedUp, account: Account) -> None:
+        event = fact.event
+        if event.recorder not in self._speakers and event.has(Capability.ANSWERS_FOR_CHILDREN):
+            self._speakers[event.recorder] = event.connector_id
+        if self._is_repeated(event):
+            return
+        if fact.unused is not None and account.complete:
+            self._count_unused(fact.unused)
+        measures = {"lookups": 1, "lookup_ns": max(0, event.end_ns - event.start_ns)}
+        if fact.deferred_ns is not None:
+            measures["postponed_ns"] = fact.deferred_ns
+        elif event.error is None and event.returned is None:
+            measures["lookups_postponed"] = 1
+        self.cells.add(event, measures)
+
+    def _count_unused(self, lookup: Lookup) -> None:
+        if lookup.returned is not None and lookup.returned > 0:
+            self.cells.add(lookup, {"lookups_unused": 1, "unused": lookup.returned})
+
+    def _enter_admitted(self, fact: Admitted, account: Account) -> None:
+        event, lookup = fact.event, fact.lookup
+        if self._is_repeated(event):
+            return
+        fact.others = self._own(fact.others)
+        self.facts.append(fact)
+        local = min(lookup.computed, lookup.total)
+        measures = {"admissions": 1, "asked": lookup.total, "local": local, "taken": event.allocated}
+        if not event.allocated and account.complete:
+            self._count_unused(lookup)
+        left = event.allocated
+        for tier, tokens in tiers_of(event):
+            measure = TIER + self._tier(event.connector, tier)
+            measures[measure] = measures.get(measure, 0) + tokens
+            left -= tokens
+        measures[TIER + UNNAMED] = measures.get(TIER + UNNAMED, 0) + left
+        self.cells.add(event, measures)
+
+    def _tier(self, connector: str, name: str) -> str:
+        known = self._tiers.setdefault(connector, set())
+        if name not in known and len(known) >= MOST_TIERS:
+            return OTHER
+        known.add(name)
+        return name
+
+    def _enter_load_received(self, fact: LoadReceived, _: Account) -> None:
+        event = fact.event
+        if self._is_repeated(event):
+            return
+        self.facts.append(fact)
+        self.cells.add(
+            event,
+            {"waits": 1, "waited_ns": fact.waited_ns, "failed": fact.alloc.allocated if event.failed else 0},
+        )
+
+    def _enter_ran(self, fact: Ran, account: Account) -> None:
+        event = fact.event
+        if not self._is_repeated(event):
+            measured = self._prefill_timer.enter(event, account.total or 0)
+            if measured is not None:
+                self.cells.add(event, {"prefill": measured.tokens, "prefill_ns": measured.took_ns}, epoch=0)
+        for offer in self._own(fact.admitted):
+            lookup, alloc = offer.lookup, offer.alloc
+            if alloc is None:
+                continue
+            measures = {"spared": min(alloc.allocated, max(0, event.computed - lookup.computed))}
+            if lookup.matched is None:
+                measures["admissions_hidden"] = 1
+            else:  # the last token is always computed, for its logits
+                measures["recomputed"] = max(0, min(lookup.matched, lookup.total - 1) - event.computed)
+            self.cells.add(alloc, measures)
+
+    def _enter_counted(self, fact: Counted, _: Account) -> None:
+        event, admitted = fact.event, self._own(fact.admitted)
+        is_known = event.recorder in self._speakers
+        if (self._is_repeated(event) if is_known else fact.is_repeated) or not admitted:
+            return
+        if event.reported is None or event.from_connector is None:
+            return
+        measures = {
+            "counted": 1,
+            "counted_local": max(0, event.reported - event.from_connector),
+            "counted_external": max(0, event.from_connector),
+            "compared_local": min(min(offer.lookup.computed, offer.lookup.total) for offer in admitted),
+            "compared_external": sum(offer.alloc.allocated for offer in admitted if offer.alloc is not None),
+        }
+        self.cells.add(event, measures)
+
+    def _enter_preempted(self, fact: Preempted, _: Account) -> None:
+        self.facts.append(fact)
+        self.cells.add(fact.event, {"preemptions": 1})
+
+    def _enter_ended(self, fact: Ended, account: Account) -> None:
+        if account.complete:
+            for lookup in fact.unused:
+                if not self._is_repeated(lookup):
+                    self._count_unused(lookup)
+
+    def _enter_copied(self, fact: Copied, _: Account) -> None:
+        event = fact.event
+        way = event.kind.value.removeprefix("kv.")
+        measures = {}
+        if event.rank == 0:  # every rank copies its share of the same tokens
+            measures[f"{way}_tokens"] = event.count
+        if event.role != SCHEDULER:  # the lines of a log have no duration
+            took_ns = max(0, event.end_ns - event.start_ns)
+            measures[f"{way}_ns"] = took_ns
+            if event.bytes is not None:
+                measures |= {f"{way}_bytes": event.bytes, f"{way}_bytes_ns": took_ns}
+        self.cells.add(event, measures)
+
+
+_ENTER: dict[Any, Callable[[SavingsCounter, Any, Account], None]] = {
+    Began: SavingsCounter._enter_began,
+    LookedUp: SavingsCounter._enter_looked_up,
+    Admitted: SavingsCounter._enter_admitted,
+    LoadReceived: SavingsCounter._enter_load_received,
+    Ran: SavingsCounter._enter_ran,
+    Preempted: SavingsCounter._enter_preempted,
+    Counted: SavingsCounter._enter_counted,
+    Copied: SavingsCounter._enter_copied,
+    Ended: SavingsCounter._enter_ended,
+}

@@ -1,0 +1,168 @@
+"""What sums mean: hit rates, tokens and time saved, over any rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvtrail.tracer.savings.cause_sums import ages_of, causes_of
+from kvtrail.tracer.savings.counter import TIER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsRow:
+    """The sums of one interval, engine, connector and epoch.
+
+    Attributes:
+        at_s: where the interval begins, Unix seconds.
+        engine, connector, epoch: whose they are; the last epoch includes all later ones.
+        measures: sums by name; a measure that is absent is 0.
+    """
+
+    at_s: int
+    engine: str
+    connector: str
+    epoch: int
+    measures: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What the offload did, over some rows. Counts are tokens unless their name says otherwise; None means unknown.
+
+    Attributes:
+        admissions: how often a request was given blocks, counted again after a preemption.
+        asked: tokens of the requests at these moments.
+        local: of those, tokens in vLLM's own prefix cache.
+        taken: of those, tokens that the connector was to load.
+        tiers: `taken` by tier; `store` where the connector names no tier.
+        causes: tokens of admissions by why they were reused or computed, and by tier: `evicted:host`, `new:`.
+        causes_age_s: how many seconds before, on average, what had been lost was lost, by cause.
+        hit_share, local_share: `taken` and `local` as shares of `asked`.
+        spared: tokens that were taken and not computed.
+        recomputed: tokens that the connector's store held and that were computed all the same.
+        hidden: admissions whose connector hides what its store held, so that `recomputed` does not cover them.
+        failed: tokens whose load failed.
+        lookups, lookups_unused, lookups_postponed: calls; those whose answer was not used; those answered 'ask me later'.
+        unused: tokens that the unused lookups had promised.
+        lookup_s: time that lookups took on the scheduler's thread.
+        waits: asynchronous loads that requests waited for.
+        waited_s: how long they waited, in all; `postponed_s`: how long 'ask me later' held requests up.
+        load_tokens, store_tokens: tokens copied, each once however many ranks copy a share of it.
+        load_bytes, store_bytes: bytes copied, where workers report them.
+        load_s, store_s: duration of the workers' copies, summed over ranks.
+        load_bytes_per_s, store_bytes_per_s: the rate of one rank while it copies.
+        preemptions: how often requests were preempted.
+        counted: requests of which the engine's own statistics say where their cached tokens came from;
+            `counted_local` and `counted_external` are these tokens, from its own cache and from the connector, and
+            `compared_local` and `compared_external` what the lookups and allocations of the same requests say.
+        prefill_tokens_per_s: measured from the engines' own steps, over all engines.
+        prefill_saved_s: `spared` at the prefill rate of the engine that spared it.
+        spared_unrated: `spared` of engines whose prefill rate is unknown; not part of `prefill_saved_s`.
+    """
+
+    admissions: int
+    asked: int
+    local: int
+    taken: int
+    tiers: Mapping[str, int]
+    causes: Mapping[str, int]
+    causes_age_s: Mapping[str, float]
+    hit_share: float | None
+    local_share: float | None
+    spared: int
+    recomputed: int
+    hidden: int
+    failed: int
+    lookups: int
+    lookups_unused: int
+    lookups_postponed: int
+    unused: int
+    lookup_s: float
+    waits: int
+    waited_s: float
+    postponed_s: float
+    load_tokens: int
+    store_tokens: int
+    load_bytes: int
+    store_bytes: int
+    load_s: float
+    store_s: float
+    load_bytes_per_s: float | None
+    store_bytes_per_s: float | None
+    preemptions: int
+    counted: int
+    counted_local: int
+    counted_external: int
+    compared_local: int
+    compared_external: int
+    prefill_tokens_per_s: float | None
+    prefill_saved_s: float | None
+    spared_unrated: int
+
+
+def savings_of(rows: Iterable[SavingsRow], *, rates: Mapping[str, float] | None = None) -> Savings:
+    """Sum up rows; `rates` are the engines' prefill rates in tokens per second, if other rows than these show them."""
+    rows = list(rows)
+    rates = prefill_rates(rows) if rates is None else rates
+    n: Counter[str] = Counter()
+    spared: Counter[str] = Counter()
+    for row in rows:
+        n.update(row.measures)
+        spared[row.engine] += row.measures.get("spared", 0)
+    rated = {engine for engine, tokens in spared.items() if tokens and engine in rates}
+    return Savings(
+        admissions=n["admissions"],
+        asked=n["asked"],
+        local=n["local"],
+        taken=n["taken"],
+        tiers={name.removeprefix(TIER): tokens for name, tokens in sorted(n.items()) if name.startswith(TIER)},
+        causes=causes_of(n),
+        causes_age_s=ages_of(n),
+        hit_share=_share(n["taken"], n["asked"]),
+        local_share=_share(n["local"], n["asked"]),
+        spared=n["spared"],
+        recomputed=n["recomputed"],
+        hidden=n["admissions_hidden"],
+        failed=n["failed"],
+        lookups=n["lookups"],
+        lookups_unused=n["lookups_unused"],
+        lookups_postponed=n["lookups_postponed"],
+        unused=n["unused"],
+        lookup_s=n["lookup_ns"] / 1e9,
+        waits=n["waits"],
+        waited_s=n["waited_ns"] / 1e9,
+        postponed_s=n["postponed_ns"] / 1e9,
+        load_tokens=n["load_tokens"],
+        store_tokens=n["store_tokens"],
+        load_bytes=n["load_bytes"],
+        store_bytes=n["store_bytes"],
+        load_s=n["load_ns"] / 1e9,
+        store_s=n["store_ns"] / 1e9,
+        load_bytes_per_s=_share(n["load_bytes"], n["load_bytes_ns"] / 1e9),
+        store_bytes_per_s=_share(n["store_bytes"], n["store_bytes_ns"] / 1e9),
+        preemptions=n["preemptions"],
+        counted=n["counted"],
+        counted_local=n["counted_local"],
+        counted_external=n["counted_external"],
+        compared_local=n["compared_local"],
+        compared_external=n["compared_external"],
+        prefill_tokens_per_s=_share(n["prefill"], n["prefill_ns"] / 1e9),
+        prefill_saved_s=sum(spared[engine] / rates[engine] for engine in rated) if rated else None,
+        spared_unrated=sum(tokens for engine, tokens in spared.items() if engine not in rated),
+    )
+
+
+def prefill_rates(rows: Iterable[SavingsRow]) -> dict[str, float]:
+    """Prefill tokens per second of each engine, measured from its own steps; engines without a measurement are left out."""
+    tokens: Counter[str] = Counter()
+    took_ns: Counter[str] = Counter()
+    for row in rows:
+        tokens[row.engine] += row.measures.get("prefill", 0)
+        took_ns[row.engine] += row.measures.get("prefill_ns", 0)
+    return {engine: tokens[engine] / took_ns[engine] * 1e9 for engine in tokens if tokens[engine] and took_ns[engine]}
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,41 @@
+"""How long numbered transfers last."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvtrail.tracer.events.events import LoadPlan, Plan, TransferEnd
+
+MOST_OPEN = 100_000
+"""Transfers that are timed at a time; beyond that the longest open one is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedTransfer:
+    """How long a numbered load or store lasted, from its plan to its end, in nanoseconds."""
+
+    is_load: bool
+    lasted_ns: int
+
+
+class TransferTimer:
+    """Times numbered transfers. It takes events in the order of their arrival; transfers whose events come out of order, or
+    are lost, are not counted. Transfers may outlast their request."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[tuple[str, str | None, int], Plan] = OrderedDict()
+
+    def begin(self, plan: Plan) -> None:
+        """Note a transfer, if it has a number."""
+        if plan.transfer_id is not None:
+            self._plans[plan.engine, plan.request, plan.transfer_id] = plan
+            if len(self._plans) > MOST_OPEN:
+                self._plans.popitem(last=False)
+
+    def end(self, event: TransferEnd) -> TimedTransfer | None:
+        """The transfer that has ended; None if its plan is not known."""
+        plan = self._plans.pop((event.engine, event.request, event.transfer_id), None)
+        if plan is None:
+            return None
+        return TimedTransfer(is_load=isinstance(plan, LoadPlan), lasted_ns=max(0, event.end_ns - plan.start_ns))
