@@ -4,6 +4,7 @@ In: the events of one recorder on the scheduler's side, in their order, and the 
 a request the parts of its prompt, each with its cause (`model.causes`), the cache that is meant, and the event that explains
 it.
 
-`memory` holds what was told of one cache, fact by fact; `split` tells the cause of each block by what is known at one moment;
-`causes` follows the requests of an engine. Pure and bounded. What was not told is `unknown`, and never something else.
+`cache_model` holds what was reported of one cache, change by change; `attribution` gives each block its cause by what is
+known at one moment;
+`causes` follows the requests of an engine. Pure and bounded. What was not reported is `unknown`, and never something else.
 """

@@ -1,7 +1,7 @@
 """The causes of one recorder's events: what happens to the caches of its engine, and what its requests find in them.
 
 A connector's lookup and the allocation that follows it are one moment: nothing is evicted between them. So a prompt is split
-when its blocks are allocated, by what was told until then.
+when its blocks are allocated, by what was reported until then.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
+from kvtrail.tracer.causes.cache_model import UNSTORED, BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.followed import Followed, doubted, in_common, shortened
-from kvtrail.tracer.causes.memory import UNSTORED, Fact, Fate, Key, Memory
-from kvtrail.tracer.causes.split import Question, Split, Store
+from kvtrail.tracer.causes.request_state import RequestState, doubted, in_common, shortened
 from kvtrail.tracer.events.capabilities import Capability
 from kvtrail.tracer.events.events import (
     UNFAMILIAR,
@@ -69,7 +69,7 @@ class Causes:
         self.engine = ""
         self._fleet = fleet or Fleet()
         self._identity: str | None = None
-        self._vllm = Memory(GPU)
+        self._vllm = CacheModel(GPU)
         self._number = 0
         """Counts facts: events may tell several."""
         self._changes: list[PrefixCache] = []
@@ -78,12 +78,12 @@ class Causes:
         """The request whose allocation made those of vLLM's cache."""
         self._has_groups = False
         """Whether there are several KV cache groups. The first one's blocks stand for all, where it does not hold them."""
-        self._stores: dict[str, Memory] = {}
+        self._stores: dict[str, CacheModel] = {}
         self._chains = Chains()
-        self._requests: OrderedDict[str, Followed] = OrderedDict()
+        self._requests: OrderedDict[str, RequestState] = OrderedDict()
         self._awaited: set[str] = set()
         """Those of which the next step will tell something: the others go on."""
-        self._computing: dict[str, Fact] = {}
+        self._computing: dict[str, BlockChange] = {}
         """The admitted requests that are still to compute some of their prompt, each with its allocation."""
         self._stored: OrderedDict[int, tuple[str, list[Key]]] = OrderedDict()
         """The chunks of stores that are under way, by the transfer's number."""
@@ -99,7 +99,7 @@ class Causes:
         """Enter one event, the next of the recorder on the scheduler's side.
 
         What vLLM's cache gained and lost before an allocation is what the allocation has made of it: the lookup before it saw
-        it as it was. So it is entered with the next event that is none. A sign of life may come in between: it is told by a
+        it as it was. So it is entered with the next event that is none. A heartbeat may come in between: it is reported by a
         thread of its own."""
         kind = event.kind
         if self._changes and kind not in _AT_ANY_MOMENT and (kind is not _ALLOC or event.request != self._admitting):
@@ -116,8 +116,8 @@ class Causes:
         self._follow(self._admitting)
         self._number += 1
         self._lost = (self._number, why)
-        for memory in (self._vllm, *self._stores.values()):
-            memory.lose(*self._lost)
+        for cache in (self._vllm, *self._stores.values()):
+            cache.lose(*self._lost)
         for request in self._requests.values():
             request.offers.clear()
             request.doubt = why
@@ -137,11 +137,11 @@ class Causes:
 
     # Requests.
 
-    def _of(self, event: Event) -> Followed:
+    def _of(self, event: Event) -> RequestState:
         name = event.request or ""
         request = self._requests.get(name)
         if request is None:
-            request = self._requests[name] = Followed(untold=Untold.LOST if self._lost is None else self._lost[1])
+            request = self._requests[name] = RequestState(untold=Untold.LOST if self._lost is None else self._lost[1])
             if len(self._requests) > MOST_OPEN:
                 self._drop(next(iter(self._requests)))
         if event.epoch > request.epoch:
@@ -191,8 +191,8 @@ class Causes:
         if admitted is not None and admitted.is_last:
             self._admit(request, event, admitted.lookup)
 
-    def _admit(self, request: Followed, event: Alloc, lookup: Lookup) -> None:
-        """Split the prompt of a request that has been given blocks."""
+    def _admit(self, request: RequestState, event: Alloc, lookup: Lookup) -> None:
+        """Attribution the prompt of a request that has been given blocks."""
         self._give_up(request)
         allocated = max([alloc.allocated for alloc in request.offers.allocs])
         size = request.block_size = lookup.block_size or request.block_size
@@ -200,7 +200,7 @@ class Causes:
         is_known = bool(size) and request.chain.is_whole and request.chain.end >= full
         chain = request.chain.hashes if is_known else None
         pending, by = self._pending(event.request or "", chain, full)
-        question = Question(
+        context = AdmissionContext(
             total=lookup.total,
             computed=lookup.computed,
             allocated=allocated,
@@ -218,9 +218,9 @@ class Causes:
         )
         lookups = [offer.lookup for offer in request.offers.values() if offer.alloc is not None]
         asked = [each for each in lookups if not each.has(Capability.ANSWERS_FOR_CHILDREN)]
-        stores = [self._asked(each, request, size) for each in asked or lookups]
+        stores = [self._store_of(each, request, size) for each in asked or lookups]
         request.deferred.clear()
-        parts = Split(question, self._vllm, stores, self._is_fresh).parts()
+        parts = Attribution(context, self._vllm, stores, self._is_fresh).parts()
         if lookup.cache_identity is not None and chain and self._fleet.has_several(lookup.cache_identity):
             parts = self._elsewhere(lookup.cache_identity, chain, size, parts)
         if lookup.computed + allocated > lookup.total:  # more was given than there is: `over-report` has found it
@@ -233,7 +233,7 @@ class Causes:
             request.promised = (lookup.computed, min(lookup.computed + allocated, lookup.total - 1))
         request.computing = full
         if (lookup.computed + allocated) // size < full if size else False:
-            self._computing[event.request or ""] = self._fact(Fate.STORING, event, event.request or "")
+            self._computing[event.request or ""] = self._fact(BlockState.STORING, event, event.request or "")
 
     def _elsewhere(self, identity: str, chain: Sequence[bytes], size: int, parts: Sequence[Part]) -> list[Part]:
         """The parts, with what another engine has computed among those that are new to this one."""
@@ -255,9 +255,9 @@ class Causes:
 
     def has_known(self, block: bytes) -> bool:
         """Whether one of its caches ever held a block."""
-        return any(memory.last(block) is not None for memory in (self._vllm, *self._stores.values()))
+        return any(cache.last(block) is not None for cache in (self._vllm, *self._stores.values()))
 
-    def _sources(self, request: Followed, allocated: int) -> list[tuple[str, int]]:
+    def _sources(self, request: RequestState, allocated: int) -> list[tuple[str, int]]:
         """The tokens that are to be loaded, by tier. A connector that names one tier means it also where it names none."""
         named: list[tuple[str, int]] = []
         left = allocated
@@ -273,18 +273,18 @@ class Causes:
             named.append((self._store(loading).name, left))
         return named
 
-    def _asked(self, lookup: Lookup, request: Followed, block_size: int) -> Store:
-        memory = self._store(lookup.connector_id)
+    def _store_of(self, lookup: Lookup, request: RequestState, block_size: int) -> Store:
+        cache = self._store(lookup.connector_id)
         chunk = lookup.chunk_size or 0  # without it the probe does not see the store's chunks
-        tells = memory.tells or lookup.has(Capability.TELLS_CHUNKS)
+        tells = cache.reports_changes or lookup.has(Capability.TELLS_CHUNKS)
         believed = tells and lookup.connector not in self._unprobed
-        memory.told = told = (
+        cache.is_reported = is_reported = (
             believed and not self._has_groups and bool(chunk and block_size) and chunk % block_size == 0
         )
         offered, was_deferred = lookup.answer or 0, lookup.connector_id in request.deferred
-        return Store(memory, told, chunk, lookup.matched, offered, was_deferred, is_shared=False)
+        return Store(cache, is_reported, chunk, lookup.matched, offered, was_deferred, is_shared=False)
 
-    def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, Fact | None]:
+    def _pending(self, name: str, chain: Sequence[bytes] | None, full: int) -> tuple[int, BlockChange | None]:
         """Up to where running requests go on computing the same prompt, in blocks, and the one that goes on furthest."""
         furthest, by = 0, None
         for other, fact in self._computing.items():
@@ -298,14 +298,14 @@ class Causes:
 
     def _is_last_open(self, name: str, chain: Sequence[bytes] | None, total: int, size: int) -> bool:
         """Whether a running request may have computed the prompt's final block, of which vLLM's lookup says nothing. Only
-        asked where what vLLM's cache gains is not told."""
-        if self._vllm.told or not chain or total % size:
+        asked where what vLLM's cache gains is not reported."""
+        if self._vllm.is_reported or not chain or total % size:
             return False
         last = len(chain[: total // size]) - 1
         others = (request for other, request in self._requests.items() if other != name)
         return any(request.chain.of(last) == chain[last] for request in others)
 
-    def _shadow(self, event: Alloc, request: Followed) -> Untold | None:
+    def _shadow(self, event: Alloc, request: RequestState) -> Untold | None:
         """Why requests may be computing of whose prompts nothing is known; None if there are none."""
         if event.end_ns < self._shadow_ns:
             return self._lost[1] if self._lost else None
@@ -320,7 +320,7 @@ class Causes:
 
     def _enter_schedule(self, event: Schedule) -> None:
         name = event.request or ""
-        if name not in self._awaited and self._vllm.told:
+        if name not in self._awaited and self._vllm.is_reported:
             return  # nearly always: it goes on
         request = self._of(event)
         request.offers.clear()
@@ -337,13 +337,13 @@ class Causes:
         if request.open is None and name not in self._computing:
             self._awaited.discard(name)
 
-    def _shorten(self, request: Followed, computed: int) -> None:
+    def _shorten(self, request: RequestState, computed: int) -> None:
         """A load has brought less than it promised: the rest is computed."""
         if request.open is not None:
             request.open.parts = shortened(request.open.parts, computed, request.failed)
             self._settle(request)
 
-    def _settle(self, request: Followed) -> None:
+    def _settle(self, request: RequestState) -> None:
         """What was promised is there, or will never be."""
         if request.open is not None:
             if request.failed_from is not None:
@@ -354,20 +354,20 @@ class Causes:
             self.breakdowns.append(request.open)
             request.open = None
 
-    def _give_up(self, request: Followed) -> None:
+    def _give_up(self, request: RequestState) -> None:
         """The request is admitted once more in its epoch: nothing of what it was promised has come."""
         if request.open is not None:
             request.lost, request.open = request.promised, None
 
     def _enter_received(self, event: Received) -> None:
         if event.failed:
-            self._of(event).failed = self._fact(Fate.FAILED, event)
+            self._of(event).failed = self._fact(BlockState.FAILED, event)
 
     def _enter_load_error(self, event: LoadError) -> None:
         if event.request is None:
             return
         request = self._of(event)
-        request.failed = self._fact(Fate.FAILED, event)
+        request.failed = self._fact(BlockState.FAILED, event)
         if request.open is not None:
             failed, table = set(event.blocks_ids), request.open.event.blocks_ids or ()
             at = next((n for n, block in enumerate(table) if block in failed), len(table))
@@ -385,16 +385,16 @@ class Causes:
         self._ran(event, request, event.computed or 0)
         self._drop(event.request or "")
 
-    def _ran(self, event: Event, request: Followed, computed: int) -> None:
-        """A request has been computed up to there. Where it is not told what vLLM's cache gains, it may be in it from now
+    def _ran(self, event: Event, request: RequestState, computed: int) -> None:
+        """A request has been computed up to there. Where it is not reported what vLLM's cache gains, it may be in it from now
         on."""
         size = request.block_size
         first, request.reached = request.reached, max(request.reached, computed)
-        if self._vllm.told or not size or request.reached // size == first // size:
+        if self._vllm.is_reported or not size or request.reached // size == first // size:
             return
         if request.chain.is_whole:
-            self._vllm.tell(
-                request.chain.hashes[first // size : request.reached // size], self._fact(Fate.COMPUTED, event)
+            self._vllm.record(
+                request.chain.hashes[first // size : request.reached // size], self._fact(BlockState.COMPUTED, event)
             )
         else:
             self._number += 1
@@ -403,13 +403,13 @@ class Causes:
 
     # Caches.
 
-    def _store(self, connector_id: str) -> Memory:
-        memory = self._stores.get(connector_id)
-        if memory is None:
-            memory = self._stores[connector_id] = Memory(STORE)
+    def _store(self, connector_id: str) -> CacheModel:
+        cache = self._stores.get(connector_id)
+        if cache is None:
+            cache = self._stores[connector_id] = CacheModel(STORE)
             if self._lost is not None:
-                memory.lose(*self._lost)
-        return memory
+                cache.lose(*self._lost)
+        return cache
 
     def _enter_prefix_cache(self, event: PrefixCache) -> None:
         """What a cache has gained and lost. Of several KV cache groups the first is followed."""
@@ -424,82 +424,84 @@ class Causes:
         changes, self._changes = self._changes, []
         while changes:
             event = changes.pop(0)
-            memory, whose = self._vllm, by
+            cache, whose = self._vllm, by
             if event.pool_tier is not None:
-                memory, whose = self._store(event.connector_id), event.pushed_by or ""
-                memory.name, memory.tells = event.pool_tier, True
+                cache, whose = self._store(event.connector_id), event.pushed_by or ""
+                cache.name, cache.reports_changes = event.pool_tier, True
             if event.cache_whole:
                 parts = [event]
                 while changes and changes[0].end_ns == event.end_ns and changes[0].pool_tier == event.pool_tier:
                     parts.append(changes.pop(0))
-                self._list(memory, parts)
+                self._list(cache, parts)
             elif not event.group:
-                self._change(memory, event, whose)
+                self._change(cache, event, whose)
 
     def _stop_following(self, event: PrefixCache) -> None:
-        """From now on nobody tells what a cache gains and loses: what it holds is not known any more."""
+        """From now on nobody reports what a cache gains and loses: what it holds is not known any more."""
         self._follow(self._admitting)
         self._number += 1
         self._fresh = {}
         if event.pool_tier is None:
-            self._vllm = Memory(GPU)
+            self._vllm = CacheModel(GPU)
             self._vllm.lose(self._number, Untold.CACHE_EVENTS)
         else:
-            store = self._stores[event.connector_id] = Memory(event.pool_tier)
+            store = self._stores[event.connector_id] = CacheModel(event.pool_tier)
             store.lose(self._number, Untold.PROBE)
 
-    def _list(self, memory: Memory, events: Sequence[PrefixCache]) -> None:
-        """A cache is told as a whole. Where it is not what it was believed to be, something was not told before."""
+    def _list(self, cache: CacheModel, events: Sequence[PrefixCache]) -> None:
+        """A cache is reported as a whole. Where it is not what it was believed to be, something was not reported before."""
         held = [key for event in events if not event.group for key in split_hashes(event.block_hashes)]
-        before = memory.fates(held, self._is_fresh)
+        before = cache.states(held, self._is_fresh)
         is_known = (
-            memory.told and len(held) == memory.size and all(f is not None and f.fate is Fate.HELD for f in before)
+            cache.is_reported
+            and len(held) == cache.size
+            and all(f is not None and f.state is BlockState.HELD for f in before)
         )
-        if memory.told and not is_known and memory.whole_from <= memory.listed_at:
+        if cache.is_reported and not is_known and cache.whole_from <= cache.listed_at:
             self._number += 1
-            memory.lose(self._number, Untold.LATE)
-        fact = self._fact(Fate.HELD, events[0])
-        memory.told, memory.size, memory.listed_at = True, len(held), fact.number
+            cache.lose(self._number, Untold.LATE)
+        fact = self._fact(BlockState.HELD, events[0])
+        cache.is_reported, cache.size, cache.listed_at = True, len(held), fact.number
         if not is_known:
-            memory.listed(held, fact)
+            cache.listed(held, fact)
 
-    def _change(self, memory: Memory, event: PrefixCache, by: str) -> None:
-        if not memory.told:  # the whole comes later
-            memory.told = True
+    def _change(self, cache: CacheModel, event: PrefixCache, by: str) -> None:
+        if not cache.is_reported:  # the whole comes later
+            cache.is_reported = True
             self._number += 1
-            memory.lose(self._number, self._lost[1] if self._lost else Untold.LATE)
+            cache.lose(self._number, self._lost[1] if self._lost else Untold.LATE)
         is_store = event.pool_tier is not None
         hashes, known = split_hashes(event.block_hashes), 0
         for emptied, changes in groupby(event.cache_changes, key=_is_reset):
             if emptied:
-                memory.clear(self._fact(Fate.RESET, event))
-                memory.size = 0
+                cache.clear(self._fact(BlockState.RESET, event))
+                cache.size = 0
                 if not is_store:
                     self._computing.clear()  # only a cache whose blocks nobody uses is emptied
                 continue
-            held = self._fact(Fate.HELD, event, by if is_store else "")
-            gone = self._fact(Fate.EVICTED, event, by)
-            facts: list[Fact] = []
+            held = self._fact(BlockState.HELD, event, by if is_store else "")
+            gone = self._fact(BlockState.EVICTED, event, by)
+            facts: list[BlockChange] = []
             for change in changes:
-                memory.size += change
+                cache.size += change
                 facts += [held if change > 0 else gone] * min(abs(change), len(hashes) - known - len(facts))
-            memory.tell_each(dict(zip(hashes[known:], facts, strict=False)))
+            cache.record_each(dict(zip(hashes[known:], facts, strict=False)))
             known += len(facts)
 
     def _enter_cache_reset(self, event: CacheReset) -> None:
-        if not self._vllm.told:
-            self._vllm.clear(self._fact(Fate.RESET, event))
+        if not self._vllm.is_reported:
+            self._vllm.clear(self._fact(BlockState.RESET, event))
 
     def _enter_store_plan(self, event: StorePlan) -> None:
-        memory, keys = self._store(event.connector_id), self._keys(event)
-        if memory.tells:
+        cache, keys = self._store(event.connector_id), self._keys(event)
+        if cache.reports_changes:
             return
         if event.count == 0:
-            memory.tell(keys, self._unstored(memory, keys, Fate.FULL, event))
+            cache.record(keys, self._unstored(cache, keys, BlockState.FULL, event))
         elif event.transfer_id is None:
-            memory.tell(keys, self._fact(Fate.HELD, event, event.request or ""))
+            cache.record(keys, self._fact(BlockState.HELD, event, event.request or ""))
         else:
-            memory.tell(keys, self._fact(Fate.STORING, event, event.request or ""))
+            cache.record(keys, self._fact(BlockState.STORING, event, event.request or ""))
             self._stored[event.transfer_id] = (event.connector_id, keys)
             if len(self._stored) > MOST_OPEN:
                 self._stored.popitem(last=False)
@@ -518,39 +520,39 @@ class Causes:
         last = (event.start + event.count) // chunk if event.count else first + 1
         return list(request.chain.hashes[(first + 1) * per - 1 : last * per : per])
 
-    def _fact(self, fate: Fate, event: Event, by: str = "") -> Fact:
+    def _fact(self, state: BlockState, event: Event, by: str = "") -> BlockChange:
         self._number += 1
-        return Fact(fate, self._number, event.end_ns, event.span_id, by)
+        return BlockChange(state, self._number, event.end_ns, event.span_id, by)
 
-    def _unstored(self, memory: Memory, keys: Sequence[Key], fate: Fate, event: Event) -> Fact:
-        """A fact of a chunk that was not stored, after what became of it before."""
-        before = memory.last(keys[0]) if keys else None
-        while before is not None and before.fate in UNSTORED:
+    def _unstored(self, cache: CacheModel, keys: Sequence[Key], state: BlockState, event: Event) -> BlockChange:
+        """A fact of a chunk that was not stored, after what happened to it before."""
+        before = cache.last(keys[0]) if keys else None
+        while before is not None and before.state in UNSTORED:
             before = before.before
-        return replace(self._fact(fate, event), before=before)
+        return replace(self._fact(state, event), before=before)
 
     def _enter_transfer_end(self, event: TransferEnd) -> None:
         connector_id, keys = self._stored.pop(event.transfer_id, ("", []))
         if not keys:
             return
-        memory = self._store(connector_id)
+        cache = self._store(connector_id)
         if event.failed:
-            memory.tell(keys, self._unstored(memory, keys, Fate.FAILED, event))
+            cache.record(keys, self._unstored(cache, keys, BlockState.FAILED, event))
         else:
-            memory.tell(keys, self._fact(Fate.HELD, event, event.request or ""))
+            cache.record(keys, self._fact(BlockState.HELD, event, event.request or ""))
 
     def _enter_evict(self, event: Evict) -> None:
         if event.chunk_key is None:
             return
-        memory = self._store(event.connector_id)
+        cache = self._store(event.connector_id)
         if event.pool_tier:
-            memory.name = event.pool_tier
-        memory.tell((_key(event.chunk_key),), self._fact(Fate.EVICTED, event, event.pushed_by or ""))
+            cache.name = event.pool_tier
+        cache.record((_key(event.chunk_key),), self._fact(BlockState.EVICTED, event, event.pushed_by or ""))
 
     def _enter_reset(self, event: Reset) -> None:
-        memory = self._store(event.connector_id)
-        if event.succeeded is not False and not memory.tells:
-            memory.clear(self._fact(Fate.RESET, event))
+        cache = self._store(event.connector_id)
+        if event.succeeded is not False and not cache.reports_changes:
+            cache.clear(self._fact(BlockState.RESET, event))
 
 
 def _is_reset(change: int) -> bool:

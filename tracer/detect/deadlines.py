@@ -1,7 +1,7 @@
 """What has not happened in time: which requests wait, and the rules with a deadline that judge how long they have.
 
-Time is the recorder's (`recorded_time`), and counts while the request could have got what it waits for (`means`). The
-rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
+Time is the recorder's (`recorded_time`), and counts while the request could have got what it waits for (`deadline_clocks`).
+The rules are asked at every heartbeat, and when the next event of a request comes, since that may end the waiting.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Events are numbered twice: among those of their request from one recorder, and among all of the recorder's. They enter their
 request's account in the order of the first number and the engine's state in the order of the second; an event that comes
 early waits for those before it. What does not come within the grace time is declared missing: the account is then incomplete,
-and the engine's state forgets what the missing events may have changed, until it is told anew. A rule that lacks such a fact
-answers `Unknown`, and says why. A number seen twice is entered once. So the verdicts do not depend on the order of arrival,
+and the engine's state forgets what the missing events may have changed, until it is reported again. A rule that lacks such a
+fact answers `Unknown`, and says why. A number seen twice is entered once. So the verdicts do not depend on the order of arrival,
 and a lost event never causes a drift.
 
 Between two recorders there is no order: their clocks are never compared.
@@ -70,9 +70,9 @@ class Detector:
             listener: gets each event of a request once, in the request's order, after it was entered into the account.
             on_fact: gets each fact that such an event establishes, before the listener gets the event.
             on_causes: gets each admission once, when the parts of its prompt are final, and the event that made them so.
-            on_reset: gets each time that a connector was told to forget what it holds.
+            on_reset: gets each time that a connector was asked to forget what it holds.
             on_error: gets what a rule raised, or the accounting itself, with its name: the rule answers `unknown` then.
-            came_before: by recorder, the highest number that an earlier detector has heard. What is not told again of the
+            came_before: by recorder, the highest number that an earlier detector has heard. What does not come again of the
                 numbers up to it is not known here, but not missing.
         """
         self.accounts: OrderedDict[Key, Account] = OrderedDict()
@@ -143,7 +143,7 @@ class Detector:
 
     def tick(self) -> list[Finding]:
         """Ask once more how long the waiting requests have waited, by the last that their recorders said. Rules with a
-        deadline are asked at every sign of life, so this is for the end of a history."""
+        deadline are asked at every heartbeat, so this is for the end of a history."""
         for recorder in self._recorders.values():
             if not recorder.order.early:
                 self.changed += self._deadlines.ask(recorder, is_last=True)
@@ -234,7 +234,7 @@ class Detector:
         return len(leaving)
 
     def forget_recorders(self, names: Iterable[str]) -> None:
-        """Drop what is held of engines, by their recorders' ids. One that speaks again begins anew, as if it had been joined
+        """Drop what is held of engines, by their recorders' ids. One that reports again is new, as if it had been joined
         late."""
         for name in names:
             self._recorders.pop(name, None)
@@ -449,7 +449,7 @@ class Detector:
         try:
             engine.apply(event)
             engine.time.enter(event)
-            engine.means.enter(event, engine.time.now_ns, engine.loads, engine.kept)
+            engine.clocks.enter(event, engine.time.now_ns, engine.loads, engine.kept)
         except Exception as error:
             self._judgements.failed("engine", error)
             engine.lose(Unknown.RULE, before=event)
@@ -487,7 +487,7 @@ class Detector:
         causes.breakdowns.clear()
 
     def _confirm(self, beat: Heartbeat, recorder: TrackedRecorder) -> None:
-        """A sign of life names idle requests. Where all their events came, none of them has been lost so far."""
+        """A heartbeat names idle requests. Where all their events came, none of them has been lost so far."""
         for name, events in zip(beat.idle_requests or (), beat.idle_events or (), strict=False):
             request = self._requests.get((beat.engine, name))
             stream = None if request is None else request.streams.get(beat.recorder)

@@ -64,7 +64,7 @@ class Judgements:
                 self.record(tally, each)
 
     def update(self, tally: Tally, known: Finding, fresh: Finding) -> None:
-        """A finding that is told otherwise now: its numbers have grown, or it has happened earlier, too."""
+        """A finding that is reported otherwise now: its numbers have grown, or it has happened earlier, too."""
         known.numbers, known.witness = fresh.numbers, fresh.witness
         known.first_ns, known.last_ns = fresh.first_ns, fresh.last_ns
         known.explanation = tally.rule.explain(known)

@@ -50,7 +50,7 @@ class OfflineDetector:
         verdicts: how many of the forgotten requests have each verdict; after `close`, how many of all requests.
         events: how many were entered.
         repeated: how many came more than once; they count once.
-        became: what became of the requests with findings: each account's status, outcome and error.
+        became: what happened to the requests with findings: each account's status, outcome and error.
         reasons: how many of the forgotten requests are unknown for each reason; after `close`, how many of all.
         unfinished: after `close`, requests that had not ended, by engine.
         lookups, hits: lookups that were entered, and those that the connector answered with tokens.

@@ -1,7 +1,7 @@
 """The state of one engine across its requests: blocks, open transfers, stored chunks.
 
 Pure, like the accounts. It expects the events of one recorder in order; the detector sees to that. It holds facts, each known
-by itself: where events are missing, what they may have touched is forgotten, and is known again once it is told anew.
+by itself: where events are missing, what they may have touched is forgotten, and is known again once it is reported again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from kvtrail.tracer.events.patience import of_connector
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ledger.account import SCHEDULER, grown
 from kvtrail.tracer.ledger.chunk_keys import ChunkKeys
+from kvtrail.tracer.ledger.deadline_clocks import DeadlineClocks
 from kvtrail.tracer.ledger.given_up import ASKED_AGAIN_NS, GivenUp, GivenUps
-from kvtrail.tracer.ledger.means import Means
 from kvtrail.tracer.ledger.own_chunks import OwnChunks
 from kvtrail.tracer.ledger.recorded_time import RecordedTime
 from kvtrail.tracer.ledger.reference_hashes import Truth
@@ -83,14 +83,14 @@ class Engine:
     """One engine, as one recorder shows it."""
 
     missing: Unknown | None = None
-    """Why events of the recorder are missing; None if none are. What has been told since is known all the same."""
+    """Why events of the recorder are missing; None if none are. What has been reported since is known all the same."""
     blind: Unknown | None = None
-    """Why nothing can be said of the engine as a whole, however much is told; None if something can."""
+    """Why nothing can be said of the engine as a whole, however much is reported; None if something can."""
     lost_number: int = -1
     """The highest number of a missing event."""
     time: RecordedTime = field(default_factory=RecordedTime)
     """The recorder's own time."""
-    means: Means = field(default_factory=Means)
+    clocks: DeadlineClocks = field(default_factory=DeadlineClocks)
     """What of this time the scheduler could use: the clocks of rules with a deadline."""
     closed: bool = False
     """Whether the recorder has said goodbye."""
@@ -148,7 +148,7 @@ class Engine:
     kept: dict[str, RequestEnd] = field(default_factory=dict)
     """The ends of requests whose blocks are kept since."""
     polled: Heartbeat | None = None
-    """The first sign of life that told the present number of scheduling steps."""
+    """The first heartbeat that told the present number of scheduling steps."""
     beat: Heartbeat | None = None
     """The latest heartbeat that told the scheduler's steps."""
     transfer_ends: dict[tuple[str, str], TransferEnds] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Engine:
             rows = [] if since is None else [self.given_up.with_end(since, event)]
         else:
             rows = [row for row in self.given_up.rows.values() if isinstance(row.first, Alloc)]
-        until_ns, stepping = self.time.of(event), self.means.stepping
+        until_ns, stepping = self.time.of(event), self.clocks.stepping
         begun_ns = [self.time.of(row.first) for row in rows]
         return [
             replace(row, waited_ns=until_ns - from_ns, counted_ns=stepping.between(from_ns, until_ns))
@@ -193,7 +193,7 @@ class Engine:
         if asked is not None:
             asked_ns, until_ns = self.time.of(asked), self.time.of(event)
             passed_ns = until_ns - asked_ns
-            if passed_ns > ASKED_AGAIN_NS and 2 * self.means.spare.between(asked_ns, until_ns) < passed_ns:
+            if passed_ns > ASKED_AGAIN_NS and 2 * self.clocks.spare.between(asked_ns, until_ns) < passed_ns:
                 return None
         return since
 
@@ -213,7 +213,7 @@ class Engine:
             self.kept, self.full_tiers, self.resets, self.transfer_ends, self.fetched,
         ):  # fmt: skip
             facts.clear()
-        self.means.lose()
+        self.clocks.lose()
         self.given_up.lose()
         self.locked = self.short = None
 
@@ -266,7 +266,7 @@ class Engine:
         self.short = None
         first = request in self.admitted
         if event.blocks_ids or (first and event.blocks_ids is not None):  # most steps add none
-            if first or not event.blocks_whole:  # a table that is told anew gives nothing
+            if first or not event.blocks_whole:  # a table that is reported again gives nothing
                 self._contest(event, event.blocks_ids)
             if first or event.blocks_whole:
                 self.tables[request] = list(event.blocks_ids)

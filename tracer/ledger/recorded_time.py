@@ -1,4 +1,4 @@
-"""A recorder's own time: how long something has taken, as its events and signs of life say. Pure.
+"""A recorder's own time: how long something has taken, as its events and heartbeats say. Pure.
 
 Deadlines are judged in this time and in no other. It advances with the recorder's events only, so nobody is stuck while a
 recorder is silent; and a jump of its host's clock is no time that has passed.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from kvtrail.tracer.events.events import Event, Heartbeat
 
 SILENCE_NS = 15 * 10**9
-"""A recorder gives a sign of life every 5 seconds. A longer time without any event is silence, or a jump of the clock."""
+"""A recorder gives a heartbeat every 5 seconds. A longer time without any event is silence, or a jump of the clock."""
 SIGN_NS = 5 * 10**9
 """What such a silence counts for."""
 BACK_NS = 10**9
@@ -61,7 +61,7 @@ class RecordedTime:
         return event.end_ns - (self._off_ns[place] if place >= 0 else 0)
 
     def _jump(self, event: Event, passed_ns: int) -> None:
-        """The clock says that a long time has passed, or less than none. A history without signs of life, such as a log, has
+        """The clock says that a long time has passed, or less than none. A history without heartbeats, such as a log, has
         nothing but its clock."""
         if self.number < 0 or (passed_ns > 0 and not self._gives_signs):
             return

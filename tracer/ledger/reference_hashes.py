@@ -16,7 +16,7 @@ from kvtrail.tracer.ledger.slim_reference_hashes import SlimTruth
 
 COMPUTED, LOADED = "computed", "loaded"
 MOST_CONTENTS = 100_000
-"""Contents remembered; beyond that, the hash of which was told longest ago is forgotten, with all its contents."""
+"""Contents remembered; beyond that, the hash that was reported longest ago is forgotten, with all its contents."""
 MOST_WAITING = 50_000
 """Loaded contents remembered that may yet turn out to be another block's, since engines are not heard in order."""
 
@@ -49,10 +49,10 @@ class Truth:
     slim: SlimTruth = field(default_factory=SlimTruth)
     """By some bytes of every block."""
     _of_hash: dict[tuple[Scope, str], dict[int, Told]] = field(default_factory=dict)
-    """By hash, its contents, each with the block that was told first."""
+    """By hash, its contents, each with the block that was reported first."""
     _contents: int = 0
     _of_content: dict[tuple[Scope, int], Told] = field(default_factory=dict)
-    """By content, the block that was told first."""
+    """By content, the block that was reported first."""
     _waiting: dict[tuple[Scope, int], list[Told]] = field(default_factory=dict)
     """By content, loaded blocks that nobody is known to have computed."""
     _waits: int = 0

@@ -21,8 +21,8 @@ from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.events.semconv import Kind, Level
 from kvtrail.tracer.events.unsupported import kinds_missing
 from kvtrail.tracer.ledger.account import Account
+from kvtrail.tracer.ledger.deadline_clocks import CountedTime
 from kvtrail.tracer.ledger.engine_state import Engine
-from kvtrail.tracer.ledger.means import CountedTime
 from kvtrail.tracer.model.findings import Drift, Finding, Judgement, Severity, Unknown, Verdict, witnesses
 
 
@@ -161,8 +161,8 @@ class DeadlineRule(Rule):
     """Judges what has not happened though it could have. The detector asks it about the requests that wait: at their
     recorder's heartbeats, and when their next event comes.
 
-    Its time is that of `Means`: what counts is only when the scheduler, or another engine, could do what the request waits
-    for. The findings' numbers have `waited_s`, all the time that has passed, and `counted_s`, that part of it.
+    Its time is that of `DeadlineClocks`: it counts only while the scheduler, or another engine, could do what the request
+    waits for. The findings' numbers have `waited_s`, all the time that has passed, and `counted_s`, that part of it.
     """
 
     known_by = KnownBy.DEADLINE

@@ -19,7 +19,7 @@ TENANT = "tenant:"
 PLAIN, OTHER = "plain", "other"
 """The tenant of requests that have neither cache salt nor adapter, and that of those beyond `MOST_TENANTS`."""
 MOST_TENANTS, MOST_REQUESTS = 32, 20_000
-"""Tenants that are told apart, and requests whose tenant is remembered."""
+"""Tenants that are distinguished, and requests whose tenant is remembered."""
 _AGING = (Cause.EVICTED, Cause.RESET)
 
 

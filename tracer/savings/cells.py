@@ -48,7 +48,7 @@ class Cells(Mapping[Cell, int]):
                 held[measure] = held.get(measure, 0) + value
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self._held.clear()
 
     def __getitem__(self, cell: Cell) -> int:

@@ -10,9 +10,9 @@ import pytest
 from history import hash_of, history
 from msgspec import structs
 
+from kvtrail.tracer.causes.attribution import Attribution
 from kvtrail.tracer.causes.causes import Causes
 from kvtrail.tracer.causes.fleet import Fleet
-from kvtrail.tracer.causes.split import Split
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events.capabilities import Capability, declaration
 from kvtrail.tracer.events.events import Event, Evict, Heartbeat, Lookup, StorePlan
@@ -535,8 +535,8 @@ def test_parts_that_do_not_make_up_their_prompt_are_an_error(monkeypatch: pytest
 
     heard()
     assert errors == []
-    whole = Split.parts
-    monkeypatch.setattr(Split, "parts", lambda split: whole(split)[1:])
+    whole = Attribution.parts
+    monkeypatch.setattr(Attribution, "parts", lambda split: whole(split)[1:])
     heard()
     assert errors[0].startswith("causes: parts do not make up the prompt of a-")
 

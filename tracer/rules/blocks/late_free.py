@@ -32,7 +32,7 @@ class LateFree(DeadlineRule):
     """How long a connector may keep the blocks of a finished request: longer than the longest lease, NIXL's 480 s."""
 
     def pending(self, account: Account, engine: Engine) -> Pending | None:
-        evidence, stepping = account.evidence, engine.means.stepping
+        evidence, stepping = account.evidence, engine.clocks.stepping
         if evidence.ended is None:
             return None
         if evidence.end is not None:

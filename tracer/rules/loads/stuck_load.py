@@ -64,7 +64,7 @@ class StuckLoad(DeadlineRule):
                 alloc,
                 Drift({"allocated": alloc.allocated}, [alloc]),
                 within_s(alloc, alloc.allocated, engine),
-                engine.means.stepping,
+                engine.clocks.stepping,
                 in_turn=True,
             )
         every_step_is_known = (  # its later ones are told since the error, whatever they say
@@ -73,7 +73,7 @@ class StuckLoad(DeadlineRule):
         if error is None or not (alloc is not None or every_step_is_known):
             return None
         drift = Drift({"failed_blocks": len(error.blocks_ids)}, [error] if alloc is None else [alloc, error])
-        return Pending(error, drift, self.after_s, engine.means.stepping)
+        return Pending(error, drift, self.after_s, engine.clocks.stepping)
 
     def template(self, finding: Finding) -> str:
         if "failed_blocks" in finding.numbers:

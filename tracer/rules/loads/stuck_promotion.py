@@ -38,7 +38,7 @@ class StuckPromotion(DeadlineRule):
         allocs = [*account.evidence.allocs.values()][-1:]
         if account.missing is not None and not allocs:
             return None  # a load is received of a request that has ended, too
-        return Pending(received, Drift({}, [*allocs, received]), self.after_s, engine.means.spare)
+        return Pending(received, Drift({}, [*allocs, received]), self.after_s, engine.clocks.spare)
 
     def values(self, finding: Finding) -> dict[str, Any]:
         return {"received": finding.witness[-1]}

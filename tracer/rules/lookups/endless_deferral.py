@@ -50,7 +50,7 @@ class EndlessDeferral(DeadlineRule):
             deferred,
             Drift(numbers, [deferred]),
             within_s,
-            engine.means.spare,
+            engine.clocks.spare,
             in_turn=True,
             asked_s=evidence.deferred_ns / 1e9,
         )

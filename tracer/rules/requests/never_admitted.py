@@ -35,4 +35,4 @@ class NeverAdmitted(DeadlineRule):
         if asked is None or account.evidence.deferred is not None or account.ended_ns is not None:
             return None
         drift = Drift({"computed": asked.computed, "total": asked.total}, [asked])
-        return Pending(asked, drift, self.after_s, engine.means.spare)
+        return Pending(asked, drift, self.after_s, engine.clocks.spare)

@@ -7,26 +7,26 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from kvtrail.tracer.causes.memory import Fact
+from kvtrail.tracer.causes.cache_model import BlockChange
 from kvtrail.tracer.events.hash_chains import Chain
 from kvtrail.tracer.ledger.facts import Breakdown, Offers
 from kvtrail.tracer.model.causes import Cause, Detail, Part, Untold
 
 
-class Followed(Struct, eq=False):
+class RequestState(Struct, eq=False):
     """A request that has not ended.
 
     Attributes:
         chain: the hashes of its blocks.
         untold: why they are not known, if they are not.
         block_size: tokens of each; 0 where they are not known.
-        prompt: its tokens when it began; 0 where that was not told.
+        prompt: its tokens when it began; 0 where that was not reported.
         deferred: the connectors that have answered 'ask me later' since the last admission.
         offers: of the connectors, for the admission that is coming.
         open: its latest admission, while what it was promised is still to come.
         promised: the tokens that this load brings.
         steps: how often it ran since then.
-        reached: up to where its steps have computed it, as far as they were told.
+        reached: up to where its steps have computed it, as far as they were reported.
         failed: what said that a load of the epoch had failed.
         failed_from: where that load failed, while the request has not run since.
         doubt: why it is not known whether that load failed: what would have told it may be missing.
@@ -45,14 +45,14 @@ class Followed(Struct, eq=False):
     promised: tuple[int, int] = (0, 0)
     steps: int = 0
     reached: int = 0
-    failed: Fact | None = None
+    failed: BlockChange | None = None
     failed_from: int | None = None
     doubt: Untold | None = None
     lost: tuple[int, int] = (0, 0)
     computing: int = 0
 
 
-def shortened(parts: Iterable[Part], computed: int, explains: Fact | None) -> list[Part]:
+def shortened(parts: Iterable[Part], computed: int, explains: BlockChange | None) -> list[Part]:
     """The parts of a prompt of whose load only what lies before `computed` was brought."""
     detail = Detail() if explains is None else Detail(at_ns=explains.at_ns, span_id=explains.span_id)
     made: list[Part] = []

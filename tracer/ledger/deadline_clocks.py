@@ -19,7 +19,7 @@ from kvtrail.tracer.events.events import Alloc, Event, Heartbeat, RequestEnd
 from kvtrail.tracer.events.semconv import Kind
 
 BEAT_NS = 5 * 10**9
-"""From one heartbeat of a recorder to the next, and so from one look at the means to the next where it sends none."""
+"""From one heartbeat of a recorder to the next, and so from one look at the clocks to the next where it sends none."""
 HOLDS_NS = 660 * 10**9
 """A load, or a hold on blocks after the end, that has been open for so long keeps no engine busy: it has a finding by
 then."""
@@ -61,8 +61,8 @@ class CountedTime:
 
 
 @dataclass(slots=True)
-class Means:
-    """The means of one recorder's scheduler. Its events enter in the order of their numbers.
+class DeadlineClocks:
+    """When the scheduler of one recorder could have done what its requests wait for. Its events enter in order.
 
     Attributes:
         spare: time in which it could have admitted one more request, or run one whose load was received.

@@ -1,4 +1,4 @@
-"""What was told of one cache: of each block or chunk, what became of it last."""
+"""What was reported of one cache: of each block or chunk, what happened to it last."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from kvtrail.tracer.causes.past import Past
+from kvtrail.tracer.causes.eviction_history import EvictionHistory
 from kvtrail.tracer.model.causes import Untold
 
 MOST_KEYS = 200_000
-"""Keys of a cache that are remembered with the events that told of them; of older ones only what became of them."""
+"""Keys of a cache that are remembered with the events that reported them; of older ones only what happened to them."""
 MOST_RESETS = 1_000
-"""Times that a cache was emptied that are told apart."""
+"""Times that a cache was emptied that are distinguished."""
 Key = bytes | str
 """A block's hash, which is also the key of the chunk that it ends; or the name that a connector gives to a chunk."""
 
 
-class Fate(IntEnum):
-    """What became of a block, or of a chunk."""
+class BlockState(IntEnum):
+    """What happened to a block, or of a chunk."""
 
     HELD = 1
     EVICTED = 2
@@ -39,13 +39,13 @@ class Fate(IntEnum):
     """Nothing is known of it."""
 
 
-LOST = (Fate.EVICTED, Fate.RESET)
-UNSTORED = (Fate.STORING, Fate.FULL, Fate.FAILED)
+LOST = (BlockState.EVICTED, BlockState.RESET)
+UNSTORED = (BlockState.STORING, BlockState.FULL, BlockState.FAILED)
 """What says nothing of whether the cache had held it before."""
 
 
-class Fact(Struct, eq=False, gc=False):
-    """What an event told of some keys. One object for all of them: a run of blocks with one fate has one fact.
+class BlockChange(Struct, eq=False, gc=False):
+    """What an event reported of some keys. One object for all of them: a run of blocks in one state has one change.
 
     Attributes:
         number: its place among all facts.
@@ -54,53 +54,53 @@ class Fact(Struct, eq=False, gc=False):
         before: of a chunk that was not stored, what had become of it earlier.
     """
 
-    fate: Fate
+    state: BlockState
     number: int
     at_ns: int = 0
     span_id: str = ""
     by: str = ""
-    before: Fact | None = None
+    before: BlockChange | None = None
 
 
-ABSENT, UNSURE = Fact(Fate.ABSENT, 0), Fact(Fate.UNSURE, 0)
-_FORGOTTEN = {fate: Fact(fate, 0) for fate in (Fate.HELD, *LOST, Fate.COMPUTED)}
+ABSENT, UNSURE = BlockChange(BlockState.ABSENT, 0), BlockChange(BlockState.UNSURE, 0)
+_FORGOTTEN = {state: BlockChange(state, 0) for state in (BlockState.HELD, *LOST, BlockState.COMPUTED)}
 
 
-class Memory:
-    """A cache, as it was told.
+class CacheModel:
+    """A cache, as it was reported.
 
     Attributes:
         name: the tier's, in the parts of a prompt.
-        told: whether what it gains and loses is told.
+        is_reported: whether what it gains and loses is reported.
         whole_from: the number from which on no fact is missing; 0 from the beginning.
         why: why what happened before is not known.
-        tells: whether it is told change by change, and not by a connector's plans and evictions.
+        reports_changes: whether it is reported change by change, and not by a connector's plans and evictions.
         size: what it holds then, in blocks or chunks.
-        listed_at: the number of the fact that told all of them last.
+        listed_at: the number of the change that listed all of them last.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.told = False
-        self.tells = False
+        self.is_reported = False
+        self.reports_changes = False
         self.size = self.listed_at = 0
         self.whole_from = 0
         self.why = Untold.LATE
-        self._cleared: list[Fact] = []
+        self._cleared: list[BlockChange] = []
         """When it was emptied, the latest `MOST_RESETS` times."""
         self._listed = -1
-        """The number of the latest fact that told all that the cache holds."""
-        self._young: dict[Key, Fact] = {}
-        self._old: dict[Key, Fact] = {}
+        """The number of the latest change that listed all that the cache holds."""
+        self._young: dict[Key, BlockChange] = {}
+        self._old: dict[Key, BlockChange] = {}
         self._leaving: list[Key] = []
         """The keys of `_old`, the oldest last."""
-        self._past = Past()
+        self._past = EvictionHistory()
 
-    def tell(self, keys: Iterable[Key], fact: Fact) -> None:
+    def record(self, keys: Iterable[Key], fact: BlockChange) -> None:
         """Something became of these."""
-        self.tell_each(dict.fromkeys(keys, fact))
+        self.record_each(dict.fromkeys(keys, fact))
 
-    def tell_each(self, facts: Mapping[Key, Fact]) -> None:
+    def record_each(self, facts: Mapping[Key, BlockChange]) -> None:
         """Something became of each of these."""
         young = self._young
         before = len(young)
@@ -112,25 +112,25 @@ class Memory:
             self._old, self._young = young, {}
             self._leaving = list(young)[::-1]
 
-    def clear(self, fact: Fact) -> None:
+    def clear(self, fact: BlockChange) -> None:
         """The cache was emptied."""
         self._cleared = [*self._cleared[1 - MOST_RESETS :], fact]
 
-    def listed(self, keys: Sequence[Key], fact: Fact) -> None:
+    def listed(self, keys: Sequence[Key], fact: BlockChange) -> None:
         """The cache holds these, and nothing else."""
         self._listed = fact.number
-        self.tell(keys, fact)
+        self.record(keys, fact)
 
     def lose(self, number: int, why: Untold) -> None:
-        """What happened before this number may not have been told."""
+        """What happened before this number may not have been reported."""
         self.whole_from, self.why = number, why
 
-    def last(self, key: Key) -> Fact | None:
-        """What was told of a key last."""
+    def last(self, key: Key) -> BlockChange | None:
+        """What was reported of a key last."""
         return self._young.get(key) or self._old.get(key) or (self._remembered(key) if self._past else None)
 
-    def fates(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[Fact | None]:
-        """Of each key what became of it, as far as that is certain; None: the cache never had it. `is_fresh` says of a key
+    def states(self, keys: Sequence[bytes], is_fresh: Callable[[Key], bool]) -> list[BlockChange | None]:
+        """Of each key what happened to it, as far as that is certain; None: the cache never had it. `is_fresh` says of a key
         whether its block was named for the first time after what is missing."""
         facts = list(map(self._young.get, keys))
         if self._old:
@@ -139,11 +139,11 @@ class Memory:
             unseen = [n for n, fact in enumerate(facts) if fact is None]
             for n, code in zip(unseen, self._past.codes([keys[n] for n in unseen]), strict=True):
                 if code:
-                    facts[n] = _FORGOTTEN[Fate(code)]
+                    facts[n] = _FORGOTTEN[BlockState(code)]
         if not self.whole_from and not self._cleared:
             return facts
-        known: dict[int, Fact | None] = {}
-        sure: list[Fact | None] = []
+        known: dict[int, BlockChange | None] = {}
+        sure: list[BlockChange | None] = []
         for fact, key in zip(facts, keys, strict=True):
             if fact is None:
                 sure.append(None if not self.whole_from or is_fresh(key) else self._unsure())
@@ -153,25 +153,25 @@ class Memory:
                 sure.append(known[id(fact)])
         return sure
 
-    def now(self, fact: Fact) -> Fact:
+    def now(self, fact: BlockChange) -> BlockChange:
         """What a fact means by now."""
-        if not self.told:
+        if not self.is_reported:
             return fact
         if fact.number < self.whole_from:
             return self._unsure()
         cleared = self._cleared
-        if fact.fate is Fate.HELD and cleared and cleared[-1].number > fact.number:  # by the first one after it
+        if fact.state is BlockState.HELD and cleared and cleared[-1].number > fact.number:  # by the first one after it
             return cleared[bisect_right(cleared, fact.number, key=lambda each: each.number)]
         return fact
 
-    def _unsure(self) -> Fact:
-        """What is known of a key of which nothing was told since something was missed."""
+    def _unsure(self) -> BlockChange:
+        """What is known of a key of which nothing was reported since something was missed."""
         cleared = self._cleared[-1].number if self._cleared else -1
         return ABSENT if max(cleared, self._listed) >= self.whole_from else UNSURE
 
-    def _remembered(self, key: Key) -> Fact | None:
+    def _remembered(self, key: Key) -> BlockChange | None:
         code = self._past.codes((key,))[0] if isinstance(key, bytes) else 0
-        return _FORGOTTEN[Fate(code)] if code else None
+        return _FORGOTTEN[BlockState(code)] if code else None
 
     def _forget(self, count: int) -> None:
         """Let the oldest keys go into the past."""
@@ -194,8 +194,8 @@ class Memory:
         if keys:
             self._past.add(keys, kept)
 
-    def _code(self, fact: Fact | None) -> int:
+    def _code(self, fact: BlockChange | None) -> int:
         """What the past remembers of a fact; 0 if nothing."""
-        while fact is not None and (fate := self.now(fact).fate) not in _FORGOTTEN:
+        while fact is not None and (state := self.now(fact).state) not in _FORGOTTEN:
             fact = fact.before
-        return 0 if fact is None else fate
+        return 0 if fact is None else state

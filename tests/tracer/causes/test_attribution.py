@@ -8,36 +8,40 @@ from typing import Any
 
 import pytest
 
-from kvtrail.tracer.causes.memory import Fact, Fate, Memory
-from kvtrail.tracer.causes.split import Question, Split, Store
+from kvtrail.tracer.causes.attribution import AdmissionContext, Attribution, Store
+from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel
 from kvtrail.tracer.model.causes import Cause, Part, Untold
 
 
-class BlockByBlock(Split):
+class BlockByBlock(Attribution):
     """Looks at each block alone."""
 
     def _stretches(self, facts: Any, first: int) -> Iterator[tuple[int, int]]:
         return ((block, block + 1) for block in range(first, self._full))
 
 
-def cache(rng: random.Random, name: str, chain: list[bytes]) -> Memory:
+def cache(rng: random.Random, name: str, chain: list[bytes]) -> CacheModel:
     """A cache with a few facts."""
-    memory = Memory(name)
-    memory.told = rng.random() < 0.8
+    cache = CacheModel(name)
+    cache.is_reported = rng.random() < 0.8
     for number in range(1, rng.randrange(1, 7)):
         if rng.random() < 0.15:
-            memory.clear(Fact(Fate.RESET, number))
+            cache.clear(BlockChange(BlockState.RESET, number))
             continue
         first = rng.randrange(len(chain))
-        before = Fact(rng.choice([Fate.EVICTED, Fate.HELD]), number - 1) if rng.random() < 0.3 else None
-        told = Fact(rng.choice(list(Fate)[: Fate.ABSENT]), number, number, str(number), "another", before)
-        memory.tell(chain[first : rng.randrange(first, len(chain)) + 1], told)
+        before = (
+            BlockChange(rng.choice([BlockState.EVICTED, BlockState.HELD]), number - 1) if rng.random() < 0.3 else None
+        )
+        told = BlockChange(
+            rng.choice(list(BlockState)[: BlockState.ABSENT]), number, number, str(number), "another", before
+        )
+        cache.record(chain[first : rng.randrange(first, len(chain)) + 1], told)
         if rng.random() < 0.15:
-            memory.lose(number, Untold.LOST)
-    return memory
+            cache.lose(number, Untold.LOST)
+    return cache
 
 
-def asked(rng: random.Random) -> tuple[Question, Memory, list[Store], set[bytes]]:
+def asked(rng: random.Random) -> tuple[AdmissionContext, CacheModel, list[Store], set[bytes]]:
     """An admission, vLLM's cache, the stores, and the blocks that were named for the first time since a loss."""
     size, full = rng.choice((4, 16)), rng.randrange(1, 24)
     total = full * size + rng.choice((0, 0, rng.randrange(size)))
@@ -48,7 +52,7 @@ def asked(rng: random.Random) -> tuple[Question, Memory, list[Store], set[bytes]
     stores = [
         Store(
             cache(rng, name, chain),
-            told=rng.random() < 0.75,
+            is_reported=rng.random() < 0.75,
             chunk_size=size * rng.choice((1, 2, 3)),
             matched=rng.choice((None, rng.randrange(total + 1))),
             offered=rng.choice((0, allocated, rng.randrange(total + 1))),
@@ -57,7 +61,7 @@ def asked(rng: random.Random) -> tuple[Question, Memory, list[Store], set[bytes]
         )
         for name in ("cpu", "disk")[: rng.randrange(3)]
     ]
-    question = Question(
+    context = AdmissionContext(
         total=total,
         computed=computed,
         allocated=allocated,
@@ -65,22 +69,24 @@ def asked(rng: random.Random) -> tuple[Question, Memory, list[Store], set[bytes]
         block_size=size,
         chain=chain,
         pending=rng.choice((0, rng.randrange(full + 1))),
-        pending_by=Fact(Fate.STORING, 99),
+        pending_by=BlockChange(BlockState.STORING, 99),
         is_last_open=rng.random() < 0.15,
         shadow=rng.choice((None, None, None, Untold.LOST)),
         has_groups=rng.random() < 0.1,
         promised=rng.choice(((0, 0), (promised, rng.randrange(promised, total + 1)))),
-        failed=Fact(Fate.FAILED, 98, 5),
+        failed=BlockChange(BlockState.FAILED, 98, 5),
     )
-    return question, cache(rng, "gpu", chain), stores, {key for key in chain if rng.random() < 0.5}
+    return context, cache(rng, "gpu", chain), stores, {key for key in chain if rng.random() < 0.5}
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_stretches_of_blocks_have_the_parts_of_each_block(seed: int) -> None:
     rng, found = random.Random(seed), set[Cause]()
     for number in range(1000):
-        question, vllm, stores, fresh = asked(rng)
-        whole, single = (each(question, vllm, stores, fresh.__contains__).parts() for each in (Split, BlockByBlock))
+        context, vllm, stores, fresh = asked(rng)
+        whole, single = (
+            each(context, vllm, stores, fresh.__contains__).parts() for each in (Attribution, BlockByBlock)
+        )
         assert whole == single, f"number {number}"
         found.update(part.cause for part in whole)
     assert found == set(Cause) - {Cause.ELSEWHERE}, "all that a split can find was found"
@@ -88,7 +94,7 @@ def test_stretches_of_blocks_have_the_parts_of_each_block(seed: int) -> None:
 
 def test_a_long_new_prompt_is_one_stretch() -> None:
     chain = [number.to_bytes(8) for number in range(8000)]
-    question = Question(total=128_001, computed=0, allocated=0, sources=(), block_size=16, chain=chain)
-    split = Split(question, Memory("gpu"), [], lambda _: False)
+    context = AdmissionContext(total=128_001, computed=0, allocated=0, sources=(), block_size=16, chain=chain)
+    split = Attribution(context, CacheModel("gpu"), [], lambda _: False)
     assert split.parts() == [Part(Cause.NEW, "", 0, 128_000), Part(Cause.UNALIGNED, "", 128_000, 1)]
     assert len(list(split._stretches([None] * 8000, 0))) == 3, "the first, those between, and the last"

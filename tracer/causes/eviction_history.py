@@ -1,4 +1,4 @@
-"""What is left of keys that were forgotten: a small table that knows with few errors what became of each."""
+"""What is left of keys that were forgotten: a small table that knows with few errors what happened to each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUCKETS = 1 << 18
 """Two million keys in 10 MiB."""
 
 
-class Past:
+class EvictionHistory:
     """Keys of 8 bytes, each with a code from 1 to 255, the latest remembered.
 
     A key is known by 24 of its bits: of a key that was never there it says that it was in less than one of two million cases.

@@ -8,14 +8,14 @@ from operator import is_not
 
 from msgspec import Struct
 
-from kvtrail.tracer.causes.memory import Fact, Fate, Key, Memory
+from kvtrail.tracer.causes.cache_model import BlockChange, BlockState, CacheModel, Key
 from kvtrail.tracer.model.causes import NOTHING, Cause, Detail, Part, Untold
 
 MOST_PARTS = 200
 """Parts of a prompt; beyond that, neighbours of one cause and tier are one part, with what explains the first."""
 
 
-class Question(Struct, eq=False):
+class AdmissionContext(Struct, eq=False):
     """An admission of a request.
 
     Attributes:
@@ -27,7 +27,7 @@ class Question(Struct, eq=False):
         chain: the hashes of its full blocks; None where they are not known, which `untold` explains.
         pending: up to where in the prompt, in blocks, running requests have the same prompt and go on computing it.
         pending_by: the request that goes on furthest, and its admission.
-        is_last_open: whether a running request may have computed the final block, which nobody tells.
+        is_last_open: whether a running request may have computed the final block, which nobody reports.
         shadow: why requests may be computing of whose prompts nothing is known; None if there are none.
         has_groups: whether there are several KV cache groups: a hit needs blocks of the others, too.
         promised: tokens that an earlier load of this epoch was to bring and did not; it failed.
@@ -41,29 +41,29 @@ class Question(Struct, eq=False):
     chain: Sequence[bytes] | None
     untold: Untold = Untold.BLOCK_HASHES
     pending: int = 0
-    pending_by: Fact | None = None
+    pending_by: BlockChange | None = None
     is_last_open: bool = False
     shadow: Untold | None = None
     has_groups: bool = False
     promised: tuple[int, int] = (0, 0)
-    failed: Fact | None = None
+    failed: BlockChange | None = None
 
 
 class Store(Struct, eq=False):
     """A connector's store, as it was asked.
 
     Attributes:
-        memory: what was told of it.
+        cache: what was reported of it.
         chunk_size: tokens of its chunks.
         matched: the prefix that it held, by its own account.
         offered: the tokens that it offered, behind those that vLLM held.
         was_deferred: whether it had answered 'ask me later' before.
-        told: whether all that it gains and loses is told, in chunks of whole blocks.
+        is_reported: whether all that it gains and loses is reported, in chunks of whole blocks.
         is_shared: whether others write to it.
     """
 
-    memory: Memory
-    told: bool
+    cache: CacheModel
+    is_reported: bool
     chunk_size: int
     matched: int | None
     offered: int
@@ -77,31 +77,31 @@ class _View(Struct, eq=False):
     Attributes:
         first: the first chunk's number.
         blocks: blocks of a chunk.
-        fates: of each full chunk.
+        states: of each full chunk.
         reach: up to where, in blocks, all that comes before is held, so that it could have been given.
     """
 
     store: Store
     first: int = 0
     blocks: int = 1
-    fates: list[Fact | None] = []
+    states: list[BlockChange | None] = []
     reach: int = 0
 
-    def fate(self, block: int) -> Fact | None:
-        """What became of the chunk with this block; None: it never had it, or the prompt ends within the chunk."""
+    def state(self, block: int) -> BlockChange | None:
+        """What happened to the chunk with this block; None: it never had it, or the prompt ends within the chunk."""
         at = block // self.blocks - self.first
-        return self.fates[at] if 0 <= at < len(self.fates) else None
+        return self.states[at] if 0 <= at < len(self.states) else None
 
     def is_partial(self, block: int) -> bool:
         """Whether the prompt ends within the chunk with this block."""
-        return block // self.blocks - self.first >= len(self.fates)
+        return block // self.blocks - self.first >= len(self.states)
 
 
 class _Runs:
     """Parts as they grow: equal neighbours are one."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[Cause, str, int, int, Fact | None, str, str, str]] = []
+        self._runs: list[tuple[Cause, str, int, int, BlockChange | None, str, str, str]] = []
 
     def add(
         self,
@@ -109,7 +109,7 @@ class _Runs:
         tier: str,
         start: int,
         end: int,
-        fact: Fact | None = None,
+        fact: BlockChange | None = None,
         *,
         why: str = "",
         unstored: str = "",
@@ -134,28 +134,28 @@ class _Runs:
         return made
 
 
-def _detail(fact: Fact | None, why: str, unstored: str, refusal: str) -> Detail:
+def _detail(fact: BlockChange | None, why: str, unstored: str, refusal: str) -> Detail:
     if fact is None:
         return Detail(why=why, unstored=unstored) if why or unstored else NOTHING
     return Detail(why, fact.at_ns, fact.span_id, fact.by, unstored=unstored, refusal=refusal)
 
 
-class Split:
+class Attribution:
     """Splits one prompt."""
 
     def __init__(
-        self, question: Question, vllm: Memory, stores: Sequence[Store], is_fresh: Callable[[Key], bool]
+        self, context: AdmissionContext, vllm: CacheModel, stores: Sequence[Store], is_fresh: Callable[[Key], bool]
     ) -> None:
-        self._asked, self._vllm, self._is_fresh = question, vllm, is_fresh
-        self._hole = question.computed // question.block_size if question.block_size else 0
+        self._context, self._vllm, self._is_fresh = context, vllm, is_fresh
+        self._hole = context.computed // context.block_size if context.block_size else 0
         """The first block that vLLM's lookup did not find."""
-        self._full = question.total // question.block_size if question.block_size else 0
+        self._full = context.total // context.block_size if context.block_size else 0
         self._views = [self._view(store) for store in stores]
         self._runs = _Runs()
 
     def parts(self) -> list[Part]:
         """The parts, in order."""
-        asked, runs, size = self._asked, self._runs, self._asked.block_size
+        asked, runs, size = self._context, self._runs, self._context.block_size
         runs.add(Cause.HELD, self._vllm.name, 0, asked.computed)
         end = asked.computed
         for tier, tokens in asked.sources:
@@ -171,106 +171,107 @@ class Split:
         return runs.parts()
 
     def _view(self, store: Store) -> _View:
-        asked = self._asked
+        asked = self._context
         view = _View(store)
-        if not store.told or asked.chain is None:
+        if not store.is_reported or asked.chain is None:
             return view
         view.blocks = store.chunk_size // asked.block_size
         view.first = self._hole // view.blocks
         ends = slice((view.first + 1) * view.blocks - 1, self._full, view.blocks)
-        view.fates = store.memory.fates(asked.chain[ends], self._is_fresh)
+        view.states = store.cache.states(asked.chain[ends], self._is_fresh)
         held = 0
-        for fact in view.fates:
-            if fact is None or fact.fate is not Fate.HELD:
+        for fact in view.states:
+            if fact is None or fact.state is not BlockState.HELD:
                 break
             held += 1
         view.reach = (view.first + held) * view.blocks
         if store.was_deferred:
-            _doubt(view.fates, held)
+            _doubt(view.states, held)
         if store.matched is not None and store.matched // asked.block_size < view.reach:
             self._shorten(view, store.matched // asked.block_size)
         return view
 
     def _shorten(self, view: _View, matched: int) -> None:
         """The store counts from the prompt's beginning, and matched fewer blocks than it holds behind those of vLLM: it lacks
-        one of these, or looked before it held them and answered later, or what was told of it is not true."""
-        asked, memory = self._asked, view.store.memory
+        one of these, or looked before it held them and answered later, or what was reported of it is not true."""
+        asked, cache = self._context, view.store.cache
         assert asked.chain is not None
-        before = memory.fates(asked.chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
-        fates = {Fate.ABSENT if fact is None else fact.fate for fact in before}
-        if view.store.was_deferred and fates <= {Fate.HELD}:
+        before = cache.states(asked.chain[view.blocks - 1 : view.first * view.blocks : view.blocks], self._is_fresh)
+        states = {BlockState.ABSENT if fact is None else fact.state for fact in before}
+        if view.store.was_deferred and states <= {BlockState.HELD}:
             return
-        if fates <= {Fate.HELD, Fate.UNSURE}:
+        if states <= {BlockState.HELD, BlockState.UNSURE}:
             first = max(0, matched // view.blocks - view.first)
-            view.fates[first:] = [
-                _CONTRADICTED if fact is not None and fact.fate is Fate.HELD else fact for fact in view.fates[first:]
+            view.states[first:] = [
+                _CONTRADICTED if fact is not None and fact.state is BlockState.HELD else fact
+                for fact in view.states[first:]
             ]
         view.reach = matched
 
     def _blocks(self, begin: int) -> None:
         """Enter the full blocks behind what was reused."""
-        asked, size = self._asked, self._asked.block_size
+        asked, size = self._context, self._context.block_size
         assert asked.chain is not None
         first = begin // size
-        facts = self._vllm.fates(asked.chain[first : self._full], self._is_fresh)
+        facts = self._vllm.states(asked.chain[first : self._full], self._is_fresh)
         for block, end in self._stretches(facts, first):
             fact, start = facts[block - first], max(begin, block * size)
             if end * size < asked.total or begin < start or not self._last_token(block, fact, begin):
                 self._block(block, fact, start, end * size)
 
-    def _stretches(self, facts: Sequence[Fact | None], first: int) -> Iterator[tuple[int, int]]:
+    def _stretches(self, facts: Sequence[BlockChange | None], first: int) -> Iterator[tuple[int, int]]:
         """The first and the end of each stretch of full blocks with the same known about all of them, from the first one on
         that was not reused: a long prompt has few. `facts` are those of vLLM's cache."""
-        asked, size = self._asked, self._asked.block_size
+        asked, size = self._context, self._context.block_size
         ends = {first + 1, self._full - 1, self._full, self._hole, self._hole + 1, asked.pending}
         ends.update(-(-tokens // size) for tokens in asked.promised)
         ends.update(first + n for n in _changes(facts))
         for view in self._views:
             ends.update((view.reach, -(-(asked.computed + view.store.offered) // size)))
-            ends.update((view.first + n) * view.blocks for n in (0, *_changes(view.fates), len(view.fates)))
+            ends.update((view.first + n) * view.blocks for n in (0, *_changes(view.states), len(view.states)))
         if asked.shadow is not None and asked.chain is not None:
             ends.update(first + n for n in _changes(list(map(self._is_fresh, asked.chain[first : self._full]))))
         return pairwise((first, *sorted(end for end in ends if first < end <= self._full)))
 
-    def _last_token(self, block: int, fact: Fact | None, begin: int) -> bool:
+    def _last_token(self, block: int, fact: BlockChange | None, begin: int) -> bool:
         """Enter the final block, if nothing but the rule was in the way of it."""
-        asked, add = self._asked, self._runs.add
+        asked, add = self._context, self._runs.add
         if begin == asked.total - 1 and asked.sources:  # a load that ends there ends there by rule
             add(Cause.LAST_TOKEN, asked.sources[-1][0], begin, asked.total)
             return True
-        if fact is not None and fact.fate is Fate.HELD:
+        if fact is not None and fact.state is BlockState.HELD:
             if asked.has_groups:
                 return False
             add(Cause.LAST_TOKEN, self._vllm.name, begin, asked.total, fact)
             return True
-        if asked.is_last_open or (fact is not None and fact.fate in (Fate.COMPUTED, Fate.UNSURE)):
+        if asked.is_last_open or (fact is not None and fact.state in (BlockState.COMPUTED, BlockState.UNSURE)):
             return False  # vLLM may hold it, too
         for view in self._views:
-            chunk = view.fate(block)
-            if chunk is not None and chunk.fate is Fate.HELD:
-                add(Cause.LAST_TOKEN, view.store.memory.name, begin, asked.total, chunk)
+            chunk = view.state(block)
+            if chunk is not None and chunk.state is BlockState.HELD:
+                add(Cause.LAST_TOKEN, view.store.cache.name, begin, asked.total, chunk)
                 return True
         return False
 
-    def _block(self, block: int, fact: Fact | None, start: int, end: int) -> None:
+    def _block(self, block: int, fact: BlockChange | None, start: int, end: int) -> None:
         """Enter a block, and those behind it with the same known about them: the first cause that is true of them."""
-        add, vllm, asked = self._runs.add, self._vllm, self._asked
-        if asked.is_last_open and end == asked.total and (fact is None or fact.fate is not Fate.HELD):
+        add, vllm, asked = self._runs.add, self._vllm, self._context
+        if asked.is_last_open and end == asked.total and (fact is None or fact.state is not BlockState.HELD):
             add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
             return
         if fact is None and block >= asked.pending and not self._stores_know(block) and not self._is_shadowed(block):
             add(Cause.NEW, "", start, end)
             return
-        if fact is not None and fact.fate is Fate.HELD:
+        if fact is not None and fact.state is BlockState.HELD:
             if asked.has_groups:
                 add(Cause.UNKNOWN, "", start, end, why=Untold.GROUPS)
                 return
             add(Cause.REFUSED if block == self._hole else Cause.STRANDED, vllm.name, start, end, fact)
             return
-        chunks = [(view, view.fate(block)) for view in self._views]
+        chunks = [(view, view.state(block)) for view in self._views]
         for view, chunk in chunks:
-            if chunk is not None and chunk.fate is Fate.HELD and block >= view.reach:
-                add(Cause.STRANDED, view.store.memory.name, start, end, chunk)
+            if chunk is not None and chunk.state is BlockState.HELD and block >= view.reach:
+                add(Cause.STRANDED, view.store.cache.name, start, end, chunk)
                 return
         if (why := self._may_be_held(block, fact, chunks)) is not None:
             add(Cause.UNKNOWN, "", start, end, why=why)
@@ -278,11 +279,11 @@ class Split:
         if block < asked.pending:
             add(Cause.PENDING, vllm.name, start, end, asked.pending_by)
             return
-        for fate, cause in ((Fate.STORING, Cause.PENDING), (Fate.HELD, Cause.REFUSED)):
+        for state, cause in ((BlockState.STORING, Cause.PENDING), (BlockState.HELD, Cause.REFUSED)):
             for view, chunk in chunks:
-                if chunk is not None and chunk.fate is fate:
+                if chunk is not None and chunk.state is state:
                     refusal = self._refusal(view.store, start) if cause is Cause.REFUSED else ""
-                    add(cause, view.store.memory.name, start, end, chunk, refusal=refusal)
+                    add(cause, view.store.cache.name, start, end, chunk, refusal=refusal)
                     return
         if asked.promised[0] <= start < asked.promised[1]:
             add(Cause.FAILED_LOAD, "", start, end, asked.failed)
@@ -291,7 +292,7 @@ class Split:
 
     def _refusal(self, store: Store, start: int) -> str:
         """Where tokens got lost that a store held."""
-        if start < self._asked.computed + store.offered:
+        if start < self._context.computed + store.offered:
             return "untaken"
         if store.offered:
             return "capped"
@@ -300,31 +301,39 @@ class Split:
     def _stores_know(self, block: int) -> bool:
         """Whether a store may hold, or may have held, a block that was never in vLLM's cache."""
         return any(
-            view.store.is_shared if not view.store.told else view.fate(block) is not None for view in self._views
+            view.store.is_shared if not view.store.is_reported else view.state(block) is not None
+            for view in self._views
         )
 
-    def _may_be_held(self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]]) -> Untold | None:
+    def _may_be_held(
+        self, block: int, fact: BlockChange | None, chunks: Sequence[tuple[_View, BlockChange | None]]
+    ) -> Untold | None:
         """Why it is not known whether a cache holds it; None if it is known."""
-        is_hole = block == self._hole and (block + 1) * self._asked.block_size < self._asked.total
+        is_hole = block == self._hole and (block + 1) * self._context.block_size < self._context.total
         if fact is not None and not is_hole:  # the lookup itself says that vLLM does not hold the hole
-            if fact.fate is Fate.UNSURE:
+            if fact.state is BlockState.UNSURE:
                 return self._vllm.why
-            if fact.fate is Fate.COMPUTED:
+            if fact.state is BlockState.COMPUTED:
                 return Untold.CACHE_EVENTS
         for view, chunk in chunks:
-            if not view.store.told:
+            if not view.store.is_reported:
                 return Untold.PROBE
-            if chunk is not None and chunk.fate is Fate.UNSURE:
-                return Untold.CONTRADICTION if chunk is _CONTRADICTED else view.store.memory.why
-        return self._asked.shadow if self._is_shadowed(block) else None
+            if chunk is not None and chunk.state is BlockState.UNSURE:
+                return Untold.CONTRADICTION if chunk is _CONTRADICTED else view.store.cache.why
+        return self._context.shadow if self._is_shadowed(block) else None
 
     def _is_shadowed(self, block: int) -> bool:
         """Whether a request of which nothing is known may be computing a block."""
-        asked = self._asked
+        asked = self._context
         return asked.shadow is not None and asked.chain is not None and not self._is_fresh(asked.chain[block])
 
     def _lost(
-        self, block: int, fact: Fact | None, chunks: Sequence[tuple[_View, Fact | None]], start: int, end: int
+        self,
+        block: int,
+        fact: BlockChange | None,
+        chunks: Sequence[tuple[_View, BlockChange | None]],
+        start: int,
+        end: int,
     ) -> None:
         """Enter blocks that no cache holds, by the cache that lost them last."""
         losses = [] if fact is None else [(self._vllm, fact)]
@@ -332,39 +341,39 @@ class Split:
         for view, chunk in chunks:
             if chunk is None:
                 unstored = "partial" if view.is_partial(block) else "unasked"
-            elif chunk.fate in _UNSTORED:
-                unstored = _UNSTORED[chunk.fate]
-                chunk = None if chunk.before is None else view.store.memory.now(chunk.before)
+            elif chunk.state in _UNSTORED:
+                unstored = _UNSTORED[chunk.state]
+                chunk = None if chunk.before is None else view.store.cache.now(chunk.before)
             if chunk is not None:
-                losses.append((view.store.memory, chunk))
-        for memory, loss in losses:
-            if loss.fate in (Fate.ABSENT, Fate.UNSURE):
-                self._runs.add(Cause.UNKNOWN, "", start, end, why=memory.why)
+                losses.append((view.store.cache, chunk))
+        for cache, loss in losses:
+            if loss.state in (BlockState.ABSENT, BlockState.UNSURE):
+                self._runs.add(Cause.UNKNOWN, "", start, end, why=cache.why)
                 return
-        if fact is not None and fact.fate is Fate.COMPUTED:  # evicted or reset, and nobody says when
+        if fact is not None and fact.state is BlockState.COMPUTED:  # evicted or reset, and nobody says when
             self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CACHE_EVENTS)
             return
         if not losses:
             self._runs.add(Cause.NEW, "", start, end)
             return
-        memory, loss = max(losses, key=lambda each: each[1].number)
-        if loss.fate not in _CAUSES:  # a chunk that is held was not stored
+        cache, loss = max(losses, key=lambda each: each[1].number)
+        if loss.state not in _CAUSES:  # a chunk that is held was not stored
             self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.CONTRADICTION)
         elif sum(other.number == loss.number for _, other in losses) > 1:
             self._runs.add(Cause.UNKNOWN, "", start, end, why=Untold.ORDER)
         else:
-            unstored = unstored if memory is self._vllm else ""
-            self._runs.add(_CAUSES[loss.fate], memory.name, start, end, loss, unstored=unstored)
+            unstored = unstored if cache is self._vllm else ""
+            self._runs.add(_CAUSES[loss.state], cache.name, start, end, loss, unstored=unstored)
 
 
-def _doubt(fates: list[Fact | None], hole: int) -> None:
+def _doubt(states: list[BlockChange | None], hole: int) -> None:
     """A store that answered later may have looked before it held what is not sure, so its answer does not make that a hole:
     what it holds behind it is not sure either, up to a hole that is one."""
-    for number, fact in enumerate(fates[hole:], start=hole):
-        if fact is None or fact.fate not in (Fate.HELD, Fate.UNSURE):
+    for number, fact in enumerate(states[hole:], start=hole):
+        if fact is None or fact.state not in (BlockState.HELD, BlockState.UNSURE):
             return
-        if fact.fate is Fate.HELD:
-            fates[number] = fates[hole]
+        if fact.state is BlockState.HELD:
+            states[number] = states[hole]
 
 
 def _changes(known: Sequence[object]) -> Iterator[int]:
@@ -372,6 +381,6 @@ def _changes(known: Sequence[object]) -> Iterator[int]:
     return compress(count(1), map(is_not, known, islice(known, 1, None)))
 
 
-_CONTRADICTED = Fact(Fate.UNSURE, 0)
-_UNSTORED = {Fate.FULL: "full", Fate.FAILED: "failed"}
-_CAUSES = {Fate.EVICTED: Cause.EVICTED, Fate.RESET: Cause.RESET}
+_CONTRADICTED = BlockChange(BlockState.UNSURE, 0)
+_UNSTORED = {BlockState.FULL: "full", BlockState.FAILED: "failed"}
+_CAUSES = {BlockState.EVICTED: Cause.EVICTED, BlockState.RESET: Cause.RESET}
