@@ -4,8 +4,8 @@ Events are numbered twice: among those of their request from one recorder, and a
 request's account in the order of the first number and the engine's state in the order of the second; an event that comes
 early waits for those before it. What does not come within the grace time is declared missing: the account is then incomplete,
 and the engine's state forgets what the missing events may have changed, until it is reported again. A rule that lacks such a
-fact answers `Unknown`, and says why. A number seen twice is entered once. So the verdicts do not depend on the order of arrival,
-and a lost event never causes a drift.
+fact answers `Unknown`, and says why. A number seen twice is entered once. So the verdicts do not depend on the order of
+arrival, and a lost event never causes a drift.
 
 Between two recorders there is no order: their clocks are never compared.
 """
