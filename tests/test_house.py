@@ -24,8 +24,8 @@ SOURCES = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py
 MAY_IMPORT = {"tracer": {"tracer"}, "connector": {"connector", "tracer"}, "dashboard": {"dashboard", "tracer"}}
 ROOMS = {
     "tracer": [
-        "events", "model", "ingest", "ledger", "causes", "rules", "detect", "savings", "capacity", "store", "history",
-        "liveness", "serve", "reports", "commands",
+        "events", "model", "ingest", "ledger", "causes", "rules", "detect", "savings", "capacity", "liveness", "store",
+        "history", "serve", "reports", "commands",
     ],
     "connector": [
         "settings", "recording", "offload", "known", "vllm_version", "fingerprints", "tracing", "faults", "registration",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.spans import Span
+from kvtrail.tracer.history.offline import OfflineDetector, TooLate
 from kvtrail.tracer.history.part import Parts, Recorded
 from kvtrail.tracer.ingest.decode import Decoded
 from kvtrail.tracer.ingest.logs.reader import readers

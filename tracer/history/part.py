@@ -17,7 +17,6 @@ from typing import Any
 from msgspec import convert
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect.offline import OfflineDetector
 from kvtrail.tracer.detect.tracked import Key
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import Event
@@ -25,6 +24,7 @@ from kvtrail.tracer.events.parts import PART_ENGINE, PART_RECORDED, PART_REQUEST
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.judging import findings_of
 from kvtrail.tracer.history.numbering import closed_up, in_span
+from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.ingest import decode
 from kvtrail.tracer.model.findings import Finding, Unknown, Verdict
 from kvtrail.tracer.rules import Rule

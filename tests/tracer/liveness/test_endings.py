@@ -9,9 +9,9 @@ import pytest
 from history import goodbyes, history
 from msgspec.structs import replace
 
-from kvtrail.tracer.detect.offline import OfflineDetector
 from kvtrail.tracer.events.events import Event, Heartbeat
 from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.liveness.endings import Death
 
 ERROR = "AssertionError: Mismatch in tokens to load"

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from stores import FleetTracer, clickhouse
 from wire import encoded
 
-from kvtrail.tracer.detect.offline import OfflineDetector
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.events import CutOff, Event
 from kvtrail.tracer.events.semconv import NO_GOODBYE
+from kvtrail.tracer.history.offline import OfflineDetector
 from kvtrail.tracer.liveness.launches import SETTLED_NS
 from kvtrail.tracer.liveness.recorders import FORGET_SILENT_NS, SILENT_NS
 from kvtrail.tracer.model.launches import Launch, State, agreed

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from wire import encoded
 
 from kvtrail.tracer.detect.detector import GRACE_NS
-from kvtrail.tracer.detect.offline import OfflineDetector, TooLate
 from kvtrail.tracer.events.events import Event
 from kvtrail.tracer.history.audit import audit
+from kvtrail.tracer.history.offline import OfflineDetector, TooLate
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.ledger.ordering import SeenNumbers
 from kvtrail.tracer.model.findings import Verdict
@@ -38,7 +38,7 @@ def requests(*texts: str) -> list[Event]:
 
 @pytest.fixture(autouse=True)
 def _always_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrail.tracer.detect.offline.TIDY_EVERY", 1)
+    monkeypatch.setattr("kvtrail.tracer.history.offline.TIDY_EVERY", 1)
 
 
 def judged(events: Sequence[Event], *, patience_ns: int | None = GRACE_NS) -> OfflineDetector:
