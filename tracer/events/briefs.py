@@ -26,15 +26,11 @@ BRIEFS: dict[Kind, str] = {
     Kind.LOAD_ERROR: "Blocks whose load failed, as the workers reported them to the scheduler.",
     Kind.RANK_LOOKUP: "What one rank's store, or one KV cache group's, answered to a lookup.",
     Kind.PREFETCH: "Tokens were fetched into a nearer tier of the store because of a lookup.",
-    Kind.LOCK: "Chunks were locked against eviction for a request.",
-    Kind.UNLOCK: "Chunks that were locked for a request were given free.",
     Kind.REFCOUNT: "The connector's own count of references or pins of a stored chunk.",
     Kind.FREE: "KV blocks that were kept for a request, after its end, were given back.",
     Kind.READ: "Another instance has read a request's KV blocks.",
     Kind.STATS: "The engine's own statistics of a request's prefill.",
     Kind.KEY: "A chunk's key was computed.",
-    Kind.POOL: "The state of a pool of blocks or bytes, as its owner reports it.",
-    Kind.INDEX: "The state of an index that follows KV events.",
     Kind.EVICT: "A chunk left the connector's store to make room.",
     Kind.RESET: "`reset_cache`: the connector was told to forget what it holds.",
     Kind.CACHE_RESET: "vLLM forgot its own prefix cache before this step; what the connector holds stays.",
@@ -58,7 +54,7 @@ STEP_BRIEF = (
 )
 
 ENGINE_BRIEF = (
-    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions, pools,"
+    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions,"
     " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
     " itself: it has no number, and no rule asks for it."
 )

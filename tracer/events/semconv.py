@@ -67,15 +67,11 @@ class Kind(StrEnum):
     LOAD_ERROR = "kv.load.error"
     RANK_LOOKUP = "kv.lookup.rank"
     PREFETCH = "kv.prefetch"
-    LOCK = "kv.lock"
-    UNLOCK = "kv.unlock"
     REFCOUNT = "kv.refcount"
     FREE = "kv.free"
     READ = "kv.read"
     STATS = "kv.stats"
     KEY = "kv.key"
-    POOL = "kv.pool"
-    INDEX = "kv.index"
     EVICT = "kv.evict"
     RESET = "kv.reset"
     CACHE_RESET = "kv.cache.reset"
@@ -167,17 +163,10 @@ CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest
 PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
 CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
 JOB = Attribute("kvtrail.transfer.id", int, "The connector's number of an asynchronous transfer.")
-LOCKS = Attribute("kvtrail.locks", int, "Chunks that were locked or unlocked.")
 REFS = Attribute("kvtrail.refs", int, "References to a stored chunk, as the connector counts them.")
 PINS = Attribute("kvtrail.pins", int, "Pins of a stored chunk, as the connector counts them.")
 EXPIRED = Attribute("kvtrail.lease.expired", bool, "The blocks were freed because a lease ran out.")
 TIER = Attribute("kvtrail.pool.tier", str, "The pool's name: gpu, cpu, disk, ...")
-POOL_USED = Attribute("kvtrail.pool.used", int, "Units in use in a pool.")
-POOL_FREE = Attribute("kvtrail.pool.free", int, "Units free in a pool.")
-POOL_TOTAL = Attribute("kvtrail.pool.total", int, "Units of a pool.")
-PUBLISHED = Attribute("kvtrail.index.published", int, "Blocks that KV events announced.")
-APPLIED = Attribute("kvtrail.index.applied", int, "Announced blocks that an index took over.")
-DECLINED = Attribute("kvtrail.index.declined", int, "Announced blocks that an index refused, and counted.")
 BYTES = Attribute("kvtrail.bytes", int, "Bytes copied or freed.")
 KEY = Attribute("kvtrail.chunk.key", str, "Key of a chunk in the connector's store, shortened hex.")
 ASYNC = Attribute("kvtrail.async", bool, "The load runs between scheduler steps.")
@@ -341,15 +330,11 @@ FIELDS: dict[Kind, tuple[Attribute, ...]] = {
     Kind.LOAD_ERROR: (BLOCK_IDS,),
     Kind.RANK_LOOKUP: (TOTAL, MATCHED, GROUP, BOUNDARIES),
     Kind.PREFETCH: (START, COUNT, KEYS),
-    Kind.LOCK: (LOCKS,),
-    Kind.UNLOCK: (LOCKS,),
     Kind.REFCOUNT: (KEY, REFS, PINS),
     Kind.FREE: (BLOCKS, EXPIRED),
     Kind.READ: (BLOCKS,),
     Kind.STATS: (TOTAL, CACHED_TOTAL, FROM_CONNECTOR, QUERIED),
     Kind.KEY: (KEY, PARENT, CONTENT),
-    Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
-    Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
     Kind.EVICT: (KEY, COUNT, BYTES, TIER, PUSHED_BY),
     Kind.RESET: (SUCCEEDED, STEP),
     Kind.CACHE_RESET: (STEP,),

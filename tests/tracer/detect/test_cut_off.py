@@ -45,7 +45,6 @@ def test_it_is_abandoned_and_nothing_is_known_to_be_well() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("L 300 c256 h256 -> 0\nlock 1\nA 0", "lock-leak"),
         ("L 300 c0 h256 -> 256\nA 256\nload 100/256\n", "short-load"),
     ],
 )
