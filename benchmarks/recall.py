@@ -140,6 +140,7 @@ def page() -> str:
     """The page, as Markdown."""
     rows = table()
     rows["all"] = sum(rows.values(), Counter())
+    incidents: list[Incident | Unseen] = [*INCIDENTS, *UNSEEN]
     lines = [
         HEAD,
         f"| class | {' | '.join(COLUMNS)} |",
@@ -149,11 +150,11 @@ def page() -> str:
         recall(rows["all"]),
         how_soon(),
         "## What cannot be decided, or is no drift\n",
-        *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in (*INCIDENTS, *UNSEEN) if each.why),
+        *(f"- [{each.id}]({each.url}), {each.of}: {each.why}" for each in incidents if each.why),
         "\n## Gaps of the vocabulary\n",
         "What would show these incidents is reported by no recorder and by no imported log. So there is no event for it, and"
         " no rule.\n",
-        *(f"- [{each.id}]({each.url}), {each.of}: {each.gap}" for each in (*INCIDENTS, *UNSEEN) if each.gap),
+        *(f"- [{each.id}]({each.url}), {each.of}: {each.gap}" for each in incidents if each.gap),
         not_at_hand(),
     ]
     return "\n".join(lines).rstrip() + "\n" + under_damage()

@@ -1,6 +1,6 @@
 """How a span becomes an event, for both of OTLP's encodings.
 
-The names and the checks of an event's fields are those of `model.events`. A decoder walks over one encoding; most attributes
+The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding; most attributes
 come again and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
 """
 
@@ -18,7 +18,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
+from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
 from kvtrail.tracer.events.parts import PART
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
@@ -28,7 +28,7 @@ _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, 
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
 _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *PART))
 _NAMESPACE = f"{semconv.SCOPE}."
-_OUTCOME = semconv.OUTCOME.key
+_OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
     (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.OF_ROOT)
@@ -92,7 +92,7 @@ class Refused:
 def as_bytes(key: str, text: str) -> str:
     """A text attribute's value. Recorders once told block hashes as text, the first 6 bytes of each in hexadecimal digits:
     these become what bytes are in a span, base64, and as long as hashes are today."""
-    if key != semconv.HASHES.key:
+    if key != KEYS["block_hashes"]:
         return text
     try:
         told = bytes.fromhex(text)
@@ -154,7 +154,7 @@ def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | Re
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
     try:
-        return convert(own, Retired if name in RETIRED else Unfamiliar)
+        return convert(own, Retired) if name in RETIRED else convert(own, Unfamiliar)
     except ValidationError:
         return None
 

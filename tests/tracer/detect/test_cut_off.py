@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CutOff, Event
+from kvtrail.tracer.events.events import KEYS, CutOff, Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode
@@ -97,7 +97,7 @@ def a_root(error: str | None, **changes: Any) -> Event | None:
     attributes = {
         semconv.SEQUENCE.key: 7,
         semconv.REQUEST_ID.key: "r-1",
-        semconv.OUTCOME.key: semconv.CUT_OFF,
+        KEYS["outcome"]: semconv.CUT_OFF,
         **changes,
     }
     return decode.from_span(
@@ -120,6 +120,6 @@ def test_its_root_is_read_as_what_it_is() -> None:
     event = a_root(semconv.CUT_OFF_REASON)
     assert isinstance(event, CutOff)
     assert (event.outcome, event.error) == (semconv.CUT_OFF, None), "the status of a root is no call that raised"
-    other = a_root(None, **{semconv.OUTCOME.key: "stopped"})
+    other = a_root(None, **{KEYS["outcome"]: "stopped"})
     assert other is not None
     assert other.kind is Kind.REQUEST
