@@ -24,6 +24,7 @@ from kvtrail.connector.recording.contexts import root_ids
 from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.connector.recording.ring import Identity
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, KEYS
 from kvtrail.tracer.events.semconv import Kind
 
 BATCH = 512
@@ -33,7 +34,7 @@ RUNNING = 64
 """Requests of an engine at a time."""
 SHAPES, PREFIXES = 300, 16
 HEARTBEAT_NS = 5 * 10**9
-_UNSAID = (None,) * (len(semconv.FIELDS[Kind.HEARTBEAT]) - 5)
+_UNSAID = (None,) * (len(FIELDS[Kind.HEARTBEAT]) - 5)
 """What comes after the step in a sign of life."""
 MODEL, CONNECTOR = "made-up-8b", "OffloadConnector"
 DRIFTS = ("over-report", "stale-lookup", "store-gap")
@@ -41,7 +42,7 @@ DRIFTS = ("over-report", "stale-lookup", "store-gap")
 _ID_AND_TIMES = struct.Struct("<BBQBQBQ").pack
 _TIMES = struct.Struct("<BQBQ").pack
 _SAMPLED = b"\x85\x01" + struct.pack("<I", 1)
-_KEY = attribute(semconv.KEYS.key, ("0" * 16,))[:-16]
+_KEY = attribute(KEYS["chunk_keys"], ("0" * 16,))[:-16]
 """The attribute that names a chunk, without the key's 16 characters."""
 _LENGTHS = [b"\x12" + encoder.varint(length) for length in range(4096)]
 """Tag and length of a span, as a field of `ScopeSpans`."""
@@ -174,13 +175,12 @@ class Shape:
         return self._told(Kind.STORE_PLAN, epoch, chunk, start=chunk * CHUNK, count=CHUNK, **step, drafted=0, **present)
 
     def _told(self, kind: Kind, epoch: int, chunk: int | None = None, **values: Any) -> _Told:
-        keys = {each.field: each.key for each in semconv.FIELDS[kind]}
         fields = encoder.field(5, semconv.span_name(kind).encode()) + b"\x30\x01"  # SPAN_KIND_INTERNAL
         fields += self._source + attribute(semconv.EPOCH.key, epoch)
         fields += attribute(semconv.REQUEST_SEQUENCE.key, self._number)
-        fields += b"".join(attribute(keys[name], value) for name, value in values.items())
+        fields += b"".join(attribute(KEYS[name], value) for name, value in values.items())
         self._number += 1
-        has_step = semconv.STEP.field in keys
+        has_step = any(each.field == "scheduler_step" for each in FIELDS[kind])
         return _Told(fields, kind in semconv.ROOTS, self._dice.randrange(2_000, 40_000), chunk, has_step)
 
 
@@ -260,7 +260,7 @@ class Recorder:
         )
         self._nobody: Identity = (root_ids(engine, ""), b"", "", True)
         self._sequences = encoder.SequenceNumbers(semconv.SEQUENCE.key)
-        self._steps = encoder.SequenceNumbers(semconv.STEP.key)
+        self._steps = encoder.SequenceNumbers(KEYS["scheduler_step"])
         self._prefixes: dict[int, Sequence[bytes]] = {}
 
     def begin(self, shape: Shape, at_ns: int, external: str = "") -> Request:

@@ -28,6 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.semconv import HASH_BYTES, Kind
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -94,7 +95,7 @@ def long_prompts(tokens: int) -> Iterator[bytes]:
         }
         events: list[EventTuple] = []
         for at, (kind, known) in enumerate(told.items()):
-            values = tuple(known.get(each.field) for each in semconv.FIELDS[kind])
+            values = tuple(known.get(each.field) for each in FIELDS[kind])
             sequence = number * len(told) + at
             events.append(
                 (kind.value, source, identity, sequence, at, 0, sequence * 1000, sequence * 1000, None, values)

@@ -22,6 +22,7 @@ from kvtrail.connector.recording.encoder import attribute
 from kvtrail.connector.recording.exporter import ExportProcess
 from kvtrail.connector.recording.recorder import Recorder
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import KEYS
 from kvtrail.tracer.events.semconv import Kind
 
 BURST = 500
@@ -98,12 +99,12 @@ class Sdk:
                 semconv.EXTERNAL_ID.key: f"cmpl-{n % REQUESTS}-0",
                 semconv.EPOCH.key: 0,
                 semconv.REQUEST_SEQUENCE.key: n,
-                semconv.TOTAL.key: 700 + n,
-                semconv.COMPUTED.key: 336,
-                semconv.MATCHED.key: 256,
-                semconv.RETURNED.key: 0,
-                semconv.ASYNC.key: False,
-                semconv.CACHED.key: False,
+                KEYS["total"]: 700 + n,
+                KEYS["computed"]: 336,
+                KEYS["matched"]: 256,
+                KEYS["returned"]: 0,
+                KEYS["is_async"]: False,
+                KEYS["cached"]: False,
             }
             self.tracer.start_span(Kind.LOOKUP, attributes=attributes, start_time=at_ns).end(at_ns)
 

@@ -25,7 +25,6 @@
     R                                  the asynchronous load was received; `failed` after it
     error [5 6]                        blocks whose load failed
     prefetch 0+512 keys a,b            into a nearer tier; the chunks may be named
-    lock 2, unlock 2                   chunks
     refs -1, pins -1                   of a stored chunk
     check loaded 64 unknown 3          a worker's look at blocks: computed, loaded, admitted, held; `rank 1` after it
     check held 9 wrong rot 12@256      what is wrong, the block and its first token, for each wrong block; after it
@@ -36,8 +35,6 @@
     stats 100 cached 50 external 60 queried 40
     freed expired, read                the blocks of an ended request
     key k1 after k0 of digest          a chunk's key
-    pool cpu used 3 free 4 total 8
-    index applied 3 declined 1 published 5
     holds a,b                          all chunks of the store, told anew; in parts: `holds a ..`, `holds .. b`
     evict a, reset, reset refused      `reset silent` answered None
     evict a by cmpl-1-0-0123abcd       to make room for a chunk of this request
@@ -298,8 +295,6 @@ LINES: list[Line] = [
         e.Prefetch,
         lambda m: {"start": int(m["start"]), "count": int(m["count"]), "chunk_keys": _keys(m["keys"])},
     ),
-    (r"lock (?P<locks>\d+)", e.Lock, lambda m: {"locks": int(m["locks"])}),
-    (r"unlock (?P<locks>\d+)", e.Unlock, lambda m: {"locks": int(m["locks"])}),
     (
         r"(?P<what>refs|pins) (?P<count>-?\d+)",
         e.Refcount,
@@ -327,18 +322,6 @@ LINES: list[Line] = [
         r"key (?P<key>\S+)(?: after (?P<parent>\S+))? of (?P<content>\S+)",
         e.Key,
         lambda m: {"chunk_key": m["key"], "chunk_parent": m["parent"], "chunk_content": m["content"]},
-    ),
-    (
-        r"pool (?P<tier>\S+) used (?P<used>-?\d+) free (?P<free>-?\d+) total (?P<total>\d+)",
-        e.Pool,
-        lambda m: {
-            "pool_tier": m["tier"], "pool_used": int(m["used"]), "pool_free": int(m["free"]), "pool_total": int(m["total"]),
-        },
-    ),
-    (
-        r"index applied (?P<applied>\d+) declined (?P<declined>\d+) published (?P<published>\d+)",
-        e.Index,
-        lambda m: {f"index_{name}": int(m[name]) for name in ("applied", "declined", "published")},
     ),
     (
         r"evict (?P<key>\S+)(?: by (?P<by>\S+))?",
@@ -373,7 +356,7 @@ LINES: list[Line] = [
     (r"cut off", e.CutOff, lambda m: {"outcome": semconv.CUT_OFF}),
     (r"sent", e.Sent, lambda m: {}),
 ]  # fmt: skip
-_OF_NO_REQUEST = (e.Evict, e.Reset, e.PrefixCache, e.Pool, e.Index, e.Key, e.Holdings)
+_OF_NO_REQUEST = (e.Evict, e.Reset, e.PrefixCache, e.Key, e.Holdings)
 _CALLS_OF_A_REQUEST = ("on_new_request", "request_finished")
 
 

@@ -26,6 +26,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, KEYS, STEP_FIELDS
 from kvtrail.tracer.ingest import otlp_json
 from kvtrail.tracer.serve.api.routes import application
 from kvtrail.tracer.serve.metrics.metrics import Metrics
@@ -141,7 +142,7 @@ def element(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
 
 def added(dice: random.Random, _: ResourceSpans, span: ProtoSpan) -> None:
     """An attribute of another kind of span, or one that nobody knows."""
-    tables = (*semconv.FIELDS.values(), semconv.STEP_FIELDS, semconv.COMMON)
+    tables = (*FIELDS.values(), STEP_FIELDS, semconv.COMMON)
     every = [attribute.key for table in tables for attribute in table]
     key = dice.choice([*every, "kvtrail.of.the.future", "gen_ai.request.id", "", "start_ns", "error"])
     span.attributes.add(key=key).value.CopyFrom(any_value(odd_value(dice)))
@@ -246,12 +247,12 @@ CHANGES: tuple[Odd, ...] = (
 
 
 COLUMNS = {
-    semconv.ROW_REQUESTS: semconv.REQUEST_ID,
-    semconv.ROW_NUMBERS: semconv.REQUEST_SEQUENCE,
-    semconv.ROW_EPOCHS: semconv.EPOCH,
-    semconv.ROW_COMPUTED: semconv.COMPUTED,
-    semconv.ROW_SCHEDULED: semconv.SCHEDULED,
-    semconv.ROW_DRAFTED: semconv.DRAFTED,
+    semconv.ROW_REQUESTS: semconv.REQUEST_ID.key,
+    semconv.ROW_NUMBERS: semconv.REQUEST_SEQUENCE.key,
+    semconv.ROW_EPOCHS: semconv.EPOCH.key,
+    semconv.ROW_COMPUTED: KEYS["computed"],
+    semconv.ROW_SCHEDULED: KEYS["scheduled"],
+    semconv.ROW_DRAFTED: KEYS["drafted"],
 }
 
 
@@ -262,7 +263,7 @@ def in_columns(spans: Sequence[ProtoSpan]) -> list[ProtoSpan]:
     for span in spans:
         values = plain(span)
         of = (values.get(semconv.REQUEST_ID.key), values.get(semconv.EPOCH.key))
-        if span.name == semconv.Kind.SCHEDULE and of in begun and semconv.BLOCK_IDS.key in values:
+        if span.name == semconv.Kind.SCHEDULE and of in begun and KEYS["blocks_ids"] in values:
             held.setdefault((span.start_time_unix_nano, values[semconv.CONNECTOR_ID.key]), []).append(span)
         else:
             others.append(span)
@@ -273,15 +274,15 @@ def in_columns(spans: Sequence[ProtoSpan]) -> list[ProtoSpan]:
 
 def _step(rows: Sequence[ProtoSpan]) -> ProtoSpan:
     values = [plain(row) for row in rows]
-    blocks = [row[semconv.BLOCK_IDS.key] for row in values]
-    columns: dict[str, Any] = {column.key: [row[of.key] for row in values] for column, of in COLUMNS.items()}
+    blocks = [row[KEYS["blocks_ids"]] for row in values]
+    columns: dict[str, Any] = {column.key: [row[of] for row in values] for column, of in COLUMNS.items()}
     columns[semconv.ROW_COUNTS.key] = list(map(len, blocks))
     columns[semconv.ROW_BLOCKS.key] = list(chain.from_iterable(blocks))
     step = ProtoSpan()
     step.CopyFrom(rows[0])
     step.name = semconv.STEP_SPAN
     del step.attributes[:]
-    own = {of.key for of in COLUMNS.values()} | {semconv.BLOCK_IDS.key, semconv.EXTERNAL_ID.key, semconv.RESUMED.key}
+    own = set(COLUMNS.values()) | {KEYS["blocks_ids"], semconv.EXTERNAL_ID.key, KEYS["resumed"]}
     for key, value in {**{k: v for k, v in values[0].items() if k not in own}, **columns}.items():
         step.attributes.add(key=key).value.CopyFrom(any_value(value))
     return step

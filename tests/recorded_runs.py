@@ -50,7 +50,7 @@ CONNECTORS = (
     "MultiConnector",
 )
 """Those that can be run on the bare scheduler with nothing but vLLM."""
-SLOW_STEPS_S = {"stalled-tier": 40.0, "stalled-transfers": 10.0, "callers-gave-up": 4.0}
+SLOW_STEPS_S = {"stalled-transfers": 10.0, "callers-gave-up": 4.0}
 """How long a step takes, by fault: where what is wrong goes on for minutes."""
 GIVES_UP_STEPS = 10
 """After so many steps, 40 seconds, callers give up who wait for a load, where that is part of the fault."""

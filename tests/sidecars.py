@@ -21,7 +21,7 @@ from damages import Batch, Delivery, S
 
 from kvtrail.tracer.detect.detector import GRACE_NS, Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import FIELDS, Event
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history import judging
 from kvtrail.tracer.history.audit import audit
@@ -138,7 +138,7 @@ def span_of(event: Event) -> Span:
         semconv.ENGINE_ID, semconv.RECORDER_ID, semconv.BLOCK_SIZE, semconv.CAPABILITIES, semconv.PATIENCE,
         semconv.ASYNC_SCHEDULING, semconv.SAMPLED_ONLY, semconv.LAUNCH,
     )  # fmt: skip
-    own = (*semconv.COMMON, *semconv.FIELDS[event.kind])
+    own = (*semconv.COMMON, *FIELDS[event.kind])
     if event.request is None:
         own = tuple(each for each in own if each not in (semconv.EPOCH, semconv.REQUEST_SEQUENCE))
     return Span(

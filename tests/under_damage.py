@@ -291,8 +291,6 @@ a{n}: S 0+98 [5-8]
 a{n}: end
 evict l{n}
 evict m{n}
-pool cpu used 8 free 0 total 8
-index applied 3 declined 1 published 4
 g{n}: L 65 c0 -> later
 g{n}: end aborted
 wait 76

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, attribute
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import FIELDS, Event
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import otlp_json
 
@@ -45,7 +45,7 @@ def encoded(events: Sequence[Event], about: Mapping[str, str] | None = None) -> 
             source += attribute(semconv.CONNECTOR_ID.key, event.connector_id)
         if event.chunk_size is not None:
             source += attribute(semconv.CHUNK_SIZE.key, event.chunk_size)
-        values = tuple(getattr(event, a.field) for a in semconv.FIELDS[event.kind])
+        values = tuple(getattr(event, a.field) for a in FIELDS[event.kind])
         recorded.append(
             (
                 event.kind.value, source, context.identity, event.sequence, event.request_sequence, event.epoch,

@@ -1,4 +1,4 @@
-"""Faults of connectors that lock, count, prefetch or spread over ranks, which the OffloadConnector does not: it reports what
+"""Faults of connectors that count, prefetch or spread over ranks, which the OffloadConnector does not: it reports what
 such a connector would, as events for its probe."""
 
 from __future__ import annotations
@@ -61,24 +61,6 @@ class JointBoundary(_Reporting):
             self.probe_events.append(ProbeEvent(Kind.RANK_LOOKUP, request.request_id, values))
 
 
-class StalledTier(_Reporting):
-    """LMCache #4817: a tier is full, nothing makes room in it, and every store fails."""
-
-    _number = 10**6
-
-    def alter_plan(self, plan: Any, output: Any) -> None:
-        full = ProbeEvent(Kind.POOL, None, ("host", 100, 0, 100))
-        self.probe_events.append(full)
-        for copy in plan.stores:
-            self._number += 1
-            planned = (copy.start, copy.count, None, None, self._number, None, None, None, None)
-            self.probe_events += [
-                ProbeEvent(Kind.STORE_PLAN, copy.request_id, planned),
-                ProbeEvent(Kind.TRANSFER_END, copy.request_id, (self._number, True, None)),
-            ]
-        plan.stores.clear()
-
-
 class EvictedStore(_Reporting):
     """LMCache #5263: the lock of a chunk that is being written expires, and the chunk is evicted."""
 
@@ -104,20 +86,6 @@ class RefetchedChunk(_Reporting):
         fetch = ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched, keys))
         evicted = ProbeEvent(Kind.EVICT, None, (keys[0], self.chunk_size, None, "near", None))
         self.probe_events += [fetch, evicted, fetch]
-
-
-class WastedPrefetch(_Reporting):
-    """LMCache #3490: the prefetch takes the whole hit, computed or not."""
-
-    def hit(self, request: Any, matched: int) -> None:
-        self.probe_events.append(ProbeEvent(Kind.PREFETCH, request.request_id, (0, matched, None)))
-
-
-class LockLeak(_Reporting):
-    """LMCache #1075: every lookup locks what it finds, and nothing unlocks it."""
-
-    def hit(self, request: Any, matched: int) -> None:
-        self.probe_events.append(ProbeEvent(Kind.LOCK, request.request_id, (matched // self.chunk_size,)))
 
 
 class DoubleFree(_Reporting):
@@ -146,13 +114,6 @@ class KeyMismatch(_Reporting):
     def hit(self, request: Any, matched: int) -> None:
         key = self.last_keys()[0]
         self.probe_events.append(ProbeEvent(Kind.KEY, None, (f"{key}-{request.request_id}", None, key)))
-
-
-class IndexDrift(_Reporting):
-    """llm-d #663: an index loses announced blocks whose parent it does not know."""
-
-    def hit(self, request: Any, matched: int) -> None:
-        self.probe_events.append(ProbeEvent(Kind.INDEX, None, (matched, matched - 1, 0)))
 
 
 class LateRead(_Reporting):

@@ -56,7 +56,7 @@ class Planned(NamedTuple):
 
 
 class ProbeEvent(NamedTuple):
-    """Any other event of a connector: its kind, the request or None, and the values of `semconv.FIELDS[kind]`."""
+    """Any other event of a connector: its kind, the request or None, and the values of `events.FIELDS[kind]`."""
 
     kind: Kind
     request_id: str | None

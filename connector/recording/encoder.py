@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kvtrail import __version__
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS, place
 from kvtrail.tracer.events.semconv import Kind
 
 Value = bool | int | float | str | bytes | tuple[int, ...] | tuple[str, ...]
@@ -29,7 +30,7 @@ _FLAGS = b"\x85\x01" + struct.pack(
 )  # flags (16), a fixed32, of which the lowest bit says that the trace is sampled
 _ROOTS = tuple(kind.value for kind in semconv.ROOTS)
 _CUT_OFF, _REQUEST = Kind.CUT_OFF.value, Kind.REQUEST.value
-_OUTPUT = semconv.FIELDS[Kind.REQUEST].index(semconv.OUTPUT)
+_OUTPUT = place(Kind.REQUEST, "output")
 _CHAT = "chatcmpl-"
 """What the ids of vLLM's chat api begin with."""
 MOST_BYTES = 1 << 20
@@ -236,7 +237,7 @@ class Encoder:
                 _named(semconv.span_name(kind)),
                 tuple(_Attribute(a.key, a.type) for a in attributes),
             )
-            for kind, attributes in ((*semconv.FIELDS.items(), (semconv.STEP_SPAN, semconv.STEP_FIELDS)))
+            for kind, attributes in ((*FIELDS.items(), (semconv.STEP_SPAN, STEP_FIELDS)))
         }
         self._epochs = _Attribute(semconv.EPOCH.key, int)
         self._output_tokens = _Attribute(semconv.OUTPUT_TOKENS.key, int)

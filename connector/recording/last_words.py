@@ -10,11 +10,9 @@ from kvtrail.connector.recording.contexts import MAX_REQUESTS, root_ids
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of, sequence_of
 from kvtrail.connector.settings import Heartbeats
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, place
 from kvtrail.tracer.events.semconv import (
-    CLOSED,
     CUT_OFF,
-    ENDED_BY,
-    FIELDS,
     NO_GOODBYE,
     ROOTS,
     ROW_EPOCHS,
@@ -28,8 +26,8 @@ _HEARTBEAT, _CUT_OFF = Kind.HEARTBEAT.value, Kind.CUT_OFF.value
 _BEGINNINGS = (Kind.REQUEST_START, Kind.SCHEDULE, Kind.PREEMPT)
 """An export process that was started in the place of another has not seen how the open requests began. Only the scheduler's
 side says these of them."""
-_TOTAL = FIELDS[Kind.REQUEST_START].index(semconv.TOTAL)
-_CLOSED, _ENDED_BY = (FIELDS[Kind.HEARTBEAT].index(each) for each in (CLOSED, ENDED_BY))
+_TOTAL = place(Kind.REQUEST_START, "total")
+_CLOSED, _ENDED_BY = (place(Kind.HEARTBEAT, each) for each in ("recorder_closed", "recorder_ended_by"))
 _REQUESTS, _NUMBERS, _EPOCHS = map(ROWS.index, (ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS))
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from kvtrail.connector.recording.ring import EventTuple
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS
 
-_TYPES = {str(kind): tuple(a.type for a in attributes) for kind, attributes in semconv.FIELDS.items()}
-_TYPES[semconv.STEP_SPAN] = tuple(a.type for a in semconv.STEP_FIELDS)
+_TYPES = {str(kind): tuple(a.type for a in attributes) for kind, attributes in FIELDS.items()}
+_TYPES[semconv.STEP_SPAN] = tuple(a.type for a in STEP_FIELDS)
 
 
 def plain(event: EventTuple) -> EventTuple | None:

@@ -153,7 +153,7 @@ class Recorder:
         values: tuple[Any, ...],
         error: str | None = None,
     ) -> None:
-        """Record one event. Times are those of `time.monotonic_ns`; `values` are those of `semconv.FIELDS[kind]`, in that
+        """Record one event. Times are those of `time.monotonic_ns`; `values` are those of `events.FIELDS[kind]`, in that
         order. Never blocks, never raises."""
         if context is None:
             context = self._no_request

@@ -16,14 +16,15 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Any
 
-from kvtrail.tracer.events.semconv import FIELDS, STEP_FIELDS, STEP_SPAN
+from kvtrail.tracer.events.events import FIELDS, STEP_FIELDS
+from kvtrail.tracer.events.semconv import STEP_SPAN
 
 Identity = tuple[bytes, bytes, str, bool]
 """What the spans of a request share: 16 bytes of trace id and 8 of the root span's id, the id of the caller's span if there
 is one, the request's id, and whether OpenTelemetry's sampler chose it."""
 EventTuple = tuple[str, bytes, Identity, int, int, int, int, int, str | None, tuple[Any, ...]]
 """kind, encoded source, request, recorder's and request's sequence number, epoch, start and end in nanoseconds of the
-monotonic clock, error, and the values of `semconv.FIELDS[kind]`, or for a step those of `semconv.STEP_FIELDS`. Only types
+monotonic clock, error, and the values of `events.FIELDS[kind]`, or for a step those of `STEP_FIELDS`. Only types
 that `marshal` can write, since it leaves the process."""
 
 EVERYTHING = 1 << 62

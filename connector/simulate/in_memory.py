@@ -13,15 +13,15 @@ from kvtrail.connector.recording.away import Away
 from kvtrail.connector.recording.encoder import Encoder, in_minute
 from kvtrail.connector.recording.ring import EventTuple, Identity, numbers_of
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, Event
+from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS, Event, place
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import protobuf, steps
 
 BATCH = 512
 """Events per OTLP request, as a recorder sends them."""
 FLUSH_S = 60.0
-_HEARTBEAT = semconv.FIELDS[semconv.Kind.HEARTBEAT]
-_STEP = _HEARTBEAT.index(semconv.STEP)
+_HEARTBEAT = FIELDS[semconv.Kind.HEARTBEAT]
+_STEP = place(semconv.Kind.HEARTBEAT, "scheduler_step")
 
 
 class InMemoryExporter:
@@ -83,11 +83,11 @@ class InMemoryExporter:
             yield self._event(recorded)
             return
         _, source, identity, sequence, _, _, start_ns, end_ns, _, values = recorded
-        columns = {a.key: value for a, value in zip(semconv.STEP_FIELDS, values, strict=True) if value is not None}
+        columns = {a.key: value for a, value in zip(STEP_FIELDS, values, strict=True) if value is not None}
         columns[semconv.SEQUENCE.key] = sequence
         for _, row in steps.apart(self._span_id(sequence), columns):
             number, epoch = row[semconv.REQUEST_SEQUENCE.key], row[semconv.EPOCH.key]
-            own = tuple(row.get(attribute.key) for attribute in semconv.FIELDS[semconv.Kind.SCHEDULE])
+            own = tuple(row.get(attribute.key) for attribute in FIELDS[semconv.Kind.SCHEDULE])
             request, sampled = row[semconv.REQUEST_ID.key], row.get(semconv.SAMPLED.key, True)
             whose = (self._minutes_root(identity, end_ns), b"", request, sampled)
             yield self._event(
@@ -111,7 +111,7 @@ class InMemoryExporter:
         if common is None:
             common = self._common[source, identity] = self._decoded(source, identity)
         root, common = common["root"], common["fields"]
-        fields = zip(semconv.FIELDS[semconv.Kind(kind)], values, strict=True)
+        fields = zip(FIELDS[semconv.Kind(kind)], values, strict=True)
         return CLASSES[kind](
             **common,
             sequence=sequence,

@@ -89,7 +89,7 @@ class Changes:
 
 
 def _runs(changes: Iterable[Change]) -> tuple[tuple[int, ...], list[bytes]]:
-    """Changes as `semconv.CHANGES` has them, and the keys that these concern."""
+    """Changes as `PrefixCache.cache_changes` has them, and the keys that these concern."""
     runs: list[int] = []
     keys: list[bytes] = []
     for kind, some in groupby(changes, type):

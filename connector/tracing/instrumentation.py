@@ -38,7 +38,8 @@ from kvtrail.connector.tracing.spare import spare_capacity
 from kvtrail.connector.tracing.steps import Steps, first_group, held_at_end
 from kvtrail.connector.tracing.store_changes import StoreChanges
 from kvtrail.tracer.events import contract
-from kvtrail.tracer.events.semconv import FIELDS, Kind
+from kvtrail.tracer.events.events import FIELDS
+from kvtrail.tracer.events.semconv import Kind
 
 logger = logging.getLogger("vllm.kvtrail")
 

@@ -13,6 +13,7 @@ from kvtrail.dashboard.content import fleet, proof, request, request_charts, req
 from kvtrail.dashboard.content import text as texts
 from kvtrail.dashboard.content.text import WORD_JOINER as J
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import FIELDS
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.model import words
 from kvtrail.tracer.model.launches import State
@@ -52,7 +53,7 @@ def timeline_of(text: str) -> dict[str, Any]:
 
 
 def _span(event: Any) -> Span:
-    fields = {a.key: getattr(event, a.field) for a in semconv.FIELDS[event.kind]}
+    fields = {a.key: getattr(event, a.field) for a in FIELDS[event.kind]}
     common = {
         semconv.REQUEST_ID.key: event.request,
         semconv.EXTERNAL_ID.key: event.external,

@@ -270,7 +270,7 @@ def trend() -> dict[str, Any]:
         return {"rule": rule, "severity": severity, "at_ns": minute * 60 * 10**9, "findings": count}
 
     counts = [
-        stretch("lock-leak", "leak", 61, 9),
+        stretch("late-free", "leak", 61, 9),
         stretch("full-hit", "crash", 60, 1),
         stretch("full-hit", "crash", 62, 2),
     ]
@@ -285,14 +285,14 @@ def test_what_rules_could_do_and_what_they_did_are_two_columns() -> None:
     """`crash … healed by the guard` was one word for both."""
     listed = [
         finding("full-hit", "healed"), finding("full-hit", "healed"), finding("full-hit", "engine died", "other"),
-        finding("lock-leak", "no harm seen"),
+        finding("late-free", "no harm seen"),
     ]  # fmt: skip
     rows = findings.rule_rows(findings.narrowed(trend(), listed, [{"id": "full-hit", "title": "All of it"}]))
     assert [(row["Rule"], row["Could"], row["Did"], row["Findings"], row["Requests"]) for row in rows] == [
         ("full-hit", ["crash"], "1 did harm, 2 healed", 3, 2),
-        ("lock-leak", ["leak"], "no harm seen", 9, 1),
+        ("late-free", ["leak"], "no harm seen", 9, 1),
     ]
-    assert [(row["Says"], row["Trend"]) for row in rows] == [("All of it", [1, 0, 2]), ("lock-leak", [0, 9, 0])]
+    assert [(row["Says"], row["Trend"]) for row in rows] == [("All of it", [1, 0, 2]), ("late-free", [0, 9, 0])]
     assert findings.total(trend()) == 12
 
 

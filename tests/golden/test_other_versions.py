@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES
+from kvtrail.tracer.events.events import CLASSES, KEYS
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.audit import Audit, audit
@@ -78,9 +78,9 @@ def other_values(spans: list[Span], rng: random.Random) -> list[Span]:
     for span in spans:
         new: dict[str, Any] = {}
         if span.name == Kind.REQUEST and rng.random() < 0.3:
-            new[semconv.OUTCOME.key] = "evaporated"
+            new[KEYS["outcome"]] = "evaporated"
         if span.name == Kind.HEARTBEAT:
-            new[semconv.UNTOLD.key] = ("kv.dream:3", "odd", "probe.dreams:x")
+            new[KEYS["recorder_untold"]] = ("kv.dream:3", "odd", "probe.dreams:x")
         changed.append(with_attributes(span, **new))
     return changed
 

@@ -59,6 +59,7 @@ class Incident(Scenario):
         says: a key phrase of the finding's explanation.
         also: other rules that rightly fire.
         why: for an incident without a rule, why it has none.
+        gap: or the events that would show it, which no recorder and no imported log reports.
     """
 
     id: str
@@ -68,6 +69,7 @@ class Incident(Scenario):
     says: str = ""
     also: tuple[str, ...] = ()
     why: str = ""
+    gap: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def test_an_incident_is_found_by_its_rule_alone(incident: Incident) -> None:
 def test_an_incident_names_its_thread_and_what_becomes_of_it(incident: Incident) -> None:
     assert urlparse(incident.url).scheme == "https"
     assert bool(incident.says) == (incident.rule is not None)
-    assert bool(incident.why) == (incident.rule is None)
+    assert [incident.rule is not None, bool(incident.why), bool(incident.gap)].count(True) == 1
 
 
 def test_no_incident_is_there_twice() -> None:

@@ -1,23 +1,28 @@
-"""Typed events.
+"""Typed events: each kind is declared here, and nowhere else.
 
 An event is a kvtrail span read back: who recorded it, when, about which request, and the numbers of its kind. A field
 that the recorder could not know is None. Foreign spans (vLLM's `llm_request`, a gateway's) are no events; they are
 stored and shown beside them.
 
-These structs are also the table by which spans are decoded. `msgspec.convert` fills a struct from a span's attributes, whose
-names `semconv` gives to the fields, and checks each value by the field's type. A constructor checks nothing.
+A class is a kind of event, its docstring what such an event says, and its fields are the kind's attributes: type with unit
+and bounds, name on the wire, and meaning. All else is made of these. A recorder's tuples have a kind's values in the order of
+its fields (`FIELDS`), and the encoder takes names and types from there. `msgspec.convert` fills a struct from a span's
+attributes and checks each value by the field's type; a constructor checks nothing. `docs/spans.md` is the classes in print.
+
+Annotations are evaluated when a class is made, without `from __future__ import annotations`: `_key` needs the names in them.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, ClassVar
-
-from msgspec import Meta, Struct
+from collections.abc import Iterator
+from dataclasses import replace
+from inspect import get_annotations
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from kvtrail.tracer.events import semconv
 from kvtrail.tracer.events.capabilities import Capability, of_connector
-from kvtrail.tracer.events.semconv import Kind
+from kvtrail.tracer.events.semconv import Attribute, Kind
 from kvtrail.tracer.events.spans import LATEST_NS
+from kvtrail.tracer.events.structs import Meta, Struct
 
 MOST = 2**50
 """A count beyond this is taken for damage, so that sums of counts fit into 64 bits."""
@@ -28,46 +33,117 @@ LONGEST_ID = 65_536
 """Characters. Ids of requests are the callers', who may send as much as an HTTP header holds."""
 LONGEST_NS = 400 * 86_400 * 10**9
 """An event that lasted longer is taken for damage: one of its times is wrong."""
+
 Count = Annotated[int, Meta(ge=0, le=MOST)]
-Number = Annotated[int, Meta(ge=0, le=MOST_EVENTS)]
+Tokens = Count
+Bytes = Count
+Seconds = Count
+Nanoseconds = Count
 AnyCount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """What a connector or an engine reports about itself is recorded as it is, however wrong: it may be negative."""
+AnyTokens = AnyCount
+Number = Annotated[int, Meta(ge=0, le=MOST_EVENTS)]
 Time = Annotated[int, Meta(ge=0, lt=LATEST_NS)]
 """Unix nanoseconds."""
 Offset = Annotated[int, Meta(gt=-LATEST_NS, lt=LATEST_NS)]
 """Nanoseconds from one clock to another."""
 Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
 Id = Annotated[str, Meta(max_length=LONGEST_ID)]
-Blocks = tuple[Count, ...]
+Ids = tuple[Count, ...]
 Keys = tuple[str, ...]
 Fingerprints = tuple[Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], ...]
 """Digests of 64 bits, as signed numbers."""
 
-_KEYS = {
-    attribute.field: attribute.key
-    for attributes in (
-        (
-            semconv.ENGINE_ID,
-            semconv.RECORDER_ID,
-            semconv.BLOCK_SIZE,
-            semconv.CAPABILITIES,
-            semconv.PATIENCE,
-            semconv.ASYNC_SCHEDULING,
-            semconv.SAMPLED_ONLY,
-            semconv.LAUNCH,
-            semconv.LACKS,
-            semconv.CACHE_IDENTITY,
-        ),
-        semconv.COMMON,
-        *semconv.FIELDS.values(),
-    )
-    for attribute in attributes
-}
+KEYS = {attribute.field: attribute.key for attribute in (*semconv.COMMON, *semconv.RESOURCE)}
+"""A field's name on the wire, by the field."""
+
+
+def _on_wire(key: str, brief: str, field: str = "") -> Attribute:
+    """The attribute that a field is: its name on the wire, and its meaning in one sentence. Its type is the field's. The
+    field's name follows from the key, where it is not given."""
+    attribute = Attribute(key, object, brief, field)
+    KEYS[attribute.field] = key
+    return attribute
+
+
+def _tokens(name: str, brief: str) -> Attribute:
+    return _on_wire(f"kvtrail.tokens.{name}", brief)
+
+
+def _check(name: str, brief: str) -> Attribute:
+    return _on_wire(f"kvtrail.check.{name}", brief)
+
+
+Total = Annotated[
+    Tokens, _tokens("total", "Tokens of the request at this moment: prompt and, after a preemption, its output so far.")
+]
+Computed = Annotated[
+    Tokens,
+    _tokens("computed", "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins."),
+]
+Matched = Annotated[
+    Tokens,
+    _tokens("matched", "Length of the prefix that the connector's store holds; absent where the connector hides it."),
+]
+Scheduled = Annotated[Tokens, _tokens("scheduled", "Tokens that the scheduler runs in this step.")]
+Drafted = Annotated[Tokens, _tokens("drafted", "Speculative tokens among the scheduled ones.")]
+TransferStart = Annotated[Tokens, _tokens("start", "First token position of a transfer.")]
+TransferTokens = Annotated[Tokens, _tokens("count", "Tokens of a transfer.")]
+Step = Annotated[
+    Count,
+    _on_wire(
+        "kvtrail.scheduler.step", "Scheduling steps that had begun before: the moment, as the scheduler counts time."
+    ),
+]
+Hashes = Annotated[
+    bytes,
+    _on_wire(
+        "kvtrail.block.hashes",
+        "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is told once and"
+        " then referred to.",
+    ),
+]
+FirstBlock = Annotated[
+    Count, _on_wire("kvtrail.block.first", "Number of the block that the first hash is of; absent where it is 0.")
+]
+BlocksCount = Annotated[Count, _on_wire("kvtrail.blocks.count", "KV blocks concerned.")]
+BlockIds = Annotated[
+    Ids, _on_wire("kvtrail.blocks.ids", "KV block ids of the first KV cache group, in the order of their tokens.")
+]
+ChunkKeys = Annotated[
+    Keys, _on_wire("kvtrail.chunk.keys", "Keys of chunks, shortened hex, in the order of their tokens.")
+]
+PushedBy = Annotated[
+    Id,
+    _on_wire(
+        "kvtrail.chunk.pushed_by",
+        "The request whose store took the chunk's place, or stored the chunk; absent where that is not known.",
+        "pushed_by",
+    ),
+]
+TransferId = Annotated[Count, _on_wire("kvtrail.transfer.id", "The connector's number of an asynchronous transfer.")]
+Tier = Annotated[Name, _on_wire("kvtrail.pool.tier", "The pool's name: gpu, cpu, disk, ...")]
+TransferBytes = Annotated[Bytes, _on_wire("kvtrail.bytes", "Bytes copied or freed.")]
+ChunkKey = Annotated[str, _on_wire("kvtrail.chunk.key", "Key of a chunk in the connector's store, shortened hex.")]
+Outcome = Annotated[str, _on_wire("kvtrail.outcome", "How the request ended: vLLM's finish status, in lower case.")]
+Failed = Annotated[bool, _on_wire("kvtrail.failed", "The transfer failed.")]
+Prompt = Annotated[Tokens, _on_wire("gen_ai.usage.input_tokens", "Tokens of the request's prompt.", "prompt")]
+Group = Annotated[
+    Count, _on_wire("kvtrail.group", "Number of a KV cache group, where there are several and one alone is concerned.")
+]
+Identity = Annotated[
+    str,
+    _on_wire(
+        "kvtrail.request.identity",
+        "What the KV depends on besides the tokens: a digest of the adapter's name and the cache salt; `plain`"
+        " without either.",
+        "identity",
+    ),
+]
 
 
 def _key(field: str) -> str:
-    """A field's name on the wire."""
-    return _KEYS.get(field, field)
+    return KEYS.get(field, field)
 
 
 class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=True):
@@ -118,63 +194,119 @@ class Event(Struct, kw_only=True, gc=False, rename=_key, forbid_unknown_fields=T
 
     def numbers(self) -> dict[str, Any]:
         """The fields of this event's kind that are known; hashes in hexadecimal digits."""
-        pairs = ((a.field, getattr(self, a.field)) for a in semconv.FIELDS[self.kind])
+        pairs = ((a.field, getattr(self, a.field)) for a in FIELDS[self.kind])
         return {n: value.hex() if type(value) is bytes else value for n, value in pairs if value is not None}
 
 
 class RequestStart(Event, kw_only=True, gc=False):
+    """A request reached the scheduler: announces the root span, which ends only with the request."""
+
     kind = Kind.REQUEST_START
-    total: Count | None = None
-    limit: Count | None = None
-    scheduler_step: Count | None = None
-    request_priority: AnyCount | None = None
-    block_hashes: bytes | None = None
+    total: Total | None = None
+    limit: Annotated[Tokens | None, _tokens("limit", "Tokens that the request may generate at most.")] = None
+    scheduler_step: Step | None = None
+    request_priority: Annotated[
+        AnyCount | None, _on_wire("kvtrail.request.priority", "The request's priority; absent where it has none.")
+    ] = None
+    block_hashes: Hashes | None = None
     """Those that were not told before; `chains` has the whole chain."""
-    block_first: Count | None = None
-    block_after: bytes | None = None
-    identity: str | None = None
-    block_seen: Count | None = None
-    adapter_version: str | None = None
+    block_first: FirstBlock | None = None
+    block_after: Annotated[
+        bytes | None,
+        _on_wire("kvtrail.block.after", "The hash of the block before that one, whose chain other requests have told."),
+    ] = None
+    identity: Identity | None = None
+    block_seen: Annotated[
+        Count | None,
+        _on_wire(
+            "kvtrail.block.seen",
+            "How many of the prompt's first blocks may have been in an earlier request of this launch; all that follow"
+            " them were in none. Absent where the recorder cannot say.",
+        ),
+    ] = None
+    adapter_version: Annotated[
+        str | None,
+        _on_wire(
+            "kvtrail.adapter.version",
+            "A digest of parts of the weights of the request's adapter, or of its path without them.",
+        ),
+    ] = None
 
 
 class RequestEnd(Event, kw_only=True, gc=False):
+    """Root of a request's KV story, from its arrival to its end."""
+
     kind = Kind.REQUEST
-    total: Count | None = None
-    output: Count | None = None
-    computed: Count | None = None
-    outcome: str | None = None
-    free_delayed: bool | None = None
-    blocks_ids: Blocks | None = None
-    scheduler_step: Count | None = None
-    block_hashes: bytes | None = None
+    total: Total | None = None
+    output: Annotated[Tokens | None, _tokens("output", "Tokens generated when the request finished.")] = None
+    computed: Computed | None = None
+    outcome: Outcome | None = None
+    free_delayed: Annotated[
+        bool | None, _on_wire("kvtrail.free.delayed", "The connector keeps the blocks after the request has finished.")
+    ] = None
+    blocks_ids: BlockIds | None = None
+    scheduler_step: Step | None = None
+    block_hashes: Hashes | None = None
     """Of the blocks that were filled since its last ones were told."""
-    block_first: Count | None = None
-    handoff: bool | None = None
-    lease_s: Count | None = None
-    prompt: Count | None = None
-    cache_read: Count | None = None
+    block_first: FirstBlock | None = None
+    handoff: Annotated[
+        bool | None,
+        _on_wire(
+            "kvtrail.handoff", "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
+        ),
+    ] = None
+    lease_s: Annotated[
+        Seconds | None, _on_wire("kvtrail.lease.s", "Seconds for which the connector keeps the blocks at most.")
+    ] = None
+    prompt: Prompt | None = None
+    cache_read: Annotated[
+        Tokens | None,
+        _on_wire(
+            "gen_ai.usage.cache_read.input_tokens",
+            "Tokens of the prompt that were not computed at its first admission: vLLM's own prefix cache and the"
+            " connector had them.",
+            "cache_read",
+        ),
+    ] = None
 
 
 class CutOff(Event, kw_only=True, gc=False):
+    """Root of a request that was open when its engine ended: the span is a `kv.request` with status ERROR, whose outcome
+    is `cut_off`. The engine sends it as it shuts down, or in its place the export process, which outlives it. It says
+    nothing of how the request itself would have ended, and no rule judges it."""
+
     kind = Kind.CUT_OFF
-    outcome: str | None = None
-    prompt: Count | None = None
+    outcome: Outcome | None = None
+    prompt: Prompt | None = None
 
 
 class Lookup(Event, kw_only=True, gc=False):
+    """`get_num_new_matched_tokens`: the scheduler asks what the connector could load."""
+
     kind = Kind.LOOKUP
-    total: Count
-    computed: Count
-    matched: Count | None = None
-    returned: AnyCount | None = None
-    is_async: bool = False
-    cached: bool | None = None
-    refused: AnyCount | None = None
-    chunk_keys: Keys | None = None
-    scheduler_step: Count | None = None
-    block_hashes: bytes | None = None
+    total: Total
+    computed: Computed
+    matched: Matched | None = None
+    returned: Annotated[
+        AnyTokens | None,
+        _tokens(
+            "returned",
+            "The lookup's answer to the scheduler: tokens beyond the computed ones; absent for 'ask me later'.",
+        ),
+    ] = None
+    is_async: Annotated[bool, _on_wire("kvtrail.async", "The load runs between scheduler steps.")] = False
+    cached: Annotated[
+        bool | None, _on_wire("kvtrail.cached", "The answer came from the connector's memory of an earlier lookup.")
+    ] = None
+    refused: Annotated[
+        AnyTokens | None,
+        _tokens("refused", "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`."),
+    ] = None
+    chunk_keys: ChunkKeys | None = None
+    scheduler_step: Step | None = None
+    block_hashes: Hashes | None = None
     """Of the blocks that its output has filled since its last ones were told."""
-    block_first: Count | None = None
+    block_first: FirstBlock | None = None
 
     @property
     def answer(self) -> int | None:
@@ -183,242 +315,375 @@ class Lookup(Event, kw_only=True, gc=False):
 
 
 class Alloc(Event, kw_only=True, gc=False):
+    """`update_state_after_alloc`: blocks were allocated, and so many external tokens are to be loaded."""
+
     kind = Kind.ALLOC
-    total: Count | None = None
-    allocated: Count
-    blocks_count: Count | None = None
-    blocks_ids: Blocks | None = None
-    computed: Count | None = None
+    total: Total | None = None
+    allocated: Annotated[Tokens, _tokens("allocated", "External tokens for which the scheduler allocated blocks.")]
+    blocks_count: BlocksCount | None = None
+    blocks_ids: BlockIds | None = None
+    computed: Computed | None = None
     """With `matched`: what a connector that refused the allocation said it had expected; read from logs."""
-    matched: Count | None = None
-    hit_sources: Keys | None = None
-    scheduler_step: Count | None = None
+    matched: Matched | None = None
+    hit_sources: Annotated[
+        Keys | None,
+        _on_wire(
+            "kvtrail.hit.sources",
+            "Where the external tokens come from, as vLLM will count them: `host:256`, `disk:64`, ...",
+        ),
+    ] = None
+    scheduler_step: Step | None = None
 
 
 class Schedule(Event, kw_only=True, gc=False):
+    """A step of a request: the first after its admission or resumption. At level `detailed` also each later one that says
+    something new; these come as rows of `kv.step`."""
+
     kind = Kind.SCHEDULE
-    computed: Count
-    scheduled: Count
-    resumed: bool = False
-    drafted: Count | None = None
-    blocks_ids: Blocks | None = None
+    computed: Computed
+    scheduled: Scheduled
+    resumed: Annotated[bool, _on_wire("kvtrail.resumed", "The request runs again after a preemption.")] = False
+    drafted: Drafted | None = None
+    blocks_ids: BlockIds | None = None
     """The blocks that the step adds to the request's table; all of them on the first step, and with `blocks_whole`."""
-    blocks_whole: bool = False
-    scheduler_step: Count | None = None
-    scheduler_tokens: Count | None = None
+    blocks_whole: Annotated[
+        bool,
+        _on_wire("kvtrail.blocks.whole", "The blocks are all of the request's table, not only what the step adds."),
+    ] = False
+    scheduler_step: Step | None = None
+    scheduler_tokens: Annotated[
+        Tokens | None, _on_wire("kvtrail.scheduler.tokens", "Tokens that the step runs in all, of all requests.")
+    ] = None
     """Tokens of all requests in this step."""
 
 
 class Preempt(Event, kw_only=True, gc=False):
+    """The scheduler took the request's blocks away; its computed tokens are 0 again."""
+
     kind = Kind.PREEMPT
-    blocks_free: Count | None = None
-    scheduler_step: Count | None = None
-    computed: Count | None = None
+    blocks_free: Annotated[
+        Count | None,
+        _on_wire("kvtrail.blocks.free", "Free KV blocks after the preemptions of a step, before the step used any."),
+    ] = None
+    scheduler_step: Step | None = None
+    computed: Computed | None = None
     """What it had computed, all of which is taken from it."""
 
 
 class Transfer(Event, kw_only=True, gc=False):
-    start: Count
-    count: Count
-    blocks_count: Count | None = None
-    bytes: Count | None = None
-    expected: Count | None = None
-    blocks_ids: Blocks | None = None
+    start: TransferStart
+    count: TransferTokens
+    blocks_count: BlocksCount | None = None
+    bytes: TransferBytes | None = None
+    expected: Annotated[
+        Tokens | None, _tokens("expected", "Tokens that the transfer was meant to move; absent where it is not known.")
+    ] = None
+    blocks_ids: BlockIds | None = None
 
 
 class Load(Transfer, kw_only=True, gc=False):
+    """Tokens were copied from the connector's store into KV blocks."""
+
     kind = Kind.LOAD
 
 
 class Store(Transfer, kw_only=True, gc=False):
+    """Tokens were copied from KV blocks into the connector's store."""
+
     kind = Kind.STORE
 
 
 class Received(Event, kw_only=True, gc=False):
+    """The workers reported an asynchronous load as finished."""
+
     kind = Kind.RECEIVED
-    failed: bool = False
-    scheduler_step: Count | None = None
+    failed: Failed = False
+    scheduler_step: Step | None = None
 
 
 class Sent(Event, kw_only=True, gc=False):
+    """The workers reported an asynchronous store as finished."""
+
     kind = Kind.SENT
-    scheduler_step: Count | None = None
+    scheduler_step: Step | None = None
 
 
 class Plan(Event, kw_only=True, gc=False):
-    start: Count | None = None
+    start: TransferStart | None = None
     """None where the connector names blocks, but not whose tokens they are."""
-    count: Count
-    blocks_ids: Blocks | None = None
-    chunk_keys: Keys | None = None
-    transfer_id: Count | None = None
-    computed: Count | None = None
+    count: TransferTokens
+    blocks_ids: BlockIds | None = None
+    chunk_keys: ChunkKeys | None = None
+    transfer_id: TransferId | None = None
+    computed: Computed | None = None
     """With `scheduled` and `drafted`: what the step that builds the plan runs of the request; None where it does not run it,
     or where that was not recorded."""
-    scheduled: Count | None = None
-    drafted: Count | None = None
+    scheduled: Scheduled | None = None
+    drafted: Drafted | None = None
 
 
 class LoadPlan(Plan, kw_only=True, gc=False):
+    """What the scheduler's side of the connector tells its workers to load, read from its metadata."""
+
     kind = Kind.LOAD_PLAN
 
 
 class StorePlan(Plan, kw_only=True, gc=False):
+    """What the scheduler's side of the connector tells its workers to store, read from its metadata."""
+
     kind = Kind.STORE_PLAN
-    chunk_present: bool | None = None
+    chunk_present: Annotated[
+        bool | None, _on_wire("kvtrail.chunk.present", "The store held the chunk already; nothing is copied.")
+    ] = None
 
 
 class TransferEnd(Event, kw_only=True, gc=False):
+    """An asynchronous transfer of a plan is over, as the connector's workers reported it."""
+
     kind = Kind.TRANSFER_END
-    transfer_id: Count
-    failed: bool = False
-    scheduler_step: Count | None = None
+    transfer_id: TransferId
+    failed: Failed = False
+    scheduler_step: Step | None = None
 
 
 class Flush(Event, kw_only=True, gc=False):
+    """The workers must wait for a transfer before they run the step: its blocks are given to others."""
+
     kind = Kind.FLUSH
-    transfer_id: Count
+    transfer_id: TransferId
 
 
 class LoadError(Event, kw_only=True, gc=False):
+    """Blocks whose load failed, as the workers reported them to the scheduler."""
+
     kind = Kind.LOAD_ERROR
-    blocks_ids: Blocks = ()
+    blocks_ids: BlockIds = ()
 
 
 class RankLookup(Event, kw_only=True, gc=False):
+    """What one rank's store, or one KV cache group's, answered to a lookup."""
+
     kind = Kind.RANK_LOOKUP
-    total: Count | None = None
-    matched: Count
-    group: Count | None = None
-    boundaries: tuple[Count, ...] | None = None
+    total: Total | None = None
+    matched: Matched
+    group: Group | None = None
+    boundaries: Annotated[
+        tuple[Tokens, ...] | None,
+        _on_wire(
+            "kvtrail.tokens.boundaries", "Lengths of the request's prefixes for which an object is held, in tokens."
+        ),
+    ] = None
 
 
 class Prefetch(Event, kw_only=True, gc=False):
+    """Tokens were fetched into a nearer tier of the store because of a lookup."""
+
     kind = Kind.PREFETCH
-    start: Count
-    count: Count
-    chunk_keys: Keys | None = None
-
-
-class Lock(Event, kw_only=True, gc=False):
-    kind = Kind.LOCK
-    locks: Count
-
-
-class Unlock(Event, kw_only=True, gc=False):
-    kind = Kind.UNLOCK
-    locks: Count
+    start: TransferStart
+    count: TransferTokens
+    chunk_keys: ChunkKeys | None = None
 
 
 class Refcount(Event, kw_only=True, gc=False):
+    """The connector's own count of references or pins of a stored chunk."""
+
     kind = Kind.REFCOUNT
-    chunk_key: str | None = None
-    refs: AnyCount | None = None
-    pins: AnyCount | None = None
+    chunk_key: ChunkKey | None = None
+    refs: Annotated[
+        AnyCount | None, _on_wire("kvtrail.refs", "References to a stored chunk, as the connector counts them.")
+    ] = None
+    pins: Annotated[
+        AnyCount | None, _on_wire("kvtrail.pins", "Pins of a stored chunk, as the connector counts them.")
+    ] = None
 
 
 class Free(Event, kw_only=True, gc=False):
+    """KV blocks that were kept for a request, after its end, were given back."""
+
     kind = Kind.FREE
-    blocks_count: Count | None = None
-    lease_expired: bool | None = None
+    blocks_count: BlocksCount | None = None
+    lease_expired: Annotated[
+        bool | None, _on_wire("kvtrail.lease.expired", "The blocks were freed because a lease ran out.")
+    ] = None
 
 
 class Read(Event, kw_only=True, gc=False):
+    """Another instance has read a request's KV blocks."""
+
     kind = Kind.READ
-    blocks_count: Count | None = None
+    blocks_count: BlocksCount | None = None
 
 
 class Stats(Event, kw_only=True, gc=False):
+    """The engine's own statistics of a request's prefill."""
+
     kind = Kind.STATS
-    total: Count | None = None
-    reported: AnyCount | None = None
-    from_connector: AnyCount | None = None
-    queried: Count | None = None
+    total: Total | None = None
+    reported: Annotated[
+        AnyTokens | None,
+        _tokens("reported", "Cached tokens in all, local and external, as the engine's statistics report them."),
+    ] = None
+    from_connector: Annotated[
+        AnyTokens | None,
+        _tokens("from_connector", "Tokens from the connector, as the engine's statistics report them."),
+    ] = None
+    queried: Annotated[
+        Tokens | None, _tokens("queried", "Tokens that the engine's statistics count as asked of the connector.")
+    ] = None
 
 
 class Key(Event, kw_only=True, gc=False):
+    """A chunk's key was computed."""
+
     kind = Kind.KEY
-    chunk_key: str
-    chunk_parent: str | None = None
-    chunk_content: str | None = None
-
-
-class Pool(Event, kw_only=True, gc=False):
-    kind = Kind.POOL
-    pool_tier: str = ""
-    pool_used: AnyCount | None = None
-    pool_free: AnyCount | None = None
-    pool_total: Count | None = None
-
-
-class Index(Event, kw_only=True, gc=False):
-    kind = Kind.INDEX
-    index_published: Count | None = None
-    index_applied: Count | None = None
-    index_declined: Count | None = None
+    chunk_key: ChunkKey
+    chunk_parent: Annotated[str | None, _on_wire("kvtrail.chunk.parent", "Key of the chunk before it.")] = None
+    chunk_content: Annotated[
+        str | None, _on_wire("kvtrail.chunk.content", "What a key stands for: digest of tokens, salt and adapter.")
+    ] = None
 
 
 class Evict(Event, kw_only=True, gc=False):
+    """A chunk left the connector's store to make room."""
+
     kind = Kind.EVICT
-    chunk_key: str | None = None
-    count: Count | None = None
-    bytes: Count | None = None
-    pool_tier: Name | None = None
-    pushed_by: Id | None = None
+    chunk_key: ChunkKey | None = None
+    count: TransferTokens | None = None
+    bytes: TransferBytes | None = None
+    pool_tier: Tier | None = None
+    pushed_by: PushedBy | None = None
 
 
 class Reset(Event, kw_only=True, gc=False):
+    """`reset_cache`: the connector was told to forget what it holds."""
+
     kind = Kind.RESET
-    succeeded: bool | None = None
-    scheduler_step: Count | None = None
+    succeeded: Annotated[
+        bool | None, _on_wire("kvtrail.succeeded", "The connector's own report of a reset; absent where it gives none.")
+    ] = None
+    scheduler_step: Step | None = None
 
 
 class CacheReset(Event, kw_only=True, gc=False):
+    """vLLM forgot its own prefix cache before this step; what the connector holds stays."""
+
     kind = Kind.CACHE_RESET
-    scheduler_step: Count | None = None
+    scheduler_step: Step | None = None
 
 
 class PrefixCache(Event, kw_only=True, gc=False):
+    """What vLLM's own prefix cache has stored and removed since the last of these, in order. It is told before each
+    lookup and each allocation, and else within a second: what is told between a lookup and its allocation was changed by
+    that allocation. With a tier: what the connector's store, which is that tier, has gained and lost."""
+
     kind = Kind.PREFIX_CACHE
-    cache_changes: tuple[AnyCount, ...] = ()
-    block_hashes: bytes = b""
-    group: Count | None = None
-    scheduler_step: Count | None = None
-    cache_whole: bool = False
-    pool_tier: str | None = None
-    pushed_by: str | None = None
+    cache_changes: Annotated[
+        tuple[AnyCount, ...],
+        _on_wire(
+            "kvtrail.cache.changes",
+            "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were. Of a"
+            " block with copies, the first that is stored and the last that is removed count. Neither this nor"
+            " `kvtrail.cache.whole`: telling ends.",
+        ),
+    ] = ()
+    block_hashes: Hashes = b""
+    group: Group | None = None
+    scheduler_step: Step | None = None
+    cache_whole: Annotated[
+        bool,
+        _on_wire(
+            "kvtrail.cache.whole",
+            "All that the cache holds is told anew, in this event and those that follow it at the same moment: nothing"
+            " else is held.",
+        ),
+    ] = False
+    pool_tier: Tier | None = None
+    pushed_by: PushedBy | None = None
 
 
 class Holdings(Event, kw_only=True, gc=False):
+    """A part of the list of all chunks in the connector's store, told anew so that a gap is not for ever."""
+
     kind = Kind.HOLDINGS
-    chunk_keys: Keys = ()
-    holdings_first: bool = False
-    holdings_last: bool = False
+    chunk_keys: ChunkKeys = ()
+    holdings_first: Annotated[
+        bool, _on_wire("kvtrail.holdings.first", "The first part of a list of all chunks that the store holds.")
+    ] = False
+    holdings_last: Annotated[bool, _on_wire("kvtrail.holdings.last", "The last part of that list.")] = False
 
 
 class BlockCheck(Event, kw_only=True, gc=False):
-    """Names and numbers about a block have one place in each of the arrays."""
+    """A worker compared what KV blocks of a request hold with what was computed under their hashes. Wrong blocks are
+    listed, up to 64; right ones are only counted, and told now and then."""
 
     kind = Kind.BLOCK_CHECK
-    check_look: Name
-    check_blocks: Count
-    check_unknown: Count = 0
-    check_hashes: Keys = ()
-    check_fingerprints: Fingerprints = ()
-    check_tokens: Blocks = ()
-    check_wrong_kinds: Keys = ()
-    check_wrong_blocks: Blocks = ()
-    check_wrong_tokens: Blocks = ()
-    check_wrong_hashes: Keys = ()
-    check_wrong_layers: Keys = ()
-    check_wrong_holds: Keys = ()
-    check_wrong_from: Keys = ()
-    check_wrong_more: Count = 0
-    check_healed: bool = False
-    group: Count | None = None
-    scheduler_step: Count | None = None
-    identity: str | None = None
-    check_slim: bytes = b""
+    # Names and numbers about a block have one place in each of the arrays.
+    check_look: Annotated[
+        Name, _check("look", "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`.")
+    ]
+    check_blocks: Annotated[
+        Count, _check("blocks", "Blocks looked at for the request since its last event of this look.")
+    ]
+    check_unknown: Annotated[Count, _check("unknown", "Of these, blocks of whose hash no content is known.")] = 0
+    check_hashes: Annotated[
+        Keys,
+        _check(
+            "hashes",
+            "Of blocks told for other engines, the last 16 hexadecimal digits of the hash: all that the request"
+            " `computed` while it had met no wrong block, and the unknown ones of those that it `loaded`.",
+        ),
+    ] = ()
+    check_fingerprints: Annotated[
+        Fingerprints, _check("fingerprints", "The fingerprint of each of these, a signed number of 64 bits.")
+    ] = ()
+    check_tokens: Annotated[
+        tuple[Tokens, ...], _check("tokens", "The first token of each of these in the request.")
+    ] = ()
+    check_wrong_kinds: Annotated[
+        Keys,
+        _check(
+            "wrong.kinds",
+            "Of each wrong block: `drift`, it holds what was not computed under its hash; `early`, it did when it was"
+            " read, and was right afterwards; `rot`, it was right, and changed though nothing wrote to it.",
+        ),
+    ] = ()
+    check_wrong_blocks: Annotated[Ids, _check("wrong.blocks", "The id of each wrong block.")] = ()
+    check_wrong_tokens: Annotated[
+        tuple[Tokens, ...], _check("wrong.tokens", "The first token of each wrong block in the request.")
+    ] = ()
+    check_wrong_hashes: Annotated[
+        Keys, _check("wrong.hashes", "The last 16 hexadecimal digits of each wrong block's hash.")
+    ] = ()
+    check_wrong_layers: Annotated[
+        Keys, _check("wrong.layers", "The layers that differ, `0-3,7`; empty where it is not known.")
+    ] = ()
+    check_wrong_holds: Annotated[
+        Keys,
+        _check(
+            "wrong.holds",
+            "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on,"
+            " `poison` for what was computed after a wrong block, or `unknown`.",
+        ),
+    ] = ()
+    check_wrong_from: Annotated[
+        Keys, _check("wrong.from", "The request whose load or step left it so; empty where it is this one itself.")
+    ] = ()
+    check_wrong_more: Annotated[Count, _check("wrong.more", "Wrong blocks beyond those that are listed.")] = 0
+    check_healed: Annotated[
+        bool, _check("healed", "The wrong blocks were reported to vLLM as not loaded: it computes them again.")
+    ] = False
+    group: Group | None = None
+    scheduler_step: Step | None = None
+    identity: Identity | None = None
+    check_slim: Annotated[
+        bytes,
+        _check(
+            "slim",
+            "Slim fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the"
+            " fingerprint, and the block's first token in the request (32 bits). Of blocks that the request `computed`"
+            " while it had met no wrong block, and of the unknown ones of those that it `loaded`.",
+        ),
+    ] = b""
 
     @property
     def wrong(self) -> int:
@@ -440,26 +705,144 @@ _FOR_OTHER_ENGINES = frozenset({"check_hashes", "check_fingerprints", "check_tok
 
 
 class Failure(Event, kw_only=True, gc=False):
+    """A call of the connector raised; the message is its status. Lookups and allocations that raised are spans of their
+    own kinds."""
+
     kind = Kind.FAILURE
-    call: str = ""
+    call: Annotated[str, _on_wire("kvtrail.call", "The connector's method that was called.")] = ""
 
 
 class Heartbeat(Event, kw_only=True, gc=False):
+    """A recorder's sign of life, with its own losses."""
+
     kind = Kind.HEARTBEAT
-    recorder_recorded: Count = 0
-    recorder_dropped: Count = 0
-    recorder_closed: bool = False
-    recorder_clock_offset: Offset | None = None
-    scheduler_step: Count | None = None
-    recorder_untold: Keys | None = None
-    recorder_probes_off: Keys | None = None
-    idle_requests: Keys | None = None
-    idle_events: tuple[Number, ...] | None = None
-    recorder_ended_by: str | None = None
-    held_bytes: Count | None = None
-    scheduler_spare_ns: Count | None = None
-    scheduler_paused: bool | None = None
-    recorder_dropped_by: Keys | None = None
+    recorder_recorded: Annotated[
+        Count,
+        _on_wire("kvtrail.recorder.recorded", "Events recorded since this recorder began, dropped ones included."),
+    ] = 0
+    recorder_dropped: Annotated[
+        Count, _on_wire("kvtrail.recorder.dropped", "Events dropped since this recorder began.")
+    ] = 0
+    recorder_closed: Annotated[bool, _on_wire("kvtrail.recorder.closed", "The last sign of life of this recorder.")] = (
+        False
+    )
+    recorder_clock_offset: Annotated[
+        Offset | None,
+        _on_wire(
+            "kvtrail.recorder.clock.offset",
+            "Nanoseconds by which the host's wall clock has moved, since the recorder began, against its monotonic"
+            " clock, which times all events; absent below a second.",
+        ),
+    ] = None
+    scheduler_step: Step | None = None
+    recorder_untold: Annotated[
+        Keys | None,
+        _on_wire(
+            "kvtrail.recorder.untold",
+            "What could not be told since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for"
+            " it, so is its number. `probe.<question>`: what a connector's probe could not answer.",
+        ),
+    ] = None
+    recorder_probes_off: Annotated[
+        Keys | None,
+        _on_wire(
+            "kvtrail.recorder.probes_off",
+            "Connectors whose probe failed too often and is switched off: what only it can see is absent from then on.",
+        ),
+    ] = None
+    idle_requests: Annotated[
+        Keys | None,
+        _on_wire(
+            "kvtrail.idle.requests",
+            "Open requests, and ended ones whose blocks are kept, that had no event since the last sign of life: as"
+            " many as fit, the others in the next ones.",
+        ),
+    ] = None
+    idle_events: Annotated[
+        tuple[Number, ...] | None,
+        _on_wire("kvtrail.idle.events", "How many events each of them has had, so that one that was lost is noticed."),
+    ] = None
+    recorder_ended_by: Annotated[
+        str | None,
+        _on_wire(
+            "kvtrail.recorder.ended_by",
+            "With the last sign of life: the exception that ended the engine, its class and the beginning of its text;"
+            " absent where the engine ended in good order.",
+        ),
+    ] = None
+    held_bytes: Annotated[
+        Bytes | None,
+        _on_wire(
+            "kvtrail.held.bytes",
+            "Bytes of KV that the connectors of this process hold in host memory, on each worker, as their probes see"
+            " it; absent where none can.",
+        ),
+    ] = None
+    scheduler_spare_ns: Annotated[
+        Nanoseconds | None,
+        _on_wire(
+            "kvtrail.scheduler.spare.ns",
+            "Nanoseconds, since this recorder began, in which the scheduler had the means to run one more request: a"
+            " slot, tokens left in the step, and blocks for all that wait; or nothing ran, loaded or held blocks. Absent"
+            " where it is not seen.",
+        ),
+    ] = None
+    scheduler_paused: Annotated[
+        bool | None, _on_wire("kvtrail.scheduler.paused", "The scheduler is paused, as for an update of the weights.")
+    ] = None
+    recorder_dropped_by: Annotated[
+        Keys | None, _on_wire("kvtrail.recorder.dropped_by", "These by their reason: `queue_bytes:3` (docs/limits.md).")
+    ] = None
+
+
+CLASSES: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in list(globals().values())
+    if isinstance(cls, type) and issubclass(cls, Event) and hasattr(cls, "kind")
+}
+"""By kind, in the order of their declarations."""
+
+
+def _attributes(cls: type[Event]) -> Iterator[Attribute]:
+    """The attributes of a kind, in the order of their declarations: first those of its base."""
+    for declaring in reversed(cls.__mro__[: cls.__mro__.index(Event)]):
+        for name, hint in get_annotations(declaring).items():
+            attribute = next(_declared(hint), None)
+            if attribute is None or attribute.field != name:
+                raise TypeError(f"{cls.__name__}.{name} must be declared as the attribute of this name: {attribute}")
+            yield replace(attribute, type=_plain(hint))
+
+
+def _declared(hint: Any) -> Iterator[Attribute]:
+    """The attribute in an annotation: `Annotated[int, attribute]`, perhaps `| None`."""
+    for each in (hint, *get_args(hint)):
+        yield from (metadata for metadata in getattr(each, "__metadata__", ()) if isinstance(metadata, Attribute))
+
+
+def _plain(hint: Any) -> type:
+    """`int` of `Annotated[int, Meta(ge=0)] | None`, and `tuple` of `tuple[str, ...]`."""
+    origin = get_origin(hint)
+    if origin in (Annotated, Union, UnionType):
+        return _plain(hint.__origin__ if origin is Annotated else get_args(hint)[0])
+    return origin or hint  # type: ignore[no-any-return]  # an annotation is anything to the type checker
+
+
+FIELDS: dict[Kind, tuple[Attribute, ...]] = {cls.kind: tuple(_attributes(cls)) for cls in CLASSES.values()}
+"""The attributes of each kind, in the order in which the recorder's tuples hold them."""
+IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
+"""The attributes whose value is bytes; base64 in a `Span`."""
+
+
+def place(kind: Kind, field: str) -> int:
+    """The place of a field's value in the recorder's tuples of this kind."""
+    return [attribute.field for attribute in FIELDS[kind]].index(field)
+
+
+STEP_FIELDS: tuple[Attribute, ...] = (
+    *semconv.ROWS,
+    *(FIELDS[Kind.SCHEDULE][place(Kind.SCHEDULE, field)] for field in ("scheduler_step", "scheduler_tokens")),
+)
+"""The attributes of `semconv.STEP_SPAN`, in the order in which the recorder's tuple holds them."""
 
 
 UNFAMILIAR = "kv.unfamiliar"
@@ -476,11 +859,14 @@ class Unfamiliar(Event, kw_only=True, gc=False):
         return {}
 
 
-CLASSES: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        RequestStart, RequestEnd, CutOff, Lookup, Alloc, Schedule, Preempt, Load, Store, Received, Sent, LoadPlan, StorePlan,
-        TransferEnd, Flush, LoadError, RankLookup, Prefetch, Lock, Unlock, Refcount, Free, Read, Stats, Key, Pool, Index,
-        Evict, Reset, CacheReset, PrefixCache, Holdings, BlockCheck, Failure, Heartbeat,
-    )
-}  # fmt: skip
+RETIRED = frozenset({"kv.lock", "kv.unlock", "kv.pool", "kv.index"})
+"""Names of spans that an earlier kvtrail read, and that no recorder of it wrote."""
+
+
+class Retired(Event, kw_only=True, gc=False):
+    """Stands for an event with such a name: it has its numbers, so that none is missing, and changes nothing."""
+
+    kind = "kv.retired"  # type: ignore[assignment]  # as for `Unfamiliar`
+
+    def numbers(self) -> dict[str, Any]:
+        return {}

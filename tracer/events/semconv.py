@@ -1,7 +1,8 @@
-"""The one vocabulary: every span and attribute that kvtrail writes or reads.
+"""The names of what kvtrail writes or reads: the kinds of spans, and the attributes of every span, of the resource, of the
+rows of a step, and of findings. A kind's own attributes are the fields of its class in `events.py`.
 
-The recorder encodes from these tables, the tracer decodes with them, and `docs/spans.md` is generated from them
-(`python -m kvtrail.tracer.events.semconv`), so a name exists exactly once.
+The recorder encodes from both, the tracer decodes with them, and `docs/spans.md` is generated from them
+(`python -m kvtrail.tracer.events.vocabulary`), so a name exists exactly once.
 
 Units: tokens and blocks are counts, bytes are bytes, span times are Unix nanoseconds: a recorder's monotonic clock, and what
 the wall clock showed beyond it when the recorder began.
@@ -67,15 +68,11 @@ class Kind(StrEnum):
     LOAD_ERROR = "kv.load.error"
     RANK_LOOKUP = "kv.lookup.rank"
     PREFETCH = "kv.prefetch"
-    LOCK = "kv.lock"
-    UNLOCK = "kv.unlock"
     REFCOUNT = "kv.refcount"
     FREE = "kv.free"
     READ = "kv.read"
     STATS = "kv.stats"
     KEY = "kv.key"
-    POOL = "kv.pool"
-    INDEX = "kv.index"
     EVICT = "kv.evict"
     RESET = "kv.reset"
     CACHE_RESET = "kv.cache.reset"
@@ -85,290 +82,6 @@ class Kind(StrEnum):
     FAILURE = "kv.failure"
     HEARTBEAT = "kv.recorder"
 
-
-def _tokens(name: str, brief: str) -> Attribute:
-    return Attribute(f"kvtrail.tokens.{name}", int, brief)
-
-
-def _check(name: str, type_: type, brief: str) -> Attribute:
-    return Attribute(f"kvtrail.check.{name}", type_, brief)
-
-
-TOTAL = _tokens("total", "Tokens of the request at this moment: prompt and, after a preemption, its output so far.")
-COMPUTED = _tokens(
-    "computed", "Tokens that vLLM holds as computed: the argument of the lookup, or where a step begins."
-)
-MATCHED = _tokens(
-    "matched", "Length of the prefix that the connector's store holds; absent where the connector hides it."
-)
-RETURNED = _tokens(
-    "returned", "The lookup's answer to the scheduler: tokens beyond the computed ones; absent for 'ask me later'."
-)
-REFUSED = _tokens("refused", "The connector's own answer, where the guard replaced it by `kvtrail.tokens.returned`.")
-ALLOCATED = _tokens("allocated", "External tokens for which the scheduler allocated blocks.")
-SCHEDULED = _tokens("scheduled", "Tokens that the scheduler runs in this step.")
-DRAFTED = _tokens("drafted", "Speculative tokens among the scheduled ones.")
-EXPECTED = _tokens("expected", "Tokens that the transfer was meant to move; absent where it is not known.")
-CACHED_TOTAL = _tokens("reported", "Cached tokens in all, local and external, as the engine's statistics report them.")
-FROM_CONNECTOR = _tokens("from_connector", "Tokens from the connector, as the engine's statistics report them.")
-QUERIED = _tokens("queried", "Tokens that the engine's statistics count as asked of the connector.")
-START = _tokens("start", "First token position of a transfer.")
-COUNT = _tokens("count", "Tokens of a transfer.")
-OUTPUT = _tokens("output", "Tokens generated when the request finished.")
-LIMIT = _tokens("limit", "Tokens that the request may generate at most.")
-STEP = Attribute(
-    "kvtrail.scheduler.step", int, "Scheduling steps that had begun before: the moment, as the scheduler counts time."
-)
-STEP_TOKENS = Attribute("kvtrail.scheduler.tokens", int, "Tokens that the step runs in all, of all requests.")
-PRIORITY = Attribute("kvtrail.request.priority", int, "The request's priority; absent where it has none.")
-HASHES = Attribute(
-    "kvtrail.block.hashes",
-    bytes,
-    "The last 8 bytes of vLLM's hash of each full block, in the order of their tokens. Each is told once and then referred"
-    " to.",
-)
-FIRST = Attribute("kvtrail.block.first", int, "Number of the block that the first hash is of; absent where it is 0.")
-AFTER = Attribute(
-    "kvtrail.block.after", bytes, "The hash of the block before that one, whose chain other requests have told."
-)
-CHANGES = Attribute(
-    "kvtrail.cache.changes",
-    tuple,
-    "What happened, in order: n, the next n hashes were stored; -n, the next n were removed; 0, all were. Of a block with"
-    " copies, the first that is stored and the last that is removed count. Neither this nor"
-    " `kvtrail.cache.whole`: telling ends.",
-)
-CACHE_WHOLE = Attribute(
-    "kvtrail.cache.whole",
-    bool,
-    "All that the cache holds is told anew, in this event and those that follow it at the same moment: nothing else is held.",
-)
-BLOCKS = Attribute("kvtrail.blocks.count", int, "KV blocks concerned.")
-BLOCK_IDS = Attribute(
-    "kvtrail.blocks.ids", tuple, "KV block ids of the first KV cache group, in the order of their tokens."
-)
-FREE_BLOCKS = Attribute(
-    "kvtrail.blocks.free", int, "Free KV blocks after the preemptions of a step, before the step used any."
-)
-KEYS = Attribute("kvtrail.chunk.keys", tuple, "Keys of chunks, shortened hex, in the order of their tokens.")
-HIT_SOURCES = Attribute(
-    "kvtrail.hit.sources",
-    tuple,
-    "Where the external tokens come from, as vLLM will count them: `host:256`, `disk:64`, ...",
-)
-PUSHED_BY = Attribute(
-    "kvtrail.chunk.pushed_by",
-    str,
-    "The request whose store took the chunk's place, or stored the chunk; absent where that is not known.",
-    "pushed_by",
-)
-PARENT = Attribute("kvtrail.chunk.parent", str, "Key of the chunk before it.")
-CONTENT = Attribute("kvtrail.chunk.content", str, "What a key stands for: digest of tokens, salt and adapter.")
-PRESENT = Attribute("kvtrail.chunk.present", bool, "The store held the chunk already; nothing is copied.")
-CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
-JOB = Attribute("kvtrail.transfer.id", int, "The connector's number of an asynchronous transfer.")
-LOCKS = Attribute("kvtrail.locks", int, "Chunks that were locked or unlocked.")
-REFS = Attribute("kvtrail.refs", int, "References to a stored chunk, as the connector counts them.")
-PINS = Attribute("kvtrail.pins", int, "Pins of a stored chunk, as the connector counts them.")
-EXPIRED = Attribute("kvtrail.lease.expired", bool, "The blocks were freed because a lease ran out.")
-TIER = Attribute("kvtrail.pool.tier", str, "The pool's name: gpu, cpu, disk, ...")
-POOL_USED = Attribute("kvtrail.pool.used", int, "Units in use in a pool.")
-POOL_FREE = Attribute("kvtrail.pool.free", int, "Units free in a pool.")
-POOL_TOTAL = Attribute("kvtrail.pool.total", int, "Units of a pool.")
-PUBLISHED = Attribute("kvtrail.index.published", int, "Blocks that KV events announced.")
-APPLIED = Attribute("kvtrail.index.applied", int, "Announced blocks that an index took over.")
-DECLINED = Attribute("kvtrail.index.declined", int, "Announced blocks that an index refused, and counted.")
-BYTES = Attribute("kvtrail.bytes", int, "Bytes copied or freed.")
-KEY = Attribute("kvtrail.chunk.key", str, "Key of a chunk in the connector's store, shortened hex.")
-ASYNC = Attribute("kvtrail.async", bool, "The load runs between scheduler steps.")
-CACHED = Attribute("kvtrail.cached", bool, "The answer came from the connector's memory of an earlier lookup.")
-RESUMED = Attribute("kvtrail.resumed", bool, "The request runs again after a preemption.")
-DELAYED = Attribute("kvtrail.free.delayed", bool, "The connector keeps the blocks after the request has finished.")
-OUTCOME = Attribute("kvtrail.outcome", str, "How the request ended: vLLM's finish status, in lower case.")
-FAILED = Attribute("kvtrail.failed", bool, "The transfer failed.")
-HANDOFF = Attribute(
-    "kvtrail.handoff", bool, "The caller asked for the request to be handed on to another engine: `do_remote_decode`."
-)
-LEASE = Attribute("kvtrail.lease.s", int, "Seconds for which the connector keeps the blocks at most.")
-PROMPT = Attribute("gen_ai.usage.input_tokens", int, "Tokens of the request's prompt.", "prompt")
-CACHE_READ = Attribute(
-    "gen_ai.usage.cache_read.input_tokens",
-    int,
-    "Tokens of the prompt that were not computed at its first admission: vLLM's own prefix cache and the connector had them.",
-    "cache_read",
-)
-GROUP = Attribute(
-    "kvtrail.group", int, "Number of a KV cache group, where there are several and one alone is concerned."
-)
-BOUNDARIES = Attribute(
-    "kvtrail.tokens.boundaries", tuple, "Lengths of the request's prefixes for which an object is held, in tokens."
-)
-SEEN = Attribute(
-    "kvtrail.block.seen",
-    int,
-    "How many of the prompt's first blocks may have been in an earlier request of this launch; all that follow them were in"
-    " none. Absent where the recorder cannot say.",
-)
-IDENTITY = Attribute(
-    "kvtrail.request.identity",
-    str,
-    "What the KV depends on besides the tokens: a digest of the adapter's name and the cache salt; `plain` without either.",
-    "identity",
-)
-ADAPTER_VERSION = Attribute(
-    "kvtrail.adapter.version",
-    str,
-    "A digest of parts of the weights of the request's adapter, or of its path without them.",
-)
-SUCCEEDED = Attribute("kvtrail.succeeded", bool, "The connector's own report of a reset; absent where it gives none.")
-WHOLE = Attribute(
-    "kvtrail.blocks.whole", bool, "The blocks are all of the request's table, not only what the step adds."
-)
-HOLDINGS_FIRST = Attribute(
-    "kvtrail.holdings.first", bool, "The first part of a list of all chunks that the store holds."
-)
-HOLDINGS_LAST = Attribute("kvtrail.holdings.last", bool, "The last part of that list.")
-CHECK_LOOK = _check("look", str, "Why: just `computed` or `loaded`, `admitted` from vLLM's prefix cache, or `held`.")
-CHECK_BLOCKS = _check("blocks", int, "Blocks looked at for the request since its last event of this look.")
-CHECK_UNKNOWN = _check("unknown", int, "Of these, blocks of whose hash no content is known.")
-CHECK_HASHES = _check(
-    "hashes",
-    tuple,
-    "Of blocks told for other engines, the last 16 hexadecimal digits of the hash: all that the request `computed` while it"
-    " had met no wrong block, and the unknown ones of those that it `loaded`.",
-)
-CHECK_FINGERPRINTS = _check("fingerprints", tuple, "The fingerprint of each of these, a signed number of 64 bits.")
-CHECK_TOKENS = _check("tokens", tuple, "The first token of each of these in the request.")
-CHECK_SLIM = _check(
-    "slim",
-    bytes,
-    "Slim fingerprints for other engines, 20 bytes a block, big-endian: the last 64 bits of the hash, the fingerprint, and"
-    " the block's first token in the request (32 bits). Of blocks that the request `computed` while it had met no wrong"
-    " block, and of the unknown ones of those that it `loaded`.",
-)
-WRONG_KINDS = _check(
-    "wrong.kinds",
-    tuple,
-    "Of each wrong block: `drift`, it holds what was not computed under its hash; `early`, it did when it was read, and was"
-    " right afterwards; `rot`, it was right, and changed though nothing wrote to it.",
-)
-WRONG_BLOCKS = _check("wrong.blocks", tuple, "The id of each wrong block.")
-WRONG_TOKENS = _check("wrong.tokens", tuple, "The first token of each wrong block in the request.")
-WRONG_HASHES = _check("wrong.hashes", tuple, "The last 16 hexadecimal digits of each wrong block's hash.")
-WRONG_LAYERS = _check("wrong.layers", tuple, "The layers that differ, `0-3,7`; empty where it is not known.")
-WRONG_HOLDS = _check(
-    "wrong.holds",
-    tuple,
-    "What each wrong block holds: `zeros`, `REQUEST@TOKEN` for the KV of that request's tokens from TOKEN on, `poison` for"
-    " what was computed after a wrong block, or `unknown`.",
-)
-WRONG_FROM = _check(
-    "wrong.from", tuple, "The request whose load or step left it so; empty where it is this one itself."
-)
-WRONG_MORE = _check("wrong.more", int, "Wrong blocks beyond those that are listed.")
-CHECK_HEALED = _check("healed", bool, "The wrong blocks were reported to vLLM as not loaded: it computes them again.")
-CALL = Attribute("kvtrail.call", str, "The connector's method that was called.")
-RECORDED = Attribute(
-    "kvtrail.recorder.recorded", int, "Events recorded since this recorder began, dropped ones included."
-)
-DROPPED = Attribute("kvtrail.recorder.dropped", int, "Events dropped since this recorder began.")
-DROPPED_BY = Attribute("kvtrail.recorder.dropped_by", tuple, "These by their reason: `queue_bytes:3` (docs/limits.md).")
-CLOSED = Attribute("kvtrail.recorder.closed", bool, "The last sign of life of this recorder.")
-ENDED_BY = Attribute(
-    "kvtrail.recorder.ended_by",
-    str,
-    "With the last sign of life: the exception that ended the engine, its class and the beginning of its text; absent where"
-    " the engine ended in good order.",
-)
-HELD_BYTES = Attribute(
-    "kvtrail.held.bytes",
-    int,
-    "Bytes of KV that the connectors of this process hold in host memory, on each worker, as their probes see it; absent"
-    " where none can.",
-)
-SPARE = Attribute(
-    "kvtrail.scheduler.spare.ns",
-    int,
-    "Nanoseconds, since this recorder began, in which the scheduler had the means to run one more request: a slot, tokens"
-    " left in the step, and blocks for all that wait; or nothing ran, loaded or held blocks. Absent where it is not seen.",
-)
-PAUSED = Attribute("kvtrail.scheduler.paused", bool, "The scheduler is paused, as for an update of the weights.")
-CLOCK_OFFSET = Attribute(
-    "kvtrail.recorder.clock.offset",
-    int,
-    "Nanoseconds by which the host's wall clock has moved, since the recorder began, against its monotonic clock, which times"
-    " all events; absent below a second.",
-)
-UNTOLD = Attribute(
-    "kvtrail.recorder.untold",
-    tuple,
-    "What could not be told since this recorder began, by kind: `kv.lookup:3`. Where an event is missing for it, so is its"
-    " number. `probe.<question>`: what a connector's probe could not answer.",
-)
-PROBES_OFF = Attribute(
-    "kvtrail.recorder.probes_off",
-    tuple,
-    "Connectors whose probe failed too often and is switched off: what only it can see is absent from then on.",
-)
-IDLE_REQUESTS = Attribute(
-    "kvtrail.idle.requests",
-    tuple,
-    "Open requests, and ended ones whose blocks are kept, that had no event since the last sign of life: as many as fit, the"
-    " others in the next ones.",
-)
-IDLE_EVENTS = Attribute(
-    "kvtrail.idle.events", tuple, "How many events each of them has had, so that one that was lost is noticed."
-)
-
-FIELDS: dict[Kind, tuple[Attribute, ...]] = {
-    Kind.REQUEST_START: (TOTAL, LIMIT, STEP, PRIORITY, HASHES, FIRST, AFTER, IDENTITY, SEEN, ADAPTER_VERSION),
-    Kind.REQUEST: (
-        TOTAL, OUTPUT, COMPUTED, OUTCOME, DELAYED, BLOCK_IDS, STEP, HASHES, FIRST, HANDOFF, LEASE, PROMPT, CACHE_READ,
-    ),
-    Kind.CUT_OFF: (OUTCOME, PROMPT),
-    Kind.LOOKUP: (TOTAL, COMPUTED, MATCHED, RETURNED, ASYNC, CACHED, REFUSED, KEYS, STEP, HASHES, FIRST),
-    Kind.ALLOC: (TOTAL, ALLOCATED, BLOCKS, BLOCK_IDS, COMPUTED, MATCHED, HIT_SOURCES, STEP),
-    Kind.SCHEDULE: (COMPUTED, SCHEDULED, RESUMED, DRAFTED, BLOCK_IDS, WHOLE, STEP, STEP_TOKENS),
-    Kind.PREEMPT: (FREE_BLOCKS, STEP, COMPUTED),
-    Kind.LOAD: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
-    Kind.STORE: (START, COUNT, BLOCKS, BYTES, EXPECTED, BLOCK_IDS),
-    Kind.RECEIVED: (FAILED, STEP),
-    Kind.SENT: (STEP,),
-    Kind.LOAD_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, COMPUTED, SCHEDULED, DRAFTED),
-    Kind.STORE_PLAN: (START, COUNT, BLOCK_IDS, KEYS, JOB, COMPUTED, SCHEDULED, DRAFTED, PRESENT),
-    Kind.TRANSFER_END: (JOB, FAILED, STEP),
-    Kind.FLUSH: (JOB,),
-    Kind.LOAD_ERROR: (BLOCK_IDS,),
-    Kind.RANK_LOOKUP: (TOTAL, MATCHED, GROUP, BOUNDARIES),
-    Kind.PREFETCH: (START, COUNT, KEYS),
-    Kind.LOCK: (LOCKS,),
-    Kind.UNLOCK: (LOCKS,),
-    Kind.REFCOUNT: (KEY, REFS, PINS),
-    Kind.FREE: (BLOCKS, EXPIRED),
-    Kind.READ: (BLOCKS,),
-    Kind.STATS: (TOTAL, CACHED_TOTAL, FROM_CONNECTOR, QUERIED),
-    Kind.KEY: (KEY, PARENT, CONTENT),
-    Kind.POOL: (TIER, POOL_USED, POOL_FREE, POOL_TOTAL),
-    Kind.INDEX: (PUBLISHED, APPLIED, DECLINED),
-    Kind.EVICT: (KEY, COUNT, BYTES, TIER, PUSHED_BY),
-    Kind.RESET: (SUCCEEDED, STEP),
-    Kind.CACHE_RESET: (STEP,),
-    Kind.PREFIX_CACHE: (CHANGES, HASHES, GROUP, STEP, CACHE_WHOLE, TIER, PUSHED_BY),
-    Kind.HOLDINGS: (KEYS, HOLDINGS_FIRST, HOLDINGS_LAST),
-    Kind.BLOCK_CHECK: (
-        CHECK_LOOK, CHECK_BLOCKS, CHECK_UNKNOWN, CHECK_HASHES, CHECK_FINGERPRINTS, CHECK_TOKENS, WRONG_KINDS, WRONG_BLOCKS,
-        WRONG_TOKENS, WRONG_HASHES, WRONG_LAYERS, WRONG_HOLDS, WRONG_FROM, WRONG_MORE, CHECK_HEALED, GROUP, STEP, IDENTITY,
-        CHECK_SLIM,
-    ),
-    Kind.FAILURE: (CALL,),
-    Kind.HEARTBEAT: (
-        RECORDED, DROPPED, CLOSED, CLOCK_OFFSET, STEP, UNTOLD, PROBES_OFF, IDLE_REQUESTS, IDLE_EVENTS, ENDED_BY,
-        HELD_BYTES, SPARE, PAUSED, DROPPED_BY,
-    ),
-}  # fmt: skip
-"""The attributes of each kind, in the order in which the recorder's tuples hold them."""
-IN_BYTES = frozenset(a.key for attributes in FIELDS.values() for a in attributes if a.type is bytes)
-"""The attributes whose value is bytes; base64 in a `Span`."""
 
 STEP_SPAN = "kv.step"
 """The span that carries later steps of requests. Who reads it takes it apart (`ingest.steps`): no event is of this kind."""
@@ -399,8 +112,6 @@ ROWS: tuple[Attribute, ...] = (
     ROW_REQUESTS, ROW_NUMBERS, ROW_EPOCHS, ROW_COMPUTED, ROW_SCHEDULED, ROW_DRAFTED, ROW_COUNTS, ROW_BLOCKS, ROW_SAMPLED,
 )  # fmt: skip
 """The columns of `STEP_SPAN`, arrays with one element for each row, `ROW_BLOCKS` apart."""
-STEP_FIELDS: tuple[Attribute, ...] = (*ROWS, STEP, STEP_TOKENS)
-"""The attributes of `STEP_SPAN`, in the order in which the recorder's tuple holds them."""
 
 ENGINE_SPAN = "kv.engine"
 """The root of what concerns no request. Who reads it passes it over: no event is of this kind."""
@@ -416,6 +127,7 @@ CONNECTOR = Attribute("kvtrail.connector.name", str, "Class name of the traced c
 CONNECTOR_ID = Attribute("kvtrail.connector.id", str, "The traced connector among those of its process.")
 ROLE = Attribute("kvtrail.connector.role", str, "`scheduler` or `worker`.", "role")
 RANK = Attribute("kvtrail.rank", int, "Rank of the worker; 0 on the scheduler's side.")
+CHUNK_SIZE = Attribute("kvtrail.chunk.size", int, "Tokens per chunk of the connector's store; absent where unknown.")
 SAMPLED = Attribute(
     "kvtrail.request.sampled",
     bool,

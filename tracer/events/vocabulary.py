@@ -1,10 +1,31 @@
-"""The documentation page of spans and attributes, made of the vocabulary's tables."""
+"""The documentation page of spans and attributes: the vocabulary in print."""
 
 from __future__ import annotations
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.briefs import BRIEFS, ENGINE_BRIEF, FINDING_BRIEF, STEP_BRIEF
+from kvtrail.tracer.events.events import CLASSES, FIELDS, STEP_FIELDS
 from kvtrail.tracer.events.parts import PART
+
+_STEP = (
+    "Later steps of requests, as far as they say something new: a row is a `kv.schedule` whose request gets blocks, runs"
+    " more than one token or drafts, has just begun to decode, was left out of a step, or had a failed load. All the"
+    " other running requests have decoded one token. Each row has its own number among the recorder's events, the first"
+    " one that of the span, and the tracer takes the span apart: in its store, its api and its answers each row is a"
+    " `kv.schedule` again. The span is a child of `kv.engine`, and not in the requests' traces."
+)
+
+_ENGINE = (
+    "Root of what a recorder says in a minute and that concerns no request: steps of several requests, evictions,"
+    " what a store holds, signs of life. It lasts the whole minute, comes with the first of its children, and says nothing"
+    " itself: it has no number, and no rule asks for it."
+)
+
+_FINDING = (
+    "A finding, as a sidecar that forwards writes it (docs/forwarding.md): the event `kv.finding` of the request's root, and"
+    " a span of its own, `kv.finding <rule>`, below the root, with links to its witnesses. The scope of the span is"
+    " `kvtrail.findings`. It lasts from its first witness to its last, and its status is ERROR, unless all of it was healed."
+    " The span also has what names the engine, the request and the connector on every span."
+)
 
 
 def as_markdown() -> str:
@@ -17,7 +38,7 @@ def as_markdown() -> str:
 
     head = "| attribute | type | meaning |\n| --- | --- | --- |\n"
     parts = [
-        "# Spans and attributes\n\nGenerated from `tracer/events/semconv.py` by"
+        "# Spans and attributes\n\nGenerated from `tracer/events/events.py` and `semconv.py` by"
         " `python -m kvtrail.tracer.events.vocabulary > docs/spans.md`;"
         " a test fails when the two differ.\n\nEvery kvtrail span has the instrumentation scope `kvtrail`. Counts are"
         " tokens, blocks or bytes; an attribute that could not be known is absent. A call that raised has status ERROR"
@@ -31,16 +52,21 @@ def as_markdown() -> str:
         " recorders are its own. Where it says `kvtrail.recorder.sampled_only`, its spans are not all that its rules would"
         f" need.\n\n{head}{rows(PART)}\n",
     ]
-    for kind, attributes in semconv.FIELDS.items():
+    for kind, attributes in FIELDS.items():
         shown = (*attributes, *semconv.OF_ROOT) if kind in semconv.ROOTS else attributes
         table = f"\n\n{head}{rows(shown)}" if shown else ""
-        parts.append(f"## `{kind}`\n\n{BRIEFS[kind]}{table}\n")
+        parts.append(f"## `{kind}`\n\n{_brief(kind)}{table}\n")
         if kind is semconv.Kind.SCHEDULE:
-            parts.append(f"## `{semconv.STEP_SPAN}`\n\n{STEP_BRIEF}\n\n{head}{rows(semconv.STEP_FIELDS)}\n")
-    parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{ENGINE_BRIEF}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
+            parts.append(f"## `{semconv.STEP_SPAN}`\n\n{_STEP}\n\n{head}{rows(STEP_FIELDS)}\n")
+    parts.append(f"## `{semconv.ENGINE_SPAN}`\n\n{_ENGINE}\n\n{head}{rows((semconv.ENGINE_ID,))}\n")
     of_finding = rows((*semconv.FINDING_FIELDS, semconv.FINDING_WITNESS))
-    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{FINDING_BRIEF}\n\n{head}{of_finding}\n")
+    parts.append(f"## `{semconv.FINDING_SPAN}`\n\n{_FINDING}\n\n{head}{of_finding}\n")
     return "\n".join(parts)
+
+
+def _brief(kind: semconv.Kind) -> str:
+    """What an event of this kind says: its class's docstring, in one line."""
+    return " ".join((CLASSES[kind].__doc__ or "").split())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kvtrail.tracer.events.events import Event, Load, Pool, Preempt, RequestStart, Store
+from kvtrail.tracer.events.events import Event, Load, Preempt, RequestStart, Store
 from kvtrail.tracer.events.semconv import ROOTS, Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.history.history import History
@@ -144,7 +144,7 @@ def trace_events(history: History, findings: Sequence[Finding] = ()) -> Iterator
         yield from form.tracks(pid, "requests {}", tracks.used)
         yield from _copies(form, pid, its_events, tracks)
         for event in its_events:
-            if event.request is None and not isinstance(event, Pool):
+            if event.request is None:
                 yield form.mark(pid, _ENGINE_TRACK, event.end_ns, words.kind(event.kind), _args(event), "engine")
         yield from _counters(form, pid, its_events)
     by_span = {(event.engine, event.span_id): event for event in events}
@@ -247,8 +247,6 @@ def _counters(form: _Format, pid: int, events: Iterable[Event]) -> Iterator[Data
             yield form.counter(pid, at_ns, "tokens stored", stored)
         elif isinstance(event, Preempt) and event.blocks_free is not None:
             yield form.counter(pid, at_ns, "free blocks", event.blocks_free)
-        elif isinstance(event, Pool) and event.pool_used is not None:
-            yield form.counter(pid, at_ns, f"pool {event.pool_tier} used", event.pool_used)
 
 
 def _finding(

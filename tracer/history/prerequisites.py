@@ -23,7 +23,6 @@ _OWN: dict[Kind, tuple[Kind, ...]] = {
     Kind.STORE: (Kind.STORE_PLAN, *_STEP_OR_ALLOC),
     Kind.LOAD_ERROR: (Kind.ALLOC,),
     Kind.RECEIVED: (Kind.ALLOC,),
-    Kind.UNLOCK: (Kind.LOCK,),
     Kind.SENT: (Kind.REQUEST,),
     Kind.FREE: (Kind.REQUEST,),
     Kind.READ: (Kind.REQUEST,),

@@ -1,6 +1,6 @@
 """How a span becomes an event, for both of OTLP's encodings.
 
-The names and the checks of an event's fields are those of `model.events`. A decoder walks over one encoding; most attributes
+The names and the checks of an event's fields are those of `events.events`. A decoder walks over one encoding; most attributes
 come again and again (the recorder's, the request's, small numbers), so each is parsed once and then looked up by its bytes.
 """
 
@@ -18,7 +18,7 @@ from msgspec import ValidationError, convert
 from msgspec.structs import fields, replace
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, LONGEST_NS, Event, Unfamiliar
+from kvtrail.tracer.events.events import CLASSES, KEYS, LONGEST_NS, RETIRED, Event, Retired, Unfamiliar
 from kvtrail.tracer.events.parts import PART
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
@@ -28,7 +28,7 @@ _KNOWN = {name: frozenset(field.encode_name for field in fields(cls)) for name, 
 _COMMON = frozenset(field.encode_name for field in fields(Unfamiliar))
 _RESOURCE = frozenset(a.key for a in (*semconv.RESOURCE, *semconv.MINIMIZED, *PART))
 _NAMESPACE = f"{semconv.SCOPE}."
-_OUTCOME = semconv.OUTCOME.key
+_OUTCOME = KEYS["outcome"]
 _ENGINE, _RECORDER = semconv.ENGINE_ID.key, semconv.RECORDER_ID.key
 _FOR_OTHERS: dict[str, tuple[str, ...]] = dict.fromkeys(
     (Kind.REQUEST, Kind.CUT_OFF), tuple(each.key for each in semconv.OF_ROOT)
@@ -92,7 +92,7 @@ class Refused:
 def as_bytes(key: str, text: str) -> str:
     """A text attribute's value. Recorders once told block hashes as text, the first 6 bytes of each in hexadecimal digits:
     these become what bytes are in a span, base64, and as long as hashes are today."""
-    if key != semconv.HASHES.key:
+    if key != KEYS["block_hashes"]:
         return text
     try:
         told = bytes.fromhex(text)
@@ -130,7 +130,8 @@ def read(span: Span) -> tuple[Event | None, Sequence[str]]:
     if span.name == semconv.STEP_SPAN:
         _rows(span.span_id, span.attributes)
     if span.name not in CLASSES:
-        return _stand_in(_ids(span), span.attributes | common(span.resource)), (span.name,)
+        stand_in = _stand_in(span.name, _ids(span), span.attributes | common(span.resource))
+        return stand_in, () if isinstance(stand_in, Retired) else (span.name,)
     return _event_or_stand_in(span.name, _ids(span), span.attributes.copy(), common(span.resource))
 
 
@@ -143,17 +144,17 @@ def _event_or_stand_in(
         return event(name, ids, values, common)
     except MalformedSpan:
         unknown = _unknown(values, _KNOWN[name])
-        if unknown and (unfamiliar := _stand_in(ids, values)) is not None:
+        if unknown and (unfamiliar := _stand_in(name, ids, values)) is not None:
             return unfamiliar, unknown
         raise
 
 
-def _stand_in(ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | None:
+def _stand_in(name: str, ids: Ids, values: Mapping[str, Any]) -> Unfamiliar | Retired | None:
     """What stands for a span that only another version understands; None if even its numbers are not understood."""
     own = {key: value for key, value in values.items() if key in _COMMON}
     _enter(ids, own)
     try:
-        return convert(own, Unfamiliar)
+        return convert(own, Retired) if name in RETIRED else convert(own, Unfamiliar)
     except ValidationError:
         return None
 
@@ -249,7 +250,8 @@ def misfits(resource: Mapping[str, Any]) -> list[str]:
 def unknown_attributes(span: Span) -> list[str]:
     """The names of an event's attributes, its resource's included, that are kvtrail's but not known to this version.
     Attributes with other names belong to others and are not listed."""
-    return _unknown(span.attributes, _KNOWN[span.name]) + unknown_in_resource(span.resource)
+    own = _unknown(span.attributes, _KNOWN[span.name]) if span.name in _KNOWN else []
+    return own + unknown_in_resource(span.resource)
 
 
 def unknown_in_resource(resource: Mapping[str, Any]) -> list[str]:
@@ -311,10 +313,12 @@ class Decoded:
         if name not in CLASSES:
             if name == semconv.ENGINE_SPAN:
                 return
-            self.unknown_spans[name] += 1
-            if (unfamiliar := _stand_in(ids, {**attributes, **common})) is not None:
-                self.events.append(unfamiliar)
-                self.stand_ins += 1
+            stand_in = _stand_in(name, ids, {**attributes, **common})
+            if stand_in is not None:
+                self.events.append(stand_in)
+            if not isinstance(stand_in, Retired):
+                self.unknown_spans[name] += 1
+                self.stand_ins += stand_in is not None
             return
         try:
             decoded, unknown = _event_or_stand_in(name, ids, attributes, common)

@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CLASSES, LONGEST_NS, Event
+from kvtrail.tracer.events.events import CLASSES, FIELDS, IN_BYTES, LONGEST_NS, Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import LATEST_NS, Span
 from kvtrail.tracer.ingest.decode import Decoded, Decoder, Ids, MalformedOtlp, Refused, Remembered, as_bytes
@@ -114,7 +114,7 @@ class _Request(_Part):
 
 _OURS = {
     attribute.key.encode(): attribute.key
-    for attributes in (semconv.COMMON, *semconv.FIELDS.values())
+    for attributes in (semconv.COMMON, *FIELDS.values())
     for attribute in attributes
 }
 _PLAIN_INTEGER, _END = b'","value":{"intValue":"', b'"}'
@@ -458,7 +458,7 @@ def _span_to_json(span: Span) -> dict[str, Any]:
 
 def _attributes(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"key": key, "value": {"bytesValue": item} if key in semconv.IN_BYTES else _value_to_json(item)}
+        {"key": key, "value": {"bytesValue": item} if key in IN_BYTES else _value_to_json(item)}
         for key, item in values.items()
     ]
 

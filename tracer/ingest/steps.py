@@ -11,6 +11,7 @@ from reprlib import Repr
 from typing import Any
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import KEYS
 
 MOST_ROWS = 16_384
 """Rows of a step. More are taken for damage: no engine runs so many requests at once."""
@@ -20,10 +21,10 @@ _COLUMNS = frozenset(column.key for column in semconv.ROWS)
 _PLAIN = (
     (semconv.ROW_REQUESTS.key, semconv.REQUEST_ID.key, None),
     (semconv.ROW_NUMBERS.key, semconv.REQUEST_SEQUENCE.key, None),
-    (semconv.ROW_COMPUTED.key, semconv.COMPUTED.key, None),
+    (semconv.ROW_COMPUTED.key, KEYS["computed"], None),
     (semconv.ROW_EPOCHS.key, semconv.EPOCH.key, 0),
-    (semconv.ROW_SCHEDULED.key, semconv.SCHEDULED.key, 1),
-    (semconv.ROW_DRAFTED.key, semconv.DRAFTED.key, 0),
+    (semconv.ROW_SCHEDULED.key, KEYS["scheduled"], 1),
+    (semconv.ROW_DRAFTED.key, KEYS["drafted"], 0),
 )
 """A column, the attribute of a `kv.schedule` that it holds, and its value where it is absent; None if it may not be."""
 _IDS = 2**64
@@ -73,7 +74,7 @@ def apart(span_id: str, attributes: Mapping[str, Any]) -> list[tuple[str, dict[s
             names.append(name)
             columns.append(_column(key, column, count))
     if semconv.ROW_COUNTS.key in attributes:
-        names.append(semconv.BLOCK_IDS.key)
+        names.append(KEYS["blocks_ids"])
         columns.append(_blocks(attributes, count))
     rows = [common | dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     for row in rows:

@@ -19,7 +19,6 @@ from kvtrail.tracer.events.events import (
     Load,
     LoadError,
     LoadPlan,
-    Lock,
     Lookup,
     Plan,
     Preempt,
@@ -34,7 +33,6 @@ from kvtrail.tracer.events.events import (
     StorePlan,
     TransferEnd,
     Unfamiliar,
-    Unlock,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.semconv import CUT_OFF, Kind
@@ -132,12 +130,6 @@ class Evidence:
     """The last load error, while the request has not run since."""
     load_failed: bool = False
     """Whether a load of the epoch was reported as failed."""
-    locks: int = 0
-    """Chunks locked for the request now, over all epochs."""
-    locked_ever: int = 0
-    """Chunks that were ever locked for it."""
-    lock: Lock | None = None
-    """The last lock, while any are held."""
     freed: Free | None = None
     """When the blocks were freed after the end, if that was recorded."""
     rank_lookups: list[RankLookup] = field(default_factory=list)
@@ -568,16 +560,6 @@ class Account:
     def _enter_sent(self, event: Sent) -> None:
         self.evidence.sent, self.evidence.end = event, None
         self.evidence.sent_by |= {event.connector_id}
-
-    def _enter_lock(self, event: Lock) -> None:
-        self.evidence.locks += event.locks
-        self.evidence.locked_ever += event.locks
-        self.evidence.lock = event
-
-    def _enter_unlock(self, event: Unlock) -> None:
-        self.evidence.locks -= event.locks
-        if self.evidence.locks <= 0:
-            self.evidence.lock = None
 
     def _enter_free(self, event: Free) -> None:
         self.evidence.freed = self.evidence.freed or event

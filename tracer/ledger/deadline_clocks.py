@@ -3,9 +3,9 @@
 A deadline runs only while the thing could have happened. A request that waits for a slot waits on a busy engine as long
 as the others run, and nobody reads what a transfer reports while no step is made.
 
-A recorder that sees vLLM's scheduler reports how long it had spare capacity (`semconv.SPARE`). Of any other, such as a log or
-an older one, only that is counted in which the engine did nothing else: no request ran, none loaded, and none held
-blocks after its end.
+A recorder that sees vLLM's scheduler reports how long it had spare capacity (`Heartbeat.scheduler_spare_ns`). Of any other,
+such as a log or an older one, only that is counted in which the engine did nothing else: no request ran, none loaded, and
+none held blocks after its end.
 """
 
 from __future__ import annotations

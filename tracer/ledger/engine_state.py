@@ -23,10 +23,8 @@ from kvtrail.tracer.events.events import (
     Load,
     LoadError,
     LoadPlan,
-    Lock,
     Lookup,
     Plan,
-    Pool,
     Preempt,
     Prefetch,
     Received,
@@ -39,7 +37,6 @@ from kvtrail.tracer.events.events import (
     StorePlan,
     TransferEnd,
     Unfamiliar,
-    Unlock,
 )
 from kvtrail.tracer.events.handlers import handlers
 from kvtrail.tracer.events.patience import of_connector
@@ -60,22 +57,6 @@ MOST_KEYS = 100_000
 """Chunk keys remembered with the contents that they stand for."""
 MOST_FETCHES = 10_000
 """Requests of which it is remembered what was fetched for them."""
-FULL = 0.9
-"""The part of a tier in use from which on it is full: evictions begin earlier, at 0.8 in LMCache."""
-
-
-@dataclass(slots=True)
-class FullTier:
-    """A tier that is full, and has evicted nothing since.
-
-    Attributes:
-        since, last: the first report of it, and the latest.
-        refused: stores of its connector that have failed since.
-    """
-
-    since: Pool
-    last: Pool
-    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -157,12 +138,8 @@ class Engine:
     fetched: dict[str, dict[tuple[str, str], tuple[Prefetch, Evict | None]]] = field(default_factory=dict)
     """The chunks that were fetched for a request which has not been given blocks since, by connector and key: the fetch, and
     the eviction of the chunk since."""
-    full_tiers: dict[tuple[str, str], FullTier] = field(default_factory=dict)
-    """By connector and tier."""
     probes_off: set[str] = field(default_factory=set)
     """Connectors whose probe has switched itself off."""
-    locked: int | None = 0
-    """Chunks that are locked for requests; None where it is not known."""
 
     def keys(self, connector_id: str) -> ChunkKeys:
         """What is known of the chunks in a connector's store."""
@@ -210,12 +187,12 @@ class Engine:
         for facts in (
             self.met, self.tables, self.untold, self.admitted, self.transfers, self.contested, self.undecided, self.jobs,
             self.loads, self.lookups, self.invalid, self.recomputing, self.preemptions, self.writers, self.own_chunks,
-            self.kept, self.full_tiers, self.resets, self.transfer_ends, self.fetched,
+            self.kept, self.resets, self.transfer_ends, self.fetched,
         ):  # fmt: skip
             facts.clear()
         self.clocks.lose()
         self.given_up.lose()
-        self.locked = self.short = None
+        self.short = None
 
     def apply(self, event: Event) -> None:
         """Enter one event, the next of the recorder."""
@@ -370,11 +347,8 @@ class Engine:
         else:
             self._end(event.transfer_id, plan, "store" if isinstance(plan, StorePlan) else "load", event)
             self._close(plan, plan.blocks_ids or ())
-            if isinstance(plan, StorePlan):
-                if event.failed:
-                    self._refused(plan)
-                else:
-                    self._stored(plan)
+            if isinstance(plan, StorePlan) and not event.failed:
+                self._stored(plan)
 
     def _enter_flush(self, event: Flush) -> None:
         """The transfer ends before the step runs, so its blocks may be given away in it. Any child may report it."""
@@ -395,7 +369,6 @@ class Engine:
             self.recomputing.pop(block, None)
 
     def _enter_evict(self, event: Evict) -> None:
-        self._made_room(event)
         if event.chunk_key is not None:
             self.own_chunks.enter_evict(event, self.keys(event.connector_id))
             self.keys(event.connector_id).evicted(event.chunk_key)
@@ -433,19 +406,6 @@ class Engine:
 
     def _enter_block_check(self, event: BlockCheck) -> None:
         self.truth.enter(event)
-
-    def _enter_lock(self, event: Lock) -> None:
-        self.locked = None if self.locked is None else self.locked + event.locks
-
-    def _enter_unlock(self, event: Unlock) -> None:
-        self.locked = None if self.locked is None else self.locked - event.locks
-
-    def _enter_pool(self, event: Pool) -> None:
-        tier = (event.connector_id, event.pool_tier)
-        if is_full(event):
-            self.full_tiers.setdefault(tier, FullTier(event, event)).last = event
-        else:
-            self.full_tiers.pop(tier, None)
 
     def _enter_heartbeat(self, event: Heartbeat) -> None:
         if event.recorder_probes_off and not self.probes_off.issuperset(event.recorder_probes_off):
@@ -496,11 +456,6 @@ class Engine:
         """A transfer has ended. Its time is measured up to the event before: this one may be a jump of the clock."""
         self._ends(began, direction).end(key, event, max(0, self.time.now_ns - self.time.of(began)))
 
-    def _refused(self, event: Plan) -> None:
-        """A store has failed."""
-        for (connector_id, _), full in self.full_tiers.items():
-            full.refused += connector_id == event.connector_id
-
     def _enter_store(self, event: Store) -> None:
         self.storing.add(event.connector_id)
         self._copied(event)
@@ -508,14 +463,6 @@ class Engine:
     def _copied(self, event: Event) -> None:
         """Something that the store did not hold is in it now."""
         self.resets.pop(event.connector_id, None)
-        self._made_room(event)
-
-    def _made_room(self, event: Event) -> None:
-        """A chunk was evicted or stored: no tier of the connector is stalled."""
-        if not self.full_tiers:
-            return
-        for tier in [tier for tier in self.full_tiers if tier[0] == event.connector_id]:
-            del self.full_tiers[tier]
 
     def _stored(self, event: StorePlan) -> None:
         if not event.chunk_present:
@@ -571,11 +518,5 @@ def first_loaded(event: Alloc) -> int:
     return max(0, len(event.blocks_ids or ()) - -(-event.allocated // event.block_size))
 
 
-def is_full(event: Pool) -> bool:
-    """Whether a tier is used up, or nearly."""
-    used, total = event.pool_used, event.pool_total
-    return used is not None and bool(total) and used >= FULL * (total or 0)
-
-
 _ENTER = handlers(Engine)
-_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.POOL, Kind.BLOCK_CHECK, UNFAMILIAR)
+_OF_ANY_ROLE = (Kind.LOAD, Kind.KEY, Kind.HEARTBEAT, Kind.BLOCK_CHECK, UNFAMILIAR)

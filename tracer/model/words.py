@@ -209,15 +209,11 @@ _KINDS: dict[str, str] = {
     Kind.LOAD_ERROR: "load error",
     Kind.RANK_LOOKUP: "lookup of a rank",
     Kind.PREFETCH: "prefetch",
-    Kind.LOCK: "lock",
-    Kind.UNLOCK: "unlock",
     Kind.REFCOUNT: "references",
     Kind.FREE: "blocks given back",
     Kind.READ: "blocks read",
     Kind.STATS: "statistics",
     Kind.KEY: "key",
-    Kind.POOL: "pool",
-    Kind.INDEX: "index",
     Kind.EVICT: "eviction",
     Kind.RESET: "reset",
     Kind.CACHE_RESET: "prefix cache reset",
@@ -263,8 +259,6 @@ def said(name: str, numbers: Mapping[str, Any]) -> str:
             return f"{some(len(numbers.get('blocks_ids', ())), 'block')} could not be loaded"
         case Kind.RANK_LOOKUP:
             return f"{count(numbers.get('matched'))} of {count(numbers.get('total'))} matched"
-        case Kind.LOCK | Kind.UNLOCK:
-            return some(numbers["locks"], "chunk")
         case Kind.FREE | Kind.READ:
             return _blocks(numbers) + (", because a lease ran out" if numbers.get("lease_expired") else "")
         case Kind.PREFIX_CACHE:

@@ -47,7 +47,7 @@ class Rule(ABC):
     """An invariant, and the words for its breach.
 
     The docstring's first line is its title. The events that it judges are its type parameter: `RequestRule[Alloc]` judges
-    allocations, `EngineRule[Index | Pool]` two kinds of events.
+    allocations, `EngineRule[LoadPlan | StorePlan]` two kinds of events.
     """
 
     id: ClassVar[str]

@@ -152,7 +152,6 @@ RUNS: dict[str, Callable[[BareScheduler], None]] = {
     "block-reuse": run_storm,
     "phantom-hit": run_storm,
     "store-uncomputed": run_storm,
-    "wasted-prefetch": run_storm,
     "alloc-mismatch": run_storm,
     "under-report": run_storm,
     "key-collision": run_salts,

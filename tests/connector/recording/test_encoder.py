@@ -19,7 +19,7 @@ from kvtrail.connector.recording import encoder as encoder_module
 from kvtrail.connector.recording.contexts import RequestContext, root_ids
 from kvtrail.connector.recording.encoder import Encoder, key_value
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import BlockCheck
+from kvtrail.tracer.events.events import FIELDS, BlockCheck
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json, protobuf
@@ -86,8 +86,8 @@ def test_a_look_at_blocks_survives_both_encodings(read: Callable[[bytes], list[S
     ]
     assert [event.cache_identity for event in checks] == ["0123456789abcdef"] * 2
     for before, after in zip((e for e in events if isinstance(e, BlockCheck)), checks, strict=True):
-        assert {a.field: getattr(before, a.field) for a in semconv.FIELDS[Kind.BLOCK_CHECK]} == {
-            a.field: getattr(after, a.field) for a in semconv.FIELDS[Kind.BLOCK_CHECK]
+        assert {a.field: getattr(before, a.field) for a in FIELDS[Kind.BLOCK_CHECK]} == {
+            a.field: getattr(after, a.field) for a in FIELDS[Kind.BLOCK_CHECK]
         }
     assert checks[0].check_fingerprints == (-(2**63), 2**63 - 1, 0)
     assert checks[0].numbers().keys().isdisjoint({"check_hashes", "check_fingerprints", "check_tokens"})

@@ -23,20 +23,20 @@ from kvtrail.connector.recording.ring import EventTuple, Ring, bytes_of
 from kvtrail.connector.recording.sizes import MOST_ITEMS, MOST_TEXT
 from kvtrail.connector.recording.transport import Refused
 from kvtrail.tracer.events import ids, semconv
-from kvtrail.tracer.events.events import Heartbeat, Schedule
+from kvtrail.tracer.events.events import FIELDS, Heartbeat, Schedule, place
 from kvtrail.tracer.events.losses import Lost
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.ingest import protobuf
 
 MIB = 1 << 20
 START = Kind.REQUEST_START.value
-_HASHES = semconv.FIELDS[Kind.REQUEST_START].index(semconv.HASHES)
-_SCHEDULE = semconv.FIELDS[Kind.SCHEDULE]
+_HASHES = place(Kind.REQUEST_START, "block_hashes")
+_SCHEDULE = FIELDS[Kind.SCHEDULE]
 
 
 def an_event(number: int, size: int = 0) -> EventTuple:
     """The start of a request with so many bytes of hashes."""
-    values: list[Any] = [None] * len(semconv.FIELDS[Kind.REQUEST_START])
+    values: list[Any] = [None] * len(FIELDS[Kind.REQUEST_START])
     values[_HASHES] = bytes(size) if size else None
     return (START, b"", (b"r" * 24, b"", "r", True), number, number, 0, 1, 1, None, tuple(values))
 
@@ -48,8 +48,8 @@ def start(recorder: Recorder, request: Any, size: int) -> None:
 
 def schedule(recorder: Recorder, request: Any, blocks: tuple[int, ...]) -> None:
     """Record the first step of a request with this block table."""
-    said = {semconv.COMPUTED: 0, semconv.SCHEDULED: 1, semconv.BLOCK_IDS: blocks}
-    values = tuple(said.get(each) for each in _SCHEDULE)
+    said = {"computed": 0, "scheduled": 1, "blocks_ids": blocks}
+    values = tuple(said.get(each.field) for each in _SCHEDULE)
     recorder.record(Kind.SCHEDULE.value, b"", recorder.contexts.of(request), 1, 2, values)
 
 
@@ -286,7 +286,7 @@ def test_small_events_push_out_large_ones_and_their_bytes() -> None:
 
 def test_lists_of_a_ring_that_nobody_empties_are_packed() -> None:
     ring, blocks = Ring(65_536, 8 * MIB), tuple(range(1 << 16, (1 << 16) + 8192))
-    values = tuple(blocks if a is semconv.BLOCK_IDS else None for a in _SCHEDULE)
+    values = tuple(blocks if a.field == "blocks_ids" else None for a in _SCHEDULE)
     event = (Kind.SCHEDULE.value, *an_event(0)[1:9], values)
     for n in range(50):
         ring.append_large((*event[:3], n, *event[4:]), bytes_of(event[0], values))  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from processes import SLOW_S, until
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import KEYS
 from kvtrail.tracer.ingest import decode, protobuf
 from kvtrail.tracer.model.findings import Verdict
 
@@ -88,7 +89,7 @@ def test_every_request_has_a_root(tmp_path: Path, death: str) -> None:
     begun, roots = receiver.by_request("kv.request.start"), receiver.by_request("kv.request")
     assert begun.keys() == roots.keys()
     assert set(begun) == {*ENDED, *OPEN} or death == BUG
-    cut_off = {name for name, root in roots.items() if attributes(root)[semconv.OUTCOME.key] == semconv.CUT_OFF}
+    cut_off = {name for name, root in roots.items() if attributes(root)[KEYS["outcome"]] == semconv.CUT_OFF}
     assert cut_off == set(OPEN) if death != BUG else cut_off
     for name, root in roots.items():
         start = begun[name]
@@ -131,5 +132,5 @@ def test_no_number_is_missing_and_only_the_goodbye_is_of_the_recorder(tmp_path: 
     assert numbers == list(range(len(numbers)))
     (goodbye,) = receiver.spans("kv.recorder")
     assert goodbye is receiver.spans()[-1]
-    assert attributes(goodbye)[semconv.CLOSED.key] is True
+    assert attributes(goodbye)[KEYS["recorder_closed"]] is True
     assert goodbye.parent_span_id in {span.span_id for span in receiver.spans(semconv.ENGINE_SPAN)}

@@ -202,17 +202,15 @@ INCIDENTS = [
         url=lmcache(1075, "pull"),
         text="""
             L 600 c0 h512 -> 512  # one pin a lookup; two chunks are ours
-            lock 2
+            # which are locked
             L 600 c0 h512 -> 512
-            lock 2
+            # and locked again
             A 512
             S 512+88
-            unlock 2
+            # unlocked once
             end
         """,
-        rule="lock-leak",
-        numbers={"held": 2, "locked": 4, "unlocked": 2},
-        says="it ended with 2 still locked",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="LMCache-4508",

@@ -169,9 +169,7 @@ INCIDENTS = [
             L 749 c288 h512 -> 224  # the request's length is ours
             prefetch 0+512
         """,
-        rule="wasted-prefetch",
-        numbers={"computed": 288, "matched": 512, "fetched": 512, "at_most": 256},
-        says="at most 256 are worth fetching",
+        gap="Prefetches of a connector whose lookups say what they matched.",
     ),
     Incident(
         id="LMCache-1467",

@@ -117,15 +117,13 @@ INCIDENTS = [
         url=lmcache(3770),
         text="""
             L 1100 c0 h1024 -> 1024  # no numbers in the thread; the release found none of its keys
-            lock 4
+            # 4 chunks are locked
             A 1024
             S 1024+76
-            unlock 0
+            # and none is unlocked
             end
         """,
-        rule="lock-leak",
-        numbers={"held": 4, "locked": 4, "unlocked": 0},
-        says="ended with 4 still locked",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="vllm-41269",
@@ -161,13 +159,11 @@ INCIDENTS = [
         url=sglang(37103, "pull"),
         text="""
             L 1100 c0 h512 -> 512  # no numbers in the thread; aborted before the prefetch was used
-            lock 2
+            # 2 chunks are locked
             prefetch 0+512
             end
         """,
-        rule="lock-leak",
-        numbers={"held": 2, "locked": 2, "unlocked": 0},
-        says="ended with 2 still locked",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="sglang-37103 (re-match)",
@@ -211,14 +207,12 @@ INCIDENTS = [
         url=lmcache(4852, "pull"),
         text="""
             L 1100 c1024 h1024 -> 0  # four chunks are ours
-            lock 4
+            # which are locked
             A 0
             S 1024+76
             end
         """,
-        rule="lock-leak",
-        numbers={"held": 4, "locked": 4, "unlocked": 0},
-        says="4 chunks were locked for the request",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="sglang-29701",
@@ -244,22 +238,17 @@ INCIDENTS = [
         text="""
             # 167 chunks on 8 ranks are 1336 keys, of which 8 were locked: 1328 warnings
             L 128300 c0 h128256 -> 128256
-            lock 8
             A 128256
-            unlock 1336
+            # all 1336 are unlocked
         """,
-        rule="double-free",
-        numbers={"held": 8, "unlocked": 1336},
-        says="1336 chunks were unlocked for the request, of which 8 were locked",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="trtllm-12834",
         of="C14",
         url="https://github.com/NVIDIA/TensorRT-LLM/pull/12834",
-        text="pool primary used -1 free 101 total 100  # no numbers in the thread",
-        rule="index-drift",
-        numbers={"first": -1, "second": 101, "whole": 100},
-        says="-1 were used and 101 free; in the pool are 100. No count can be below 0",
+        text="start 600  # -1 used, 101 free, of 100; no numbers in the thread",
+        gap="The state of a tier: units in use, free and in all.",
     ),
     Incident(
         id="LMCache-3381",
@@ -279,15 +268,11 @@ INCIDENTS = [
         url=sglang(13483),
         text="""
             L 1100 c0 h1024 -> 1024  # no numbers in the thread; two of four pages have come
-            lock 4
+            # 4 are locked
             prefetch 0+1024
-            unlock 2
-            unlock 2
-            unlock 2
+            # 2 are unlocked, three times
         """,
-        rule="double-free",
-        numbers={"held": 0, "unlocked": 2},
-        says="2 chunks were unlocked for the request, of which 0 were locked",
+        gap="Locks of chunks, by request.",
     ),
     Incident(
         id="vllm-49674",

@@ -192,9 +192,7 @@ INCIDENTS = [
         id="llmd-663",
         of="C25",
         url="https://github.com/llm-d/llm-d-kv-cache/pull/663",
-        text="index applied 3 declined 0 published 8  # no numbers in the thread",
-        rule="index-drift",
-        numbers={"first": 3, "second": 0, "whole": 8},
-        says="3 were applied and 0 declined, which is 3; published are 8",
+        text="start 600  # 3 applied, 0 declined, of 8 published; no numbers in the thread",
+        gap="The counts of an index that follows KV events.",
     ),
 ]

@@ -205,8 +205,6 @@ LOOK_ALIKES = [
         "discarded, and not counted",
         "L 401 c0 h384 -> 384\nA 0\nS 0+401\nstats 401 cached 0 external 0 queried 0",
     ),
-    _alike("C10", "wasted-prefetch", "rounded to chunks", "L 749 c288 h512 -> 224\nprefetch 256+256"),
-    _alike("C10", "wasted-prefetch", "begun before the lookup knew", "prefetch 0+512\nL 749 c288 h512 -> 224"),
     _alike(
         "C11", "rank-disagreement", "the smallest was answered", "rank 0 h512\nrank 1 h256\nL 600 c0 h256 -> 256\nA 256"
     ),
@@ -220,11 +218,4 @@ LOOK_ALIKES = [
     _alike("C13", "late-free", "a lease of 480 s", "end delayed", later_s=480),
     _alike("C13", "late-free", "freed when the lease ended", "end delayed\nwait 480\nfreed expired", later_s=900),
     _alike("C13", "late-free", "aborted, and its load came", "L 600 c0 -> 599 async\nA 599\nend\nR", later_s=900),
-    _alike("C13", "lock-leak", "released at an allocation of 0", "L 300 c256 h256 -> 0\nlock 1\nA 0\nunlock 1\nend"),
-    _alike(
-        "C13",
-        "lock-leak",
-        "locked twice, released twice",
-        "L 300 c0 h256 -> 256\nlock 1\nL 300 c0 h256 -> 256\nlock 1\nA 256\nunlock 2\nend",
-    ),
 ]

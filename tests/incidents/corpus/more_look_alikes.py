@@ -16,9 +16,7 @@ _ONE = "L 600 c0 h0 -> 0\nA 0\nS 0+600\n"
 
 LOOK_ALIKES = [
     _alike("C14", "double-free", "set back to 0", "refs 1\nrefs 0\npins 0\nrefs 0"),
-    _alike("C14", "double-free", "released in two parts", "L 600 c0 h512 -> 512\nlock 2\nunlock 1\nunlock 1\nend"),
-    _alike("C14", "index-drift", "a full pool", "pool cpu used 8 free 0 total 8"),
-    _alike("C25", "index-drift", "one event, several blocks", "index applied 6 declined 2 published 8"),
+    _alike("C14", "double-free", "released in two parts", "refs 2\nrefs 1\nrefs 0"),
     _alike(
         "C15",
         "idle-preemption",

@@ -174,8 +174,7 @@ INCIDENTS = [
         url=lmcache(4817),
         connector="LMCacheMPConnector",
         text="""
-            pool L1 used 79 free 21 total 100  # in percent
-            pool L1 used 100 free 0 total 100
+            # tier L1 is full to 79 percent, then to 100
             plan store 0+256 #1
             done #1 failed
             plan store 256+256 #2
@@ -183,11 +182,9 @@ INCIDENTS = [
             plan store 512+256 #3
             done #3 failed
             wait 66
-            pool L1 used 100 free 0 total 100
+            # it is still full
         """,
-        rule="stalled-tier",
-        numbers={"tier": "L1", "was_used": 100, "used": 100, "total": 100, "full_s": 60.0, "refused": 3},
-        says="nothing was evicted in between and no chunk is locked, but 3 stores failed",
+        gap="The state of a tier: units in use, free and in all.",
     ),
     Incident(
         id="vllm-ascend-16876",

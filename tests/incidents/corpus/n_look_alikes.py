@@ -13,8 +13,6 @@ def _alike(
 
 _HANDED = "start 600\nL 600 c0 -> 0\nA 0\nS 0+600\n"
 _STORED = "start 600 as a\nL 600 c0 h0 -> 0\nA 0\nS 0+600\nplan store 0+512 keys k1,k2\n"
-_FULL = "pool cpu used 10 free 0 total 10\n"
-_REFUSED = "plan store 0+256 #{0}\ndone #{0} failed\n"
 _FAILED = "L 600 c0 h512 -> 512\nA 512 [1-19]\nS 512+88 [1-19]\nerror [9-16]\n"
 _BOTH = "@nixl L 600 c0 -> 512 async\n@own L 600 c0 -> 0\n@nixl A 512 [1-16]\n@own A 0 [1-16]\n"
 
@@ -144,19 +142,6 @@ LOOK_ALIKES = [
         connector="NixlConnector",
     ),
     _alike("N7", "refused-handoff", "a connector that hands nothing on", f"{_HANDED}end handoff computed 600"),
-    _alike(
-        "N8",
-        "stalled-tier",
-        "full, and it evicts",
-        f"{_FULL}{_REFUSED.format(1)}{_REFUSED.format(2)}{_REFUSED.format(3)}evict a\nwait 90\n{_FULL}",
-    ),
-    _alike("N8", "stalled-tier", "full, and nothing comes", f"{_FULL}wait 900\n{_FULL}"),
-    _alike(
-        "N8",
-        "stalled-tier",
-        "all of it is locked",
-        f"lock 10\n{_FULL}{_REFUSED.format(1)}{_REFUSED.format(2)}{_REFUSED.format(3)}wait 90\n{_FULL}",
-    ),
     _alike(
         "C6",
         "second-load",

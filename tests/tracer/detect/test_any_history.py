@@ -43,8 +43,6 @@ LINES = st.one_of(
     _line("store {s}+{n}", s=TOKENS, n=TOKENS),
     _line("error [{b}]", b=st.integers(1, 12)),
     _line("prefetch 0+{n}", n=TOKENS),
-    _line("lock {n}", n=NUMBER),
-    _line("unlock {n}", n=NUMBER),
     _line("stats {n} cached {c} external {x} queried {q}", n=TOKENS, c=TOKENS, x=TOKENS, q=TOKENS),
     _line("rank {r} h{h}", r=st.integers(0, 1), h=TOKENS),
     _line("evict {k}", k=st.sampled_from("ab")),

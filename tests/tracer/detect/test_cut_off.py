@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kvtrail.tracer.detect.detector import Detector
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import CutOff, Event
+from kvtrail.tracer.events.events import KEYS, CutOff, Event
 from kvtrail.tracer.events.semconv import Kind
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode
@@ -45,7 +45,6 @@ def test_it_is_abandoned_and_nothing_is_known_to_be_well() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("L 300 c256 h256 -> 0\nlock 1\nA 0", "lock-leak"),
         ("L 300 c0 h256 -> 256\nA 256\nload 100/256\n", "short-load"),
     ],
 )
@@ -98,7 +97,7 @@ def a_root(error: str | None, **changes: Any) -> Event | None:
     attributes = {
         semconv.SEQUENCE.key: 7,
         semconv.REQUEST_ID.key: "r-1",
-        semconv.OUTCOME.key: semconv.CUT_OFF,
+        KEYS["outcome"]: semconv.CUT_OFF,
         **changes,
     }
     return decode.from_span(
@@ -121,6 +120,6 @@ def test_its_root_is_read_as_what_it_is() -> None:
     event = a_root(semconv.CUT_OFF_REASON)
     assert isinstance(event, CutOff)
     assert (event.outcome, event.error) == (semconv.CUT_OFF, None), "the status of a root is no call that raised"
-    other = a_root(None, **{semconv.OUTCOME.key: "stopped"})
+    other = a_root(None, **{KEYS["outcome"]: "stopped"})
     assert other is not None
     assert other.kind is Kind.REQUEST

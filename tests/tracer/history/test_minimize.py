@@ -155,7 +155,6 @@ def test_a_gap_that_hides_a_drift_goes_on_to_hide_it() -> None:
             "evicted-hit",
             "request.start lookup alloc schedule store.plan request.start lookup evict alloc",
         ),
-        ("lock 2\nunlock 2\nunlock 2", "double-free", "request.start lock unlock unlock"),
         (
             "L 300 c0 h256 -> 256 async\nA 256\nR\nS 256+44\nP\nL 300 c288 h256 -> 256 cached",
             "stale-lookup",

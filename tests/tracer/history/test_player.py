@@ -40,7 +40,7 @@ CALLS += [
     "R",
     "evict a",
     "store 0+64",
-    "lock 2",
+    "refs 1",
     "reset",
     "end delayed",
 ]

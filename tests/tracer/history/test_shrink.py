@@ -28,8 +28,6 @@ from kvtrail.tracer.history.shrink import inverted, shrunk
         ("flush #4", {"start", "P", "plan store 0+64 #4"}),
         ("error [4]", {"start", "P", "A 0"}),
         ("R", {"start", "P", "A 0"}),
-        ("lock 2", {"start", "P"}),
-        ("unlock 2", {"start", "P", "lock 2"}),
         ("end delayed", {"start", "P"}),
         ("sent", {"start", "P", "end delayed"}),
         ("freed", {"start", "P", "end delayed"}),
@@ -42,7 +40,7 @@ def test_what_an_event_rests_on(line: str, rests_on: set[str]) -> None:
     first = ["start", "L 300 c0 h64 -> 64", "A 64", "S 64+48", "plan store 0+64 #1", "P"]
     second = [
         "L 300 c0 -> 0", "A 0", "S 0+96", "S 96+48", "plan load 0+64 #3", "plan store 0+64 #4", "load 64", "store 0+64",
-        "done #4", "flush #4", "error [4]", "R", "lock 2", "unlock 2", "end delayed", "sent", "freed", "read", "reset",
+        "done #4", "flush #4", "error [4]", "R", "end delayed", "sent", "freed", "read", "reset",
     ]  # fmt: skip
     lines = [*first, *second]
     needed = prerequisites(history("\n".join(lines[1:])))

@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 from wire import encoded
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event, PrefixCache, RequestStart
+from kvtrail.tracer.events.events import KEYS, Event, PrefixCache, RequestStart
 from kvtrail.tracer.events.spans import Span
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.json_lines import JsonLines
@@ -75,8 +75,8 @@ def line(span: Span) -> str:
 
 
 def replaced(span: Span, hashes: str) -> Span:
-    attributes = {key: value for key, value in span.attributes.items() if key != semconv.AFTER.key}
-    return changed(span, attributes={**attributes, semconv.HASHES.key: hashes})
+    attributes = {key: value for key, value in span.attributes.items() if key != KEYS["block_after"]}
+    return changed(span, attributes={**attributes, KEYS["block_hashes"]: hashes})
 
 
 @pytest.mark.parametrize("damage", ["no text", "xyz", ""])

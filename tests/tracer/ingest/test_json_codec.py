@@ -34,7 +34,7 @@ stats 749 cached -3
 P free 7
 L 760 c336 h256 -> -8 healed 12
 key k1 after k0 of digest
-pool cpu used -1 free 4 total 8
+evict a
 reset refused
 A 256 !Mismatch of "quotes"
 b: L 90 c0 -> later

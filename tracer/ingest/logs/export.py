@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event
+from kvtrail.tracer.events.events import FIELDS, Event
 from kvtrail.tracer.events.spans import Span
 
 _OF_A_REQUEST = {semconv.EPOCH.key, semconv.REQUEST_SEQUENCE.key}
@@ -19,7 +19,7 @@ def span_of(event: Event) -> Span:
     common = {a.key: getattr(event, a.field) for a in semconv.COMMON}
     if event.request is None:
         common = {key: value for key, value in common.items() if key not in _OF_A_REQUEST}
-    own = {a.key: getattr(event, a.field) for a in semconv.FIELDS[event.kind]}
+    own = {a.key: getattr(event, a.field) for a in FIELDS[event.kind]}
     return Span(
         trace_id=_digest(16, event.engine, event.request or event.recorder),
         span_id=_digest(8, event.recorder, str(event.sequence)),

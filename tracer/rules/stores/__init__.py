@@ -1,1 +1,1 @@
-"""Rules about what a connector stores, under which key, and what it evicts or locks."""
+"""Rules about what a connector stores, under which key, and what it evicts."""

@@ -60,7 +60,7 @@ def test_with_a_sound_connector_there_is_nothing_to_write(trace: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rule", "lock-leak"], "rule lock-leak does not appear"),
+        (["--rule", "late-read"], "rule late-read does not appear"),
         (["--connector", "NoSuchConnector"], "vLLM knows no connector 'NoSuchConnector'"),
         (["--recorder", "nobody"], "no recorder or engine 'nobody' is in it"),
         (["--config", "[1]"], "must be a JSON object"),

@@ -23,7 +23,7 @@ from processes import until
 from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
-from kvtrail.tracer.events.events import Event, Lookup
+from kvtrail.tracer.events.events import KEYS, Event, Lookup
 from kvtrail.tracer.ingest import decode, otlp_json
 from kvtrail.tracer.ingest.decode import MalformedOtlp
 from kvtrail.tracer.ingest.protobuf import ProtobufDecoder
@@ -294,7 +294,7 @@ def test_a_lookup_that_promises_everything_breaks_no_page(sidecar: Sidecar) -> N
     for span in odd.resource_spans[0].scope_spans[0].spans:
         span.start_time_unix_nano = span.end_time_unix_nano = now_ns
         for attribute in span.attributes:
-            if attribute.key == semconv.RETURNED.key:
+            if attribute.key == KEYS["returned"]:
                 attribute.value.int_value = 2**63 - 1
     again = ExportTraceServiceRequest.FromString(odd.SerializeToString().replace(b"odd", b"alt"))
     for number, span in enumerate(again.resource_spans[0].scope_spans[0].spans):
@@ -312,7 +312,7 @@ def test_a_malformed_span_is_told_once_for_each_kind(sidecar: Sidecar, caplog: p
         odd = story(name)
         for span in odd.resource_spans[0].scope_spans[0].spans:
             for attribute in span.attributes:
-                if attribute.key == semconv.TOTAL.key:
+                if attribute.key == KEYS["total"]:
                     attribute.value.string_value = value
         sidecar.hear(odd)
     told = [record.getMessage() for record in caplog.records if "no rule judges it" in record.getMessage()]
@@ -333,7 +333,7 @@ def test_the_sources_of_hits_as_a_number_and_a_block_size_as_text(
     )
     for span in number.resource_spans[0].scope_spans[0].spans:
         if span.name == semconv.Kind.ALLOC:
-            span.attributes.add(key=semconv.HIT_SOURCES.key).value.array_value.values.add(int_value=5)
+            span.attributes.add(key=KEYS["hit_sources"]).value.array_value.values.add(int_value=5)
     for attribute in text.resource_spans[0].resource.attributes:
         if attribute.key == semconv.BLOCK_SIZE.key:
             attribute.value.string_value = "16"

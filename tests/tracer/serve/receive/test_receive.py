@@ -24,6 +24,7 @@ from processes import SLOW_S, Tracer, free_port, until
 from wire import as_request, encoded
 
 from kvtrail.tracer.events import semconv
+from kvtrail.tracer.events.events import KEYS
 from kvtrail.tracer.ingest import otlp_json, protobuf
 from kvtrail.tracer.ingest.trace_file import TraceWriter
 
@@ -56,10 +57,10 @@ def test_plain_sdk_spans_are_understood(start_tracer: Start, exporter: Callable[
             semconv.REQUEST_ID.key: "sdk-1",
             semconv.REQUEST_SEQUENCE.key: number,
             semconv.SEQUENCE.key: number,
-            semconv.TOTAL.key: 749,
-            semconv.COMPUTED.key: computed,
-            semconv.MATCHED.key: 256,
-            semconv.RETURNED.key: returned,
+            KEYS["total"]: 749,
+            KEYS["computed"]: computed,
+            KEYS["matched"]: 256,
+            KEYS["returned"]: returned,
         }
         writer.start_span(semconv.Kind.LOOKUP, attributes=attributes).end()
     foreign = provider.get_tracer("gateway").start_span("POST /v1/completions")
@@ -142,7 +143,7 @@ def test_damaged_spans_harm_nobody_else(start_tracer: Start) -> None:
             foreign.attributes.add(key="x").value.double_value = float("nan")
         else:
             for attribute in span.attributes:
-                if attribute.key == semconv.TOTAL.key and damage == "count":
+                if attribute.key == KEYS["total"] and damage == "count":
                     attribute.value.int_value = 2**62
                 if attribute.key == semconv.REQUEST_SEQUENCE.key and damage == "type":
                     attribute.value.string_value = "zero"
